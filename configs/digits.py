@@ -1,0 +1,24 @@
+"""Handwritten digits: 1,797 real images that scikit-learn carries, ResNet-20, one minute on two CPU cores.
+
+python -m mixedres.main --config=configs/digits.py:fp16
+"""
+
+from mixedres import config as base
+
+
+def get_config(argument: str = "fp32"):
+    """The digits config for PRESET[,key=value...]."""
+    config = base.defaults()
+    config.epochs = 16
+    config.batch_size = 64
+    config.data.name = "digits"
+    config.data.image_size = 16
+    config.data.pad = 1
+    config.model.name = "cifar_resnet20"
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.lr_batch_size = 0
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 5e-4
+    config.schedule.name = "cosine"
+    config.schedule.warmup = 1
+    return base.finish(config, *base.split(argument))

@@ -1,0 +1,199 @@
+"""From a config to the objects that it names. Every mistake in a config is found here, before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from mixedres import data, models, normalize, optimizers, precision, step
+from mixedres.config import ConfigError, errors, validate
+from mixedres.config_keys import duration_in_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a run is made of.
+
+    Attributes:
+      config: where it came from.
+      precision, source, model: the preset, the data and the network.
+      mesh: the devices; batch_size: examples per step over all of them.
+      steps_per_epoch, total_steps, eval_every, checkpoint_every: in steps; the last two may be 0: at the end alone.
+      learning_rate: function of the number of applied updates.
+      tx: the loss-scaled optimizer.
+    """
+
+    config: ConfigDict
+    precision: precision.Precision
+    source: data.Source
+    model: models.ResNet
+    mesh: jax.sharding.Mesh
+    batch_size: int
+    steps_per_epoch: int
+    total_steps: int
+    eval_every: int
+    checkpoint_every: int
+    learning_rate: optax.Schedule
+    tx: optax.GradientTransformation
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices of the mesh."""
+        return list(self.mesh.devices.flat)
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """The sharding of the state: a whole copy on every device."""
+        return NamedSharding(self.mesh, P())
+
+    @property
+    def split(self) -> NamedSharding:
+        """The sharding of a batch: an equal share on every device."""
+        return NamedSharding(self.mesh, P(step.AXIS))
+
+    @property
+    def normalize(self) -> normalize.NormalizeFn:
+        """What turns the source's images into the network's input."""
+        if self.source.mean is None:
+            return normalize.per_image
+        return normalize.by_channel(self.source.mean, self.source.std)
+
+    def init_state(self) -> step.TrainState:
+        """The state before the first step; traceable, so that `jax.eval_shape` tells its structure."""
+        images = jnp.zeros((1, *self.source.image_shape))
+        variables = self.model.init(jax.random.key(self.config.seed), images, train=False)
+        return step.init_state(variables, self.tx, ema=self.config.ema_decay > 0)
+
+    def train_step(self) -> Callable[..., Any]:
+        """The jitted (state, batch) -> (state, metrics)."""
+        return step.jit_train_step(
+            self.mesh,
+            apply_fn=self.model.apply,
+            normalize=self.normalize,
+            tx=self.tx,
+            label_smoothing=self.config.label_smoothing,
+            microbatches=self.config.microbatches,
+            allreduce_dtype=self._allreduce_dtype(),
+            ema_decay=self.config.ema_decay,
+        )
+
+    def eval_step(self) -> Callable[..., Any]:
+        """The jitted (variables, batch, sums) -> sums."""
+        return step.jit_eval_step(self.mesh, apply_fn=self.model.apply, normalize=self.normalize)
+
+    def _allreduce_dtype(self) -> Any:
+        return self.precision.policy.compute_dtype if self.config.allreduce_dtype == "compute" else None
+
+
+def build(config: ConfigDict) -> Setup:
+    """Checks a config and builds what it names; writes nothing.
+
+    Raises:
+      ConfigError: at the first mistake.
+    """
+    validate(config)
+    chosen, loss_scale = _precision(config)
+    mesh, batch_size = _devices_and_batch(config)
+    with errors("config.data"):
+        source = data.load(**config.data, batch_size=batch_size)
+    if source.train_examples < batch_size:
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
+            f"{source.train_examples} training images; set config.batch_size to at most that"
+        )
+    with errors("config.model"):
+        model = models.create(
+            **config.model,
+            num_classes=source.num_classes,
+            policy=chosen.policy,
+            norm_policy=chosen.norm_policy,
+            momentum=config.batch_norm.momentum,
+            epsilon=config.batch_norm.epsilon,
+            axis_name=step.AXIS if config.batch_norm.sync else None,
+            precision=chosen.matmul_precision,
+        )
+    steps_per_epoch = source.train_examples // batch_size
+    in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
+    total_steps = config.steps or max(in_steps(config.epochs), 1)
+    learning_rate, tx = _optimizer(config, batch_size, total_steps, in_steps)
+    return Setup(
+        config=config,
+        precision=chosen,
+        source=source,
+        model=model,
+        mesh=mesh,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        eval_every=in_steps(config.eval_every),
+        checkpoint_every=in_steps(config.checkpoint_every),
+        learning_rate=learning_rate,
+        tx=precision.loss_scaled(tx, loss_scale),
+    )
+
+
+def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
+    with errors("config.precision"):
+        chosen = precision.get(**config.precision)
+        policy = chosen.policy
+        if jnp.dtype(policy.param_dtype) != jnp.float32:
+            raise ValueError(f"policy '{policy}' must keep parameters in float32; write params=float32")
+    options = config.loss_scale
+    with errors("config.loss_scale"):
+        scale = chosen.make_loss_scale(
+            loss_scale=options.initial,
+            period=options.period,
+            factor=options.factor,
+            min_loss_scale=options.min,
+            max_loss_scale=options.max,
+        )
+    return chosen, scale
+
+
+def _devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
+    """The mesh, and the global batch size, which the devices and microbatches divide."""
+    devices = jax.devices()
+    count = config.num_devices or len(devices)
+    if count > len(devices):
+        raise ConfigError(f"config.num_devices is {count}, but this machine has {len(devices)} ({devices[0].platform})")
+    batch_size = config.batch_size or config.batch_size_per_device * count
+    parts = count * config.microbatches
+    if batch_size % parts:
+        below = batch_size // parts * parts
+        nearest = f"{below} and {below + parts}" if below else f"{parts}"
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
+            f"{config.microbatches}); the nearest sizes that are: {nearest}"
+        )
+    return step.make_mesh(devices[:count]), batch_size
+
+
+def _optimizer(
+    config: ConfigDict, batch_size: int, total_steps: int, in_steps: Callable[[Any], int]
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The schedule, its peak scaled with the batch, and the optimizer that follows it."""
+    options = config.optimizer.to_dict()
+    reference = options.pop("lr_batch_size")
+    peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)
+    with errors("config.schedule"):
+        learning_rate = optimizers.schedule(
+            config.schedule.name,
+            peak=peak,
+            total_steps=total_steps,
+            warmup_steps=in_steps(config.schedule.warmup),
+            end_factor=config.schedule.end_factor,
+            boundaries=[in_steps(boundary) for boundary in config.schedule.boundaries],
+            factors=config.schedule.factors,
+            power=config.schedule.power,
+        )
+    with errors("config.optimizer"):
+        return learning_rate, optimizers.create(options.pop("name"), learning_rate, **options)

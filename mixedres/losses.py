@@ -1,0 +1,52 @@
+"""Cross-entropy and top-k counts: float32 in, float32 out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+    """Softmax cross-entropy of each example, in nats.
+
+    With smoothing s the target is ``(1 - s) * onehot + s / num_classes`` (Szegedy et al., arXiv 1512.00567).
+
+    Args:
+      logits: (batch, num_classes), float32 or float64: a half-precision softmax has lost the tail already.
+      labels: (batch,) integers in [0, num_classes).
+      label_smoothing: in [0, 1).
+
+    Returns:
+      (batch,) losses in the dtype of the logits.
+
+    Raises:
+      TypeError: for half-precision logits.
+    """
+    if logits.dtype not in (jnp.float32, jnp.float64):
+        raise TypeError(f"logits must be float32 or float64, got {logits.dtype}; cast them first")
+    log_probs = jax.nn.log_softmax(logits)
+    loss = -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
+    if label_smoothing:
+        loss = (1.0 - label_smoothing) * loss - label_smoothing * log_probs.mean(axis=1)
+    return loss
+
+
+def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
+    """Whether the label is among the k largest logits of each example.
+
+    Equal logits, which half precision makes common, rank by index as in `jax.lax.top_k`, so that top-1 is argmax. A
+    NaN never loses a comparison, so an example with NaN logits is wrong rather than, as with ``logits > true``, right.
+
+    Args:
+      logits: (batch, num_classes) floats.
+      labels: (batch,) integers in [0, num_classes).
+      k: >= 1; with k >= num_classes everything without NaN is right.
+
+    Returns:
+      (batch,) booleans.
+    """
+    true = jnp.take_along_axis(logits, labels[:, None], axis=1)
+    classes = jnp.arange(logits.shape[1])[None]
+    loses = (logits < true) | ((logits == true) & (classes > labels[:, None]))
+    ahead = jnp.sum(~loses & (classes != labels[:, None]), axis=1)
+    return (ahead < k) & ~jnp.isnan(true[:, 0])

@@ -1,0 +1,130 @@
+"""The command line: flags -> config -> train or evaluate."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from mixedres.config import ConfigError, TrainingError, check_key
+from mixedres.config_keys import KEYS
+
+USAGE = """\
+Trains a ResNet in the precision of your choice.
+
+  python -m mixedres.main --config=configs/digits.py:fp16
+  python -m mixedres.main --config=configs/imagenet.py:bf16,model=resnet101 --config.data.name=synthetic
+
+flags:
+  --config=FILE[:PRESET[,key=value...]]   config file; the preset is the precision (default fp32)
+  --config.KEY=VALUE                      sets a key of the config, listed below
+  --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued
+  --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir (default train)
+  --clean                                 remove the run in the workdir first
+  --help                                  this text
+"""
+
+
+def parse(argv: Sequence[str]) -> flags.FlagValues:
+    """The flags of a command line, `argv[0]` being the program; `.config` is the config with its overrides.
+
+    Raises:
+      ConfigError: for a mistake in them.
+    """
+    for argument in argv[1:]:
+        if argument.startswith("--config."):
+            check_key(argument.removeprefix("--config.").partition("=")[0])
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "config file", flag_values=values)
+    flags.DEFINE_string("workdir", None, "directory of the run", flag_values=values)
+    flags.DEFINE_enum("mode", "train", ["train", "eval"], "what to do", flag_values=values)
+    flags.DEFINE_boolean("clean", False, "remove an earlier run first", flag_values=values)
+    try:
+        rest = values(list(argv))
+        if values.config is None:
+            raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
+        getattr(values.config, "seed", None)  # a file that could not be read says so only when it is used
+    except flags.UnrecognizedFlagError as error:
+        raise ConfigError(f"flag --{error.flagname} is unknown; --help lists them all") from None
+    except flags.IllegalFlagValueError as error:
+        raise ConfigError(_illegal_value(str(error))) from None
+    except flags.Error as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+    except OSError:
+        raise ConfigError(
+            f"--config={_given(argv)} cannot be read; name a file such as configs/digits.py:fp16"
+        ) from None
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+    if rest[1:]:
+        raise ConfigError(f"{rest[1]!r} is not a flag; flags begin with --, and --help lists them all")
+    return values
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns 0, 1 for a run that failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    if {"--help", "-h", "--helpfull", "--helpshort"} & set(argv[1:]):
+        print(USAGE + "\n".join(_key_help()))
+        return 0
+    try:
+        values = parse(argv)
+        # Imported here so that a mistake in the flags need not wait for it.
+        from mixedres import train
+
+        directory = pathlib.Path(values.workdir or _default_workdir(argv, values.config))
+        directory = directory.expanduser().absolute()
+        if values.mode == "eval":
+            train.evaluate(values.config, directory)
+        else:
+            train.train(values.config, directory, clean=values.clean)
+    except ConfigError as error:
+        return _fail(2, error)
+    except TrainingError as error:
+        return _fail(1, error)
+    except KeyboardInterrupt:
+        return _fail(130, "interrupted; the same command continues from the newest checkpoint")
+    return 0
+
+
+def _fail(status: int, message: object) -> int:
+    print(f"mixedres: {message}", file=sys.stderr)
+    return status
+
+
+def _given(argv: Sequence[str]) -> str:
+    """The value of --config on the command line."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        if argument in ("--config", "-config"):
+            return following
+        if argument.startswith(("--config=", "-config=")):
+            return argument.partition("=")[2]
+    return ""
+
+
+def _illegal_value(message: str) -> str:
+    """absl's message, with the type that the key wants in place of what Python said of the conversion."""
+    given, _, reason = " ".join(message.split()).removeprefix("flag ").partition(": ")
+    path = given.removeprefix("--config.").partition("=")[0]
+    wanted = {key.path: f"config.{path} must be of type {key.type.__name__}" for key in KEYS}
+    return f"{given}: {wanted.get(path, reason)}"
+
+
+def _default_workdir(argv: Sequence[str], config: ConfigDict) -> str:
+    """runs/digits-fp16 for configs/digits.py with the preset fp16."""
+    stem = pathlib.Path(_given(argv).partition(":")[0]).stem
+    return f"runs/{stem}-{config.precision.name}"
+
+
+def _key_help() -> list[str]:
+    lines = ["", "keys of the config, with their defaults before the config file sets them:"]
+    for key in KEYS:
+        default = "not set" if key.default is None else repr(key.default)
+        lines.append(f"  {key.path:<32} {key.doc} ({default})")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,211 @@
+"""What a run tells: files for machines, lines and a bar for people, and the clock behind its rates."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import tqdm
+from tensorboardX import SummaryWriter
+
+
+class Writers:
+    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow."""
+
+    def __init__(self, jsonl: pathlib.Path, first_step: int):
+        """Appends to `jsonl` and to events beside it; lines of steps after `first_step`, lost since, are dropped."""
+        if jsonl.exists():
+            lines = jsonl.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= first_step]
+            jsonl.write_text("".join(kept))
+        self._file = jsonl.open("a", buffering=1)
+        self._events = SummaryWriter(str(jsonl.parent), purge_step=first_step + 1, flush_secs=10)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Writes `values` of `kind` ('train' or 'eval') after `step` steps."""
+        self._file.write(json.dumps({"step": step, "kind": kind} | dict(values)) + "\n")
+        for name, value in values.items():
+            self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flushes both."""
+        self._file.close()
+        self._events.close()
+
+
+def _step_of(line: str) -> float:
+    """Step of a line of metrics; infinite, so that it goes, for one that a crash cut off."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class InFlight:
+    """Keeps the host a fixed number of steps ahead of the device.
+
+    Without a limit it would queue thousands of steps, each with its batch in device memory; with a limit of 0 the
+    device would wait for the host after every step.
+    """
+
+    def __init__(self, ahead: int = 2):
+        """`ahead`: steps that may be under way besides the newest."""
+        self._ahead = ahead
+        self._pending: deque[tuple[int, Any]] = deque()
+
+    def push(self, step: int, values: Any) -> list[tuple[int, Any]]:
+        """Adds a step's metrics and returns those of finished steps, as [(step, metrics on the host)]."""
+        self._pending.append((step, values))
+        return self._pop(len(self._pending) - self._ahead)
+
+    def drain(self) -> list[tuple[int, Any]]:
+        """Waits for all steps and returns the metrics still out."""
+        return self._pop(len(self._pending))
+
+    def _pop(self, count: int) -> list[tuple[int, Any]]:
+        done = [self._pending.popleft() for _ in range(max(count, 0))]
+        return [(step, jax.device_get(values)) for step, values in done]
+
+
+class Stopwatch:
+    """Seconds between `start` and `stop`, added up."""
+
+    def __init__(self) -> None:
+        """Starts stopped, at 0."""
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Starts, where it is not running."""
+        self._since = self._since or time.perf_counter()
+
+    def stop(self) -> None:
+        """Stops, where it is running."""
+        self.seconds = self.read()
+        self._since = None
+
+    def read(self) -> float:
+        """Seconds up to now."""
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self.seconds + running
+
+
+class RunLog:
+    """Collects the metrics of steps and evaluations, and passes them on to files and to the person who watches.
+
+    Attributes:
+      clock: the seconds spent in training steps.
+      step: the newest finished step.
+      last: its metrics.
+      consecutive_skipped, total_skipped: steps whose update was not applied, since the last applied one and of
+        this start.
+      epoch_loss: mean training loss of the finite steps since the last evaluation but one; None before any.
+    """
+
+    def __init__(self, writers: Writers, progress: Progress, *, log_every: int, learning_rates: Sequence[float]):
+        """`log_every`: steps between two lines of metrics; `learning_rates[n]` is the rate after n updates."""
+        self.clock = Stopwatch()
+        self.step = 0
+        self.last: dict[str, float] = {}
+        self.consecutive_skipped = self.total_skipped = 0
+        self.epoch_loss: float | None = None
+        self._writers, self._progress = writers, progress
+        self._log_every, self._learning_rates = log_every, learning_rates
+        self._since_line: list[dict[str, float]] = []
+        self._since_eval: list[dict[str, float]] = []
+
+    def train(self, step: int, values: Mapping[str, Any]) -> None:
+        """Takes the metrics of a finished step."""
+        self.step, self.last = step, {name: float(value) for name, value in values.items()}
+        skipped = not self.last["grads_finite"]
+        self.consecutive_skipped = (self.consecutive_skipped + 1) * skipped
+        self.total_skipped += skipped
+        self._since_line.append(self.last)
+        self._since_eval.append(self.last)
+        self._progress.update(step, self.last, self.clock.read())
+        if step % self._log_every == 0:
+            updates = min(step - self.total_skipped, len(self._learning_rates) - 1)
+            self._writers.write(
+                step,
+                "train",
+                {
+                    "loss": _mean(self._since_line, "loss"),
+                    "top1": _mean(self._since_line, "top1"),
+                    "learning_rate": float(self._learning_rates[updates]),
+                    "loss_scale": self.last["loss_scale"],
+                    "skipped_steps": self.total_skipped,
+                },
+            )
+            self._since_line = []
+
+    def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
+        """Takes the result of an evaluation after `step` steps."""
+        self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
+        self.epoch_loss = _mean(self._since_eval, "loss")
+        self._progress.line(
+            f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
+            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss scale {self.last['loss_scale']:g}  "
+            f"skipped {self.total_skipped}"
+        )
+        self._since_eval = []
+
+    def close(self) -> None:
+        """Closes files and bar."""
+        self._writers.close()
+        self._progress.close()
+
+
+def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float:
+    """Mean over the applied steps; over all where none was applied. The loss of a skipped one may be infinite."""
+    applied = [step for step in steps if step["grads_finite"]] or steps
+    return sum(step[name] for step in applied) / max(len(applied), 1)
+
+
+class Progress:
+    """A bar with rate and time left on a terminal; elsewhere a plain line now and then."""
+
+    def __init__(self, total_steps: int, first_step: int, batch_size: int, seconds_between_lines: float = 10.0):
+        """Steps count from `first_step` to `total_steps`, `batch_size` examples each."""
+        self._total, self._first, self._batch_size = total_steps, first_step, batch_size
+        self._between = seconds_between_lines
+        self._last_line = time.perf_counter()
+        self._bar = tqdm.tqdm(
+            total=total_steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            leave=False,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def update(self, step: int, values: Mapping[str, float], training_seconds: float) -> None:
+        """Shows that `step` steps are done, `training_seconds` of training after the first."""
+        done = step - self._first
+        rate = done * self._batch_size / max(training_seconds, 1e-9)
+        if not self._bar.disable:
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}, {rate:,.0f} img/s", refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif time.perf_counter() - self._last_line > self._between:
+            left = (self._total - step) * training_seconds / max(done, 1)
+            self.line(
+                f"step {step}/{self._total}  loss {values['loss']:.4f}  {rate:,.0f} img/s  "
+                f"about {tqdm.tqdm.format_interval(left)} left"
+            )
+
+    def line(self, text: str) -> None:
+        """Prints a line that stays."""
+        self._last_line = time.perf_counter()
+        if self._bar.disable:
+            print(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def close(self) -> None:
+        """Removes the bar."""
+        self._bar.close()

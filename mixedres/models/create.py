@@ -1,0 +1,134 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jmp
+
+from mixedres.models import resnet
+from mixedres.models.resnet import ResNet
+
+# size: (is a bottleneck network, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
+_IMAGENET_SIZES = {
+    18: (False, (2, 2, 2, 2)),
+    34: (False, (3, 4, 6, 3)),
+    50: (True, (3, 4, 6, 3)),
+    101: (True, (3, 4, 23, 3)),
+    152: (True, (3, 8, 36, 3)),
+    200: (True, (3, 24, 36, 3)),
+}
+_IMAGENET_VERSIONS = ("1", "1.5", "2")
+_CIFAR_VERSIONS = ("1", "2")
+NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
+
+INITIALIZERS: dict[str, Callable] = {
+    # The v1.5 reference and most ResNets since.
+    "he_normal": nn.initializers.he_normal(),
+    # By outgoing connections: torchvision's ResNets, and the original paper's backward case.
+    "he_normal_fan_out": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+    # Variance 1/fan_in: the reference's v1 and v2 (TensorFlow's variance_scaling_initializer()).
+    "lecun_normal": nn.initializers.lecun_normal(),
+    # The reference's head.
+    "normal_0.01": nn.initializers.normal(0.01),
+    "glorot_uniform": nn.initializers.glorot_uniform(),
+}
+
+
+def create(
+    name: str,
+    *,
+    num_classes: int,
+    policy: jmp.Policy,
+    version: str | None = None,
+    norm_policy: jmp.Policy | None = None,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    zero_init_last: bool = True,
+    kernel_init: str | Callable = "he_normal",
+    head_init: str | Callable = "normal_0.01",
+    axis_name: str | None = None,
+    precision: Any = None,
+) -> ResNet:
+    """Builds a ResNet.
+
+    Args:
+      name: 'resnet18', '34', '50', '101', '152' or '200', or 'cifar_resnet' and a size 6n+2 (20, 32, 44, 56, 110 ...).
+      num_classes: outputs of the head, >= 1.
+      policy: dtypes of parameters, arithmetic and logits.
+      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', and '1' for cifar_resnet.
+      norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
+      momentum: of the running averages of batch normalisation, in [0, 1).
+      epsilon: of batch normalisation.
+      zero_init_last: start the last batch-norm scale of every block at 0.
+      kernel_init, head_init: a name in `INITIALIZERS` or a jax initialiser, for convolutions and for the head.
+      axis_name: mesh axis over which batch statistics are synchronised; None: per device.
+      precision: of every product, as `jax.lax.conv_general_dilated` takes it.
+
+    Raises:
+      ValueError: for a name, size, version, number or initialiser that is not allowed; the message says what is.
+    """
+    bottleneck, stage_sizes, version, small_images = _network(name, version)
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be >= 1, got {num_classes}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
+    if not epsilon > 0:
+        raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+    blocks = {
+        (False, False): resnet.BasicBlock,
+        (True, False): resnet.BottleneckBlock,
+        (False, True): resnet.PreactBasicBlock,
+        (True, True): resnet.PreactBottleneckBlock,
+    }
+    return ResNet(
+        stage_sizes=stage_sizes,
+        block=blocks[bottleneck, version == "2"],
+        version=version,
+        filters=16 if small_images else 64,
+        small_images=small_images,
+        num_classes=num_classes,
+        policy=policy,
+        norm_policy=norm_policy,
+        momentum=momentum,
+        epsilon=epsilon,
+        axis_name=axis_name,
+        zero_init_last=zero_init_last,
+        kernel_init=_initializer(kernel_init),
+        head_init=_initializer(head_init),
+        precision=precision,
+    )
+
+
+def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
+    """(is a bottleneck network, blocks per stage, version, has the stem for small images) of a name."""
+    match = re.fullmatch(r"(cifar_)?resnet(\d+)", name)
+    if match is None:
+        raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")
+    size, small_images = int(match[2]), match[1] is not None
+    if small_images:
+        blocks, rest = divmod(size - 2, 6)
+        if rest or blocks < 1:
+            below = max(1, blocks) * 6 + 2
+            raise ValueError(f"model {name!r}: the size must be 6n+2; the nearest are {below} and {below + 6}")
+        bottleneck, stage_sizes, versions = False, (blocks,) * 3, _CIFAR_VERSIONS
+    else:
+        if size not in _IMAGENET_SIZES:
+            sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
+            raise ValueError(f"model {name!r}: the size must be one of {sizes}")
+        (bottleneck, stage_sizes), versions = _IMAGENET_SIZES[size], _IMAGENET_VERSIONS
+    version = str(version or ("1" if small_images else "1.5"))
+    if version not in versions:
+        raise ValueError(f"model {name!r} has the versions {', '.join(versions)}, not {version!r}")
+    return bottleneck, stage_sizes, version, small_images
+
+
+def _initializer(init: str | Callable) -> Callable:
+    if callable(init):
+        return init
+    if init not in INITIALIZERS:
+        raise ValueError(f"initialiser {init!r} is unknown; use one of {', '.join(INITIALIZERS)}")
+    return INITIALIZERS[init]

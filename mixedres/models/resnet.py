@@ -1,0 +1,221 @@
+"""The ResNet family: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
+
+He et al., Deep Residual Learning (arXiv 1512.03385) and Identity Mappings (arXiv 1603.05027). v1.5 has the stride of a
+bottleneck on its 3x3 convolution instead of the first 1x1. Projections are made where the shape changes, as the
+parameter counts everybody quotes have it. Padding is explicit and symmetric: what published weights expect, and what
+cuDNN takes without a copy ('SAME' pads stride-2 convolutions by 0 and 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mixedres.models.norm import BatchNorm
+
+ModuleFn = Callable[..., nn.Module]
+
+
+class BasicBlock(nn.Module):
+    """3x3 - 3x3 with the activation after the sum (v1); v1.5 is the same."""
+
+    filters: int
+    stride: int
+    version: str
+    conv: ModuleFn
+    norm: ModuleFn
+    last_scale_init: Callable
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
+        y = self.conv(self.filters, 3, self.stride, name="conv1")(x)
+        y = nn.relu(self.norm(name="norm1")(y, train))
+        y = self.conv(self.filters, 3, name="conv2")(y)
+        y = self.norm(name="norm2", scale_init=self.last_scale_init)(y, train)
+        if x.shape != y.shape:
+            x = self.conv(self.filters, 1, self.stride, name="conv_proj")(x)
+            x = self.norm(name="norm_proj")(x, train)
+        return nn.relu(x + y)
+
+
+class BottleneckBlock(nn.Module):
+    """1x1 - 3x3 - 1x1 with the activation after the sum (v1, v1.5)."""
+
+    filters: int
+    stride: int
+    version: str
+    conv: ModuleFn
+    norm: ModuleFn
+    last_scale_init: Callable
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
+        stride1, stride2 = (self.stride, 1) if self.version == "1" else (1, self.stride)
+        y = self.conv(self.filters, 1, stride1, name="conv1")(x)
+        y = nn.relu(self.norm(name="norm1")(y, train))
+        y = self.conv(self.filters, 3, stride2, name="conv2")(y)
+        y = nn.relu(self.norm(name="norm2")(y, train))
+        y = self.conv(4 * self.filters, 1, name="conv3")(y)
+        y = self.norm(name="norm3", scale_init=self.last_scale_init)(y, train)
+        if x.shape != y.shape:
+            x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(x)
+            x = self.norm(name="norm_proj")(x, train)
+        return nn.relu(x + y)
+
+
+class PreactBasicBlock(nn.Module):
+    """BN - ReLU - 3x3 - BN - ReLU - 3x3, sum without activation (v2); the projection sees the activated input."""
+
+    filters: int
+    stride: int
+    version: str
+    conv: ModuleFn
+    norm: ModuleFn
+    last_scale_init: Callable
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
+        activated = nn.relu(self.norm(name="norm1")(x, train))
+        y = self.conv(self.filters, 3, self.stride, name="conv1")(activated)
+        y = nn.relu(self.norm(name="norm2", scale_init=self.last_scale_init)(y, train))
+        y = self.conv(self.filters, 3, name="conv2")(y)
+        if x.shape != y.shape:
+            x = self.conv(self.filters, 1, self.stride, name="conv_proj")(activated)
+        return x + y
+
+
+class PreactBottleneckBlock(nn.Module):
+    """BN - ReLU - 1x1 - BN - ReLU - 3x3 - BN - ReLU - 1x1, sum without activation (v2)."""
+
+    filters: int
+    stride: int
+    version: str
+    conv: ModuleFn
+    norm: ModuleFn
+    last_scale_init: Callable
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
+        activated = nn.relu(self.norm(name="norm1")(x, train))
+        y = self.conv(self.filters, 1, name="conv1")(activated)
+        y = nn.relu(self.norm(name="norm2")(y, train))
+        y = self.conv(self.filters, 3, self.stride, name="conv2")(y)
+        y = nn.relu(self.norm(name="norm3", scale_init=self.last_scale_init)(y, train))
+        y = self.conv(4 * self.filters, 1, name="conv3")(y)
+        if x.shape != y.shape:
+            x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(activated)
+        return x + y
+
+
+class ResNet(nn.Module):
+    """A residual network; `mixedres.models.create` builds the named ones.
+
+    Attributes:
+      stage_sizes: blocks per stage; stage i has `filters * 2**i` filters and, from the second on, stride 2.
+      block: one of the four block classes above.
+      version: '1', '1.5' or '2'.
+      filters: filters of the stem and of the first stage.
+      small_images: a 3x3 stem of stride 1 without pooling (CIFAR) instead of 7x7 of stride 2 with it.
+      num_classes: outputs of the head.
+      policy: parameters, arithmetic and output; every activation has the compute dtype, logits the output dtype.
+      norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
+      momentum, epsilon, axis_name: see `BatchNorm`.
+      zero_init_last: start the last scale of every block at 0, so that each block starts as the identity.
+      kernel_init, head_init: initialisers of the convolutions and of the head's kernel.
+      precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
+    """
+
+    stage_sizes: Sequence[int]
+    block: type[nn.Module]
+    version: str
+    filters: int
+    small_images: bool
+    num_classes: int
+    policy: jmp.Policy
+    norm_policy: jmp.Policy | None = None
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    axis_name: str | None = None
+    zero_init_last: bool = True
+    kernel_init: Callable = nn.initializers.he_normal()
+    head_init: Callable = nn.initializers.normal(0.01)
+    precision: Any = None
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        """Images (b, h, w, 3) of any float dtype -> logits (b, num_classes) in the policy's output dtype."""
+        conv, norm = self._layers()
+        last_scale_init = nn.initializers.zeros if self.zero_init_last else nn.initializers.ones
+        compute_dtype, preactivated = self.policy.compute_dtype, self.version == "2"
+
+        x = images.astype(compute_dtype)
+        x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(x)
+        self.sow("intermediates", "initial_conv", x)
+        if not preactivated:
+            x = nn.relu(norm(name="stem_norm")(x, train))
+        if not self.small_images:
+            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+            self.sow("intermediates", "initial_max_pool", x)
+
+        for stage, blocks in enumerate(self.stage_sizes, start=1):
+            for index in range(blocks):
+                x = self.block(
+                    filters=self.filters * 2 ** (stage - 1),
+                    stride=2 if stage > 1 and index == 0 else 1,
+                    version=self.version,
+                    conv=conv,
+                    norm=norm,
+                    last_scale_init=last_scale_init,
+                    name=f"block_layer{stage}_{index + 1}",
+                )(x, train)
+            self.sow("intermediates", f"block_layer{stage}", x)
+
+        if preactivated:
+            x = nn.relu(norm(name="final_norm")(x, train))
+        # A sum over 49 and more values: float32 inside, the compute dtype outside.
+        x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
+        self.sow("intermediates", "final_reduce_mean", x)
+        x = nn.Dense(
+            self.num_classes,
+            dtype=compute_dtype,
+            param_dtype=self.policy.param_dtype,
+            kernel_init=self.head_init,
+            precision=self.precision,
+            name="head",
+        )(x)
+        self.sow("intermediates", "final_dense", x)
+        return x.astype(self.policy.output_dtype)
+
+    def _layers(self) -> tuple[ModuleFn, ModuleFn]:
+        """The two layers everything is made of, with dtypes and constants bound once."""
+
+        def conv(filters: int, size: int, stride: int = 1, *, name: str) -> nn.Module:
+            return nn.Conv(
+                filters,
+                (size, size),
+                strides=stride,
+                padding=((size // 2, size // 2),) * 2,
+                use_bias=False,
+                dtype=self.policy.compute_dtype,
+                param_dtype=self.policy.param_dtype,
+                kernel_init=self.kernel_init,
+                precision=self.precision,
+                name=name,
+            )
+
+        wide = jnp.promote_types(self.policy.compute_dtype, jnp.float32)
+        norm_policy = self.norm_policy or jmp.Policy(self.policy.param_dtype, wide, self.policy.compute_dtype)
+        norm = partial(
+            BatchNorm, policy=norm_policy, momentum=self.momentum, epsilon=self.epsilon, axis_name=self.axis_name
+        )
+        return conv, norm

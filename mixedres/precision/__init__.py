@@ -1,0 +1,19 @@
+"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp and optax."""
+
+from mixedres.precision.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, make_loss_scale
+from mixedres.precision.loss_scaled import LossScaledState, loss_scaled
+from mixedres.precision.presets import PRESETS, Precision, get, parse_policy
+
+__all__ = [
+    "PRESETS",
+    "DynamicLossScale",
+    "LossScale",
+    "LossScaledState",
+    "NoOpLossScale",
+    "Precision",
+    "StaticLossScale",
+    "get",
+    "loss_scaled",
+    "make_loss_scale",
+    "parse_policy",
+]

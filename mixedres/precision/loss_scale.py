@@ -1,0 +1,292 @@
+"""Loss scales: jmp's interface, with every field in the pytree and float32 arithmetic throughout.
+
+float16 ends at 6e-8 on the small side, and many gradients of a network lie below that. Multiplying the loss by a
+scale multiplies every gradient by it (the chain rule is linear), so they survive float16; dividing the float32
+copies by the same scale gives them back. `DynamicLossScale` finds the scale by itself.
+
+What differs from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves
+in ``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic
+back into float16 and compile the step twice), there is a maximum, and skipped steps are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+
+T = TypeVar("T")
+LossScaleT = TypeVar("LossScaleT", bound="_Counted")
+
+# The constants of the original dynamic loss scale: TensorFlow, training/experimental/loss_scale.py.
+INITIAL_LOSS_SCALE = 2.0**15
+PERIOD = 2000
+FACTOR = 2.0
+MIN_LOSS_SCALE = 1.0
+MAX_LOSS_SCALE = 2.0**24
+
+
+def _array(dtype: Any, value: Any) -> Any:
+    """The strongly typed scalar array of `value`; a `np.generic` would come back weak from some jnp functions."""
+    return jax.lax.convert_element_type(jnp.asarray(value), dtype)
+
+
+def _zero() -> jax.Array:
+    return jnp.zeros((), jnp.int32)
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def _widen(x: Any) -> Any:
+    """Half precision to float32; float32 and wider stay."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
+
+
+def _multiply(tree: T, scale: Any) -> T:
+    def leaf(x: Any) -> Any:
+        return _widen(x) * scale.astype(_widen(x).dtype) if _is_inexact(x) else x
+
+    return jax.tree.map(leaf, tree)
+
+
+def _divide(tree: T, scale: Any) -> T:
+    def leaf(x: Any) -> Any:
+        return _widen(x) / scale.astype(_widen(x).dtype) if _is_inexact(x) else x
+
+    return jax.tree.map(leaf, tree)
+
+
+def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
+    """Registers a dataclass as a pytree whose leaves are *all* of its fields, in order of declaration.
+
+    Unflattening does not call ``__init__``: jax rebuilds pytrees around tracers, shardings, booleans and plain
+    objects, which neither convert to float32 nor pass a range check.
+    """
+    names = [field.name for field in dataclasses.fields(cls)]
+
+    def flatten(x: Any) -> tuple[list[tuple[Any, Any]], None]:
+        return [(jax.tree_util.GetAttrKey(name), getattr(x, name)) for name in names], None
+
+    def unflatten(_: None, leaves: Any) -> LossScaleT:
+        new = object.__new__(cls)
+        for name, leaf in zip(names, leaves, strict=True):
+            object.__setattr__(new, name, leaf)
+        return new
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """The counters that every loss scale carries, each an int32 scalar array.
+
+    Attributes:
+      consecutive_skipped: steps skipped since the last applied one.
+      total_skipped: steps skipped since the start.
+    """
+
+    consecutive_skipped: jax.Array = dataclasses.field(default_factory=_zero)
+    total_skipped: jax.Array = dataclasses.field(default_factory=_zero)
+
+    def _replace(self: LossScaleT, **changes: Any) -> LossScaleT:
+        """`dataclasses.replace` without the checks of the constructor: the new values may be tracers."""
+        new = object.__new__(type(self))
+        for field in dataclasses.fields(self):
+            value = changes.get(field.name, getattr(self, field.name))
+            object.__setattr__(new, field.name, value)
+        return new
+
+    def _count(self: LossScaleT, finite: jax.Array) -> LossScaleT:
+        skipped = jnp.logical_not(finite).astype(jnp.int32)
+        return self._replace(
+            consecutive_skipped=(self.consecutive_skipped + 1) * skipped, total_skipped=self.total_skipped + skipped
+        )
+
+    def _convert(self, **dtypes: Any) -> None:
+        """Turns the named fields into strongly typed scalar arrays."""
+        dtypes |= {"consecutive_skipped": jnp.int32, "total_skipped": jnp.int32}
+        for name, dtype in dtypes.items():
+            object.__setattr__(self, name, _array(dtype, getattr(self, name)))
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class NoOpLossScale(_Counted, jmp.NoOpLossScale):
+    """No scaling: for float32 and bfloat16, whose exponent range is float32's. Still counts skipped steps."""
+
+    def __post_init__(self) -> None:
+        self._convert()
+
+    @property
+    def loss_scale(self) -> jax.Array:
+        """The constant 1, a float32 scalar."""
+        return jnp.ones((), jnp.float32)
+
+    def scale(self, tree: T) -> T:
+        """The tree itself."""
+        return tree
+
+    def unscale(self, tree: T) -> T:
+        """The tree with half-precision leaves widened to float32, as the other loss scales return it."""
+        return jax.tree.map(lambda x: _widen(x) if _is_inexact(x) else x, tree)
+
+    def adjust(self, grads_finite: Any) -> NoOpLossScale:
+        """Counts a skipped step where `grads_finite` (a boolean scalar) is false."""
+        return self._count(jnp.asarray(grads_finite, bool))
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class StaticLossScale(_Counted, jmp.StaticLossScale):
+    """A fixed scale, float32; a leaf, so that a checkpoint holds it and a new value needs no new compilation.
+
+    Attributes:
+      loss_scale: float32 scalar, finite and > 0.
+
+    Raises:
+      ValueError: where `loss_scale` is not.
+    """
+
+    loss_scale: jax.Array | float
+
+    def __post_init__(self) -> None:
+        _check_number("loss_scale", self.loss_scale)
+        self._convert(loss_scale=jnp.float32)
+
+    def scale(self, tree: T) -> T:
+        """The tree times the scale; half-precision leaves come back in float32, so that they cannot overflow."""
+        return _multiply(tree, self.loss_scale)
+
+    def unscale(self, tree: T) -> T:
+        """The tree divided by the scale, in float32 at least: halves are widened before the division."""
+        return _divide(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> StaticLossScale:
+        """Counts a skipped step where `grads_finite` (a boolean scalar) is false; the scale stays."""
+        return self._count(jnp.asarray(grads_finite, bool))
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class DynamicLossScale(_Counted, jmp.DynamicLossScale):
+    """Doubles after `period` consecutive finite steps, halves on every other; clamped to [min, max].
+
+    A product that would pass `max_loss_scale` leaves the scale as it is, so it is never infinite. Defaults and rule
+    are those of TensorFlow's DynamicLossScale; its maximum is the largest float32, ours is Apex's.
+
+    Attributes:
+      loss_scale: float32 scalar, the present scale.
+      counter: int32 scalar, finite steps since the scale last changed or last failed to.
+      period: int32 scalar >= 1, finite steps before the scale grows.
+      factor: float32 scalar > 1.
+      min_loss_scale, max_loss_scale: float32 scalars, 0 < min <= loss_scale <= max < inf.
+
+    Raises:
+      ValueError: where a number is outside these ranges.
+    """
+
+    loss_scale: jax.Array | float = INITIAL_LOSS_SCALE
+    counter: jax.Array = dataclasses.field(default_factory=_zero)
+    period: jax.Array | float = PERIOD
+    factor: jax.Array | float = FACTOR
+    min_loss_scale: jax.Array | float = MIN_LOSS_SCALE
+    max_loss_scale: jax.Array | float = MAX_LOSS_SCALE
+
+    def __post_init__(self) -> None:
+        for name in ("loss_scale", "period", "factor", "min_loss_scale", "max_loss_scale"):
+            _check_number(name, getattr(self, name))
+        self._check_ranges()
+        self._convert(
+            loss_scale=jnp.float32,
+            counter=jnp.int32,
+            period=jnp.int32,
+            factor=jnp.float32,
+            min_loss_scale=jnp.float32,
+            max_loss_scale=jnp.float32,
+        )
+
+    def _check_ranges(self) -> None:
+        fields = (self.loss_scale, self.period, self.factor, self.min_loss_scale, self.max_loss_scale)
+        if any(isinstance(x, jax.core.Tracer) for x in fields):
+            return
+        scale, period, factor, low, high = (float(x) for x in fields)
+        if period < 1 or period != int(period):
+            raise ValueError(f"period must be a whole number of steps >= 1, got {period:g}")
+        if factor <= 1:
+            raise ValueError(f"factor must be > 1, got {factor:g}")
+        if not low <= scale <= high:
+            raise ValueError(
+                f"loss_scale {scale:g} is not between min_loss_scale {low:g} and max_loss_scale {high:g}; "
+                "set min_loss_scale or max_loss_scale as well"
+            )
+
+    def scale(self, tree: T) -> T:
+        """The tree times the scale; half-precision leaves come back in float32, so that they cannot overflow."""
+        return _multiply(tree, self.loss_scale)
+
+    def unscale(self, tree: T) -> T:
+        """The tree divided by the scale, in float32 at least: halves are widened before the division."""
+        return _divide(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> DynamicLossScale:
+        """The loss scale for the next step, given whether this step's gradients were finite (a boolean scalar)."""
+        finite = jnp.asarray(grads_finite, bool)
+        counter = self.counter + 1
+        due = counter >= self.period
+        grown = self.loss_scale * self.factor
+        up = jnp.where(due & (grown <= self.max_loss_scale), grown, self.loss_scale)
+        down = jnp.maximum(self.loss_scale / self.factor, self.min_loss_scale)
+        return self._count(finite)._replace(
+            loss_scale=jnp.where(finite, up, down), counter=jnp.where(finite & ~due, counter, 0)
+        )
+
+
+LossScale = NoOpLossScale | StaticLossScale | DynamicLossScale
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is a finite positive float32 scalar; tracers are trusted."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number > 0, got {value!r}") from None
+    # A number can be positive and finite in float64 and yet be 0 or inf as a float32.
+    with np.errstate(over="ignore", under="ignore"):
+        single = float(np.float32(number))
+    if not (math.isfinite(single) and single > 0):
+        raise ValueError(f"{name} must be a finite number > 0 in float32, got {value!r}")
+
+
+def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
+    """The loss scale that `spec` names.
+
+    Args:
+      spec: 'none', 'dynamic', a number > 0 (or a string of one), or a loss scale, which is returned as it is.
+      **dynamic: for 'dynamic' alone: `loss_scale`, `period`, `factor`, `min_loss_scale`, `max_loss_scale`.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    if isinstance(spec, LossScale):
+        return spec
+    if spec == "dynamic":
+        return DynamicLossScale(**dynamic)
+    if spec == "none":
+        return NoOpLossScale()
+    allowed = "use 'none', 'dynamic' or a number > 0 such as 128"
+    if isinstance(spec, bool) or not isinstance(spec, (str, int, float, np.number)):
+        raise ValueError(f"loss scale {spec!r} is not one; {allowed}")
+    try:
+        return StaticLossScale(float(spec))
+    except ValueError:
+        raise ValueError(f"loss scale {spec!r} is not one; {allowed}") from None

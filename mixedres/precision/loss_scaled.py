@@ -1,0 +1,77 @@
+"""The optax wrapper that lets any optimizer take scaled gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jmp
+import optax
+
+from mixedres.precision.loss_scale import LossScale
+
+
+class LossScaledState(NamedTuple):
+    """State of `loss_scaled`.
+
+    Attributes:
+      inner_state: the wrapped optimizer's state.
+      loss_scale: scale the loss of the next step with `state.loss_scale.scale(loss)`.
+      grads_finite: boolean scalar, whether the last update was applied; true before the first.
+    """
+
+    inner_state: Any
+    loss_scale: LossScale
+    grads_finite: jax.Array
+
+
+def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> optax.GradientTransformationExtraArgs:
+    """Wraps `tx` so that its `update` takes gradients of the *scaled* loss.
+
+    In this order: widen the gradients to float32, divide by the scale that was used, check that all are finite, run
+    `tx`, keep its result or the old state, adjust the scale. Where a gradient is not finite, the state of `tx` is
+    bit-identical to the one before and every update is -0.0, the one number that leaves any parameter's bits as they
+    are when added to it (0.0 would turn a -0.0 into 0.0).
+
+    With several devices, average the scaled gradients over them first, so that all agree on the verdict.
+
+    Args:
+      tx: any optax optimizer. Clipping belongs inside, so that it sees true gradients.
+      loss_scale: `NoOpLossScale`, `StaticLossScale` or `DynamicLossScale`.
+
+    Returns:
+      An optax transformation with state `LossScaledState`; its updates are float32 (float64 for float64 gradients).
+    """
+    inner = optax.with_extra_args_support(tx)
+
+    def init(params: Any) -> LossScaledState:
+        # A copy: a step that donates its state would otherwise delete the caller's loss scale.
+        return LossScaledState(
+            inner_state=inner.init(params),
+            loss_scale=jax.tree.map(jnp.copy, loss_scale),
+            grads_finite=jnp.asarray(True),
+        )
+
+    def update(
+        scaled_grads: Any, state: LossScaledState, params: Any = None, **extra: Any
+    ) -> tuple[Any, LossScaledState]:
+        grads = state.loss_scale.unscale(scaled_grads)
+        finite = _all_finite(grads)
+        updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.asarray(-0.0, u.dtype)), updates)
+        # The cast keeps the state's dtypes from one step to the next where an optimizer mixes them.
+        inner_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, jnp.asarray(new, jnp.result_type(old)), old),
+            inner_state,
+            state.inner_state,
+        )
+        return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _all_finite(tree: Any) -> jax.Array:
+    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jmp.all_finite(leaves)

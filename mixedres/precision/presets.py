@@ -1,0 +1,134 @@
+"""The presets: one word for what is computed in which dtype, with which loss scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mixedres.precision.loss_scale import LossScale, make_loss_scale
+
+IMPLEMENTATIONS = ("casting",)
+MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What a model, its loss and its optimizer need to know about precision.
+
+    Attributes:
+      name: the preset it came from.
+      policy: parameters, computation and output of the network.
+      norm_policy: the same for normalisation layers; their statistics are float32 whatever it says.
+      loss_scale: 'none', 'dynamic' or a number > 0.
+      implementation: 'casting': the layers cast their inputs and weights themselves.
+      matmul_precision: what a float32 product means on hardware with reduced ones ('highest' is true float32,
+        'tensorfloat32' has a 10-bit mantissa, 'default' is the platform's own choice: TF32 on recent GPUs).
+    """
+
+    name: str
+    policy: jmp.Policy
+    norm_policy: jmp.Policy
+    loss_scale: str | float
+    implementation: str
+    matmul_precision: str
+
+    def make_loss_scale(self, **dynamic: Any) -> LossScale:
+        """A new loss scale as `loss_scale` says; `dynamic` are the options of `DynamicLossScale`."""
+        return make_loss_scale(self.loss_scale, **dynamic)
+
+
+_FULL = "params=float32,compute=float32,output=float32"
+_BFLOAT16 = "params=float32,compute=bfloat16,output=float32"
+_FLOAT16 = "params=float32,compute=float16,output=float32"
+
+# name: (policy, loss scale, implementation, matmul precision). 128 is the original's default for float16.
+PRESETS: dict[str, tuple[str, str | float, str, str]] = {
+    "fp32": (_FULL, "none", "casting", "highest"),
+    "tf32": (_FULL, "none", "casting", "tensorfloat32"),
+    "bf16": (_BFLOAT16, "none", "casting", "default"),
+    "fp16": (_FLOAT16, "dynamic", "casting", "default"),
+    "fp16_static": (_FLOAT16, 128.0, "casting", "default"),
+}
+RESERVED = ("fp16_rewrite", "bf16_rewrite")
+
+
+def get(
+    name: str,
+    *,
+    policy: str | jmp.Policy | None = None,
+    norm_policy: str | jmp.Policy | None = None,
+    loss_scale: str | float | None = None,
+    implementation: str | None = None,
+    matmul_precision: str | None = None,
+) -> Precision:
+    """The preset called `name`, with any part replaced.
+
+    Args:
+      name: a key of `PRESETS`.
+      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32' or
+        'c=bf16'. Without a `norm_policy`, normalisation computes in float32 and returns the compute dtype.
+      loss_scale: 'none', 'dynamic' or a number > 0.
+      implementation: 'casting'.
+      matmul_precision: 'default', 'tensorfloat32' or 'highest'.
+
+    Raises:
+      ValueError: for a name, a text or a number that is not allowed; the message says what is.
+    """
+    if name in RESERVED:
+        raise ValueError(
+            f"precision {name!r} is reserved for the automatic graph rewrite, which this version does not have; "
+            f"use {name.removesuffix('_rewrite')!r}, which casts in the layers"
+        )
+    if name not in PRESETS:
+        raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
+    preset_policy, preset_scale, preset_implementation, preset_matmul = PRESETS[name]
+    network = parse_policy(preset_policy if policy is None else policy)
+    norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
+    loss_scale = preset_scale if loss_scale is None else loss_scale
+    make_loss_scale(loss_scale)  # raises for a spec that is not one
+    return Precision(
+        name=name,
+        policy=network,
+        norm_policy=norms,
+        loss_scale=loss_scale,
+        implementation=_one_of("implementation", implementation or preset_implementation, IMPLEMENTATIONS),
+        matmul_precision=_one_of("matmul precision", matmul_precision or preset_matmul, MATMUL_PRECISIONS),
+    )
+
+
+def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
+    """The `jmp.Policy` of a text in jmp's grammar; a policy is returned as it is.
+
+    Raises:
+      ValueError: for a text that does not parse, and for float64 while jax runs without it.
+    """
+    if not isinstance(policy, jmp.Policy):
+        try:
+            policy = jmp.get_policy(policy)
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"policy {policy!r} does not parse; write 'params=float32,compute=float16,output=float32' (or "
+                "p=, c=, o=) with the dtypes float16, bfloat16, float32, float64, half, full, or one dtype for all"
+            ) from None
+    dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+    if jnp.float64 in dtypes and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
+        raise ValueError(f"policy '{policy}' has float64, which jax turns to float32; set JAX_ENABLE_X64=1")
+    return policy
+
+
+def _default_norm_policy(policy: jmp.Policy) -> jmp.Policy:
+    return jmp.Policy(
+        param_dtype=policy.param_dtype,
+        compute_dtype=jnp.float64 if policy.compute_dtype == jnp.float64 else jnp.float32,
+        output_dtype=policy.compute_dtype,
+    )
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{what} {value!r} is unknown; use one of {', '.join(allowed)}")
+    return value

@@ -1,0 +1,258 @@
+"""The training and evaluation steps: pure functions of (state, batch). No config, no logging.
+
+The order of the training step, and why:
+
+  forward          compute dtype; logits come out in float32
+  loss             float32
+  scale            multiply the loss, so that small gradients survive the half-precision backward pass
+  gradient         with respect to a per-device view of the float32 parameters (`jax.lax.pcast`): differentiating
+                   replicated ones would already sum over the devices, in the compute dtype, and give n times the mean
+  all-reduce       mean of the still scaled gradients, in the parameter or the compute dtype
+  unscale, check,  `mixedres.precision.loss_scaled`: in float32, by the scale that was used, one verdict for all
+  optimize           devices because the gradients are already averaged
+  select           old or new, over the whole state; on a skipped step only the loss scale and `step` move
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mixedres import losses
+from mixedres.normalize import NormalizeFn
+from mixedres.precision import LossScale, LossScaledState
+
+AXIS = "data"
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+ApplyFn = Callable[..., Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that a run carries from one step to the next.
+
+    Attributes:
+      step: int32 scalar, batches consumed, skipped steps included: the data position.
+      params: float32 parameters.
+      batch_stats: float32 running statistics.
+      opt_state: state of `mixedres.precision.loss_scaled`, which holds the loss scale.
+      ema: float32 moving averages {'params', 'batch_stats'}, or None.
+    """
+
+    step: jax.Array
+    params: Any
+    batch_stats: Any
+    opt_state: LossScaledState
+    ema: Any
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The scale that the next step uses."""
+        return self.opt_state.loss_scale
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Parameters and statistics as the model's `apply` takes them."""
+        return {"params": self.params, "batch_stats": self.batch_stats}
+
+    @property
+    def eval_variables(self) -> dict[str, Any]:
+        """What to evaluate: the moving average where one is kept."""
+        return self.variables if self.ema is None else self.ema
+
+
+def init_state(variables: Any, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
+    """The state before the first step, from a model's `init` and a `loss_scaled` optimizer."""
+    params, batch_stats = variables["params"], variables["batch_stats"]
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        batch_stats=batch_stats,
+        opt_state=tx.init(params),
+        ema=jax.tree.map(jnp.copy, {"params": params, "batch_stats": batch_stats}) if ema else None,
+    )
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    apply_fn: ApplyFn,
+    normalize: NormalizeFn,
+    tx: optax.GradientTransformation,
+    label_smoothing: float = 0.0,
+    microbatches: int = 1,
+    allreduce_dtype: Any = None,
+    ema_decay: float = 0.0,
+) -> tuple[TrainState, Metrics]:
+    """One step on this device's share of the batch; runs inside `jax.shard_map` over `AXIS`.
+
+    Args:
+      state: replicated.
+      batch: 'image' (b, h, w, c) uint8 or float and 'label' (b,) int32, this device's examples.
+      apply_fn: the model's `apply`.
+      normalize: images to float32.
+      tx: an optimizer wrapped in `loss_scaled`.
+      label_smoothing: of the loss.
+      microbatches: number of equal parts whose gradients are averaged before the update.
+      allreduce_dtype: dtype in which gradients are averaged over devices; None: the parameters'.
+      ema_decay: of the moving average; 0: none is kept.
+
+    Returns:
+      The new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
+      (share), 'grads_finite' (0 or 1) and 'loss_scale' (the one that was used).
+    """
+    loss_scale = state.loss_scale
+    per_device = jax.lax.pcast((state.params, state.batch_stats), AXIS, to="varying")
+    grads, batch_stats, metrics = _gradients(
+        *per_device,
+        batch,
+        loss_scale,
+        loss_fn=partial(_scaled_loss, apply_fn=apply_fn, normalize=normalize, label_smoothing=label_smoothing),
+        microbatches=microbatches,
+    )
+    if allreduce_dtype is not None:
+        grads = jax.tree.map(lambda g: g.astype(allreduce_dtype), grads)
+    grads = jax.lax.pmean(grads, AXIS)
+    batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
+
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    finite = opt_state.grads_finite
+    ema = _average(state, {"params": params, "batch_stats": batch_stats}, ema_decay)
+
+    params, batch_stats, ema = jmp.select_tree(
+        finite, (params, batch_stats, ema), (state.params, state.batch_stats, state.ema)
+    )
+    metrics |= {"grads_finite": finite.astype(jnp.float32), "loss_scale": loss_scale.loss_scale}
+    return TrainState(state.step + 1, params, batch_stats, opt_state, ema), metrics
+
+
+def eval_step(variables: Any, batch: Batch, sums: Metrics, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> Metrics:
+    """Adds one batch to the sums of an evaluation; runs inside `jax.shard_map` over `AXIS`.
+
+    Args:
+      variables: {'params', 'batch_stats'}, replicated.
+      batch: as in `train_step`, and 'mask' (b,) bool: false for the padding of the last batch.
+      sums: as `zero_sums` makes them, replicated.
+
+    Returns:
+      The new sums.
+    """
+    logits = apply_fn(variables, normalize(batch["image"]), train=False).astype(jnp.float32)
+    labels, mask = batch["label"], batch["mask"]
+    counts = {
+        "top1": losses.in_top_k(logits, labels, 1),
+        "top5": losses.in_top_k(logits, labels, 5),
+        "examples": jnp.ones_like(mask),
+    }
+    new: Metrics = {name: jnp.sum(values & mask) for name, values in counts.items()}
+    new["loss"] = jnp.sum(jnp.where(mask, losses.cross_entropy(logits, labels), 0.0))
+    new = jax.lax.psum(new, AXIS)
+    return jax.tree.map(lambda old, add: old + add.astype(old.dtype), sums, new)
+
+
+def zero_sums() -> Metrics:
+    """Sums over no example: int32 counts, exact to 2**31 examples, and the float32 sum of losses."""
+    return {
+        "top1": jnp.zeros((), jnp.int32),
+        "top5": jnp.zeros((), jnp.int32),
+        "examples": jnp.zeros((), jnp.int32),
+        "loss": jnp.zeros((), jnp.float32),
+    }
+
+
+def over_devices(step: Callable[..., Any], mesh: Mesh, in_specs: Any, *, donate: Any = ()) -> Any:
+    """`step` under `shard_map` and `jit`: inputs split as `in_specs` says, outputs replicated."""
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=P())
+    return jax.jit(
+        mapped,
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
+        out_shardings=NamedSharding(mesh, P()),
+        donate_argnums=donate,
+    )
+
+
+def jit_train_step(mesh: Mesh, **options: Any) -> Any:
+    """The jitted, sharded (state, batch) -> (state, metrics) of `train_step` with `options`; donates the state."""
+    return over_devices(partial(train_step, **options), mesh, (P(), P(AXIS)), donate=0)
+
+
+def jit_eval_step(mesh: Mesh, **options: Any) -> Any:
+    """The jitted, sharded (variables, batch, sums) -> sums of `eval_step` with `options`."""
+    return over_devices(partial(eval_step, **options), mesh, (P(), P(AXIS), P()))
+
+
+def make_mesh(devices: list[jax.Device]) -> Mesh:
+    """A mesh with the one axis `AXIS` over these devices."""
+    return Mesh(devices, (AXIS,))
+
+
+def _scaled_loss(
+    params: Any,
+    batch_stats: Any,
+    batch: Batch,
+    loss_scale: LossScale,
+    *,
+    apply_fn: ApplyFn,
+    normalize: NormalizeFn,
+    label_smoothing: float,
+) -> tuple[jax.Array, tuple[Any, Metrics]]:
+    logits, mutated = apply_fn(
+        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), train=True, mutable=["batch_stats"]
+    )
+    logits = logits.astype(jnp.float32)
+    loss = losses.cross_entropy(logits, batch["label"], label_smoothing).mean()
+    top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
+    return loss_scale.scale(loss), (mutated["batch_stats"], {"loss": loss, "top1": top1})
+
+
+def _gradients(
+    params: Any,
+    batch_stats: Any,
+    batch: Batch,
+    loss_scale: LossScale,
+    *,
+    loss_fn: Callable[..., Any],
+    microbatches: int,
+) -> tuple[Any, Any, Metrics]:
+    """Scaled gradients, new batch statistics and metrics of this device, averaged over the microbatches."""
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+    if microbatches == 1:
+        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)
+        return grads, batch_stats, metrics
+
+    def accumulate(carry: Any, part: Batch) -> tuple[Any, Metrics]:
+        total, batch_stats = carry
+        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
+        return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
+
+    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
+    grads = jax.tree.map(lambda g: g / microbatches, total)
+    return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
+
+
+def _average(state: TrainState, new: Any, decay: float) -> Any:
+    """The moving average after this update.
+
+    The decay grows as (1 + n) / (10 + n) with the n updates applied so far, TensorFlow's rule
+    (ExponentialMovingAverage's num_updates), so that the random start is soon forgotten.
+    """
+    if state.ema is None:
+        return None
+    applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)
+    decay = jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
+    return jax.tree.map(lambda old, x: decay * old + (1.0 - decay) * x, state.ema, new)

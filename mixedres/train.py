@@ -1,0 +1,229 @@
+"""A run, top to bottom: config -> data, model, optimizer (`build`) -> state -> compiled step -> loop -> summary."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from mixedres import __version__, data, step, summary, workdir
+from mixedres.build import Setup, build
+from mixedres.checkpoints import Checkpoints
+from mixedres.config import ConfigError, TrainingError
+from mixedres.metrics import InFlight, Progress, RunLog, Writers
+
+
+def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -> dict[str, Any]:
+    """Trains in `directory`, from its newest checkpoint where it has one, and returns the summary.
+
+    Raises:
+      ConfigError: for a mistake in the config or the directory; nothing has been written then.
+      TrainingError: where training cannot go on.
+    """
+    setup = build(config)
+    workdir.prepare(directory, config, clean=clean)
+    if (directory / workdir.SUMMARY).exists():
+        print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+        return json.loads((directory / workdir.SUMMARY).read_text())
+
+    _announce(setup, directory)
+    saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
+    state = _restore(setup, saved) or _init(setup)
+    first_step = int(state.step)
+    started = time.perf_counter()
+    train_step, eval_step = _compile(setup, state)
+    compile_seconds = time.perf_counter() - started
+    print(f"compiled in {compile_seconds:.1f} s; training from step {first_step}", flush=True)
+
+    log = RunLog(
+        Writers(directory / workdir.METRICS, first_step),
+        Progress(setup.total_steps, first_step, setup.batch_size),
+        log_every=config.log_every,
+        learning_rates=np.asarray(jax.vmap(setup.learning_rate)(jnp.arange(setup.total_steps + 1))),
+    )
+    try:
+        state, result = _loop(setup, state, saved, train_step, eval_step, log)
+    finally:
+        log.close()
+        saved.close()
+
+    document = _summary(setup, state, first_step, train_step, log, result, compile_seconds)
+    workdir.write_json(directory / workdir.SUMMARY, document)
+    print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
+    return document
+
+
+def evaluate(config: ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
+    """Evaluates the newest checkpoint in `directory`, writes nothing, and returns top1, top5, loss and examples.
+
+    Raises:
+      ConfigError: for a mistake in the config, and where `directory` has no checkpoint of it.
+    """
+    setup = build(config)
+    workdir.check_same(directory, config)
+    saved = Checkpoints(directory / workdir.CHECKPOINTS)
+    state = _restore(setup, saved)
+    if state is None:
+        raise ConfigError(f"--workdir={directory} has no checkpoint; train first, without --mode=eval")
+    _announce(setup, directory)
+    result = _evaluate(setup, setup.eval_step(), state)
+    saved.close()
+    print(f"step {int(state.step)}: {_describe(result)}")
+    return result
+
+
+def _init(setup: Setup) -> step.TrainState:
+    # Random initialisation is a large program that runs once: on the CPU most of its time is optimisation.
+    quick = {"xla_backend_optimization_level": 0} if setup.devices[0].platform == "cpu" else {}
+    init = jax.jit(setup.init_state, out_shardings=setup.replicated, compiler_options=quick)
+    return init()
+
+
+def _restore(setup: Setup, saved: Checkpoints) -> step.TrainState | None:
+    latest = saved.latest_step()
+    if latest is None:
+        return None
+    shapes = jax.eval_shape(setup.init_state)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=setup.replicated), shapes)
+    return saved.restore(latest, like)
+
+
+def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
+    """Both steps, compiled ahead: a second compilation would be an error instead of a pause."""
+    shape = (setup.batch_size, *setup.source.image_shape)
+    batch = {
+        "image": jax.ShapeDtypeStruct(shape, np.uint8, sharding=setup.split),
+        "label": jax.ShapeDtypeStruct(shape[:1], np.int32, sharding=setup.split),
+    }
+    train_step = setup.train_step().lower(state, batch).compile()
+    masked = batch | {"mask": jax.ShapeDtypeStruct(shape[:1], bool, sharding=setup.split)}
+    sums = jax.device_put(step.zero_sums(), setup.replicated)
+    eval_step = setup.eval_step().lower(state.eval_variables, masked, sums).compile()
+    return train_step, eval_step
+
+
+def _loop(
+    setup: Setup, state: step.TrainState, saved: Checkpoints, train_step: Any, eval_step: Any, log: RunLog
+) -> tuple[step.TrainState, dict[str, Any]]:
+    """Steps to the end, with evaluations and checkpoints; returns the last state and evaluation."""
+    config, first_step = setup.config, int(state.step)
+    batches = data.prefetch(
+        setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step),
+        lambda batch: jax.device_put(batch, setup.split),
+    )
+    in_flight, result = InFlight(), None
+    for done in range(first_step + 1, setup.total_steps + 1):
+        log.clock.start()
+        state, metrics = train_step(state, next(batches))
+        for finished, values in in_flight.push(done, metrics):
+            log.train(finished, values)
+            _stop_if_stuck(log, config.stop_after_skipped)
+        at_end = done == setup.total_steps
+        evaluate_now = at_end or _due(done, setup.eval_every)
+        save_now = at_end or _due(done, setup.checkpoint_every)
+        if not (evaluate_now or save_now):
+            continue
+        for finished, values in in_flight.drain():
+            log.train(finished, values)
+        log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
+        if evaluate_now:
+            result = _evaluate(setup, eval_step, state)
+            log.eval(done, done / setup.steps_per_epoch, result)
+        stop = config.stop_at_top1 is not None and result and result["top1"] >= config.stop_at_top1
+        if save_now or stop:
+            saved.save(done, state)
+        if stop:
+            break
+    return state, result or _evaluate(setup, eval_step, state)
+
+
+def _due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0
+
+
+def _evaluate(setup: Setup, eval_step: Any, state: step.TrainState) -> dict[str, Any]:
+    """Top-1, top-5 and mean loss over every test example, each counted once."""
+    sums = jax.device_put(step.zero_sums(), setup.replicated)
+    batches = data.prefetch(
+        setup.source.eval_batches(setup.batch_size), lambda batch: jax.device_put(batch, setup.split)
+    )
+    in_flight = InFlight()
+    for index, batch in enumerate(batches):
+        sums = eval_step(state.eval_variables, batch, sums)
+        in_flight.push(index, sums)
+    host = jax.device_get(sums)
+    examples = int(host["examples"])
+    return {
+        "top1": int(host["top1"]) / examples,
+        "top5": int(host["top5"]) / examples,
+        "loss": float(host["loss"]) / examples,
+        "examples": examples,
+    }
+
+
+def _stop_if_stuck(log: RunLog, limit: int) -> None:
+    if log.consecutive_skipped >= limit:
+        raise TrainingError(
+            f"the last {limit} steps, up to step {log.step}, had gradients that were not finite, at last with loss "
+            f"{log.last['loss']:g} and loss scale {log.last['loss_scale']:g}; nothing of them was applied. Lower "
+            "config.optimizer.learning_rate or choose another preset, then start over with --clean"
+        )
+
+
+def _announce(setup: Setup, directory: pathlib.Path) -> None:
+    config, source = setup.config, setup.source
+    version = setup.model.version
+    scale = setup.precision.loss_scale
+    devices = f"{len(setup.devices)} {setup.devices[0].device_kind} device" + "s" * (len(setup.devices) > 1)
+    print(
+        f"mixedres {__version__}: {config.model.name} v{version} on {config.data.name} "
+        f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
+        f"  precision {setup.precision.name}: {setup.precision.policy}, loss scale {scale}\n"
+        f"  {setup.total_steps:,} steps of {setup.batch_size} on {devices}; workdir {directory}",
+        flush=True,
+    )
+
+
+def _describe(result: dict[str, Any]) -> str:
+    return f"test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"
+
+
+def _summary(
+    setup: Setup,
+    state: step.TrainState,
+    first_step: int,
+    train_step: Any,
+    log: RunLog,
+    result: dict[str, Any],
+    compile_seconds: float,
+) -> dict[str, Any]:
+    steps, seconds = int(state.step), log.clock.read()
+    here = steps - first_step
+    return {
+        "precision": setup.precision.name,
+        "policy": str(setup.precision.policy),
+        "model": setup.config.model.name,
+        "train": {
+            "steps": steps,
+            "epochs": steps / setup.steps_per_epoch,
+            "examples_per_second": here * setup.batch_size / seconds if here else None,
+            "step_time_ms": 1e3 * seconds / here if here else None,
+            "compile_seconds": compile_seconds,
+            "seconds": seconds,
+            "loss": log.epoch_loss,
+        },
+        "eval": result,
+        "loss_scale": {
+            "final": float(state.loss_scale.loss_scale),
+            "skipped_steps": int(state.loss_scale.total_skipped),
+        },
+        "memory": summary.memory(setup.devices, train_step),
+        "device": summary.device(setup.devices),
+        "versions": summary.versions(),
+    }

@@ -1,0 +1,12 @@
+"""The environment of every test: eight CPU devices, and rank promotion as an error."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+
+jax.config.update("jax_numpy_rank_promotion", "raise")

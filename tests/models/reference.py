@@ -1,0 +1,141 @@
+"""The ResNet family and batch normalisation in NumPy float64, written from their definitions.
+
+Shares with the code under test the names of the parameters and nothing else. Images are NHWC,
+convolution kernels HWIO. Sources: He et al., arXiv 1512.03385 (v1) and 1603.05027 (v2), with the
+stride of a v1.5 bottleneck on its 3x3; Ioffe and Szegedy, arXiv 1502.03167, algorithm 1 and the
+gradients below it.
+"""
+
+import numpy as np
+
+# Depth: (blocks per stage, convolutions per block).
+IMAGENET = {18: ((2, 2, 2, 2), 2), 50: ((3, 4, 6, 3), 3)}
+
+
+def conv(x, kernel, stride):
+    """Cross-correlation with (k - 1) / 2 zeros on each side."""
+    size = kernel.shape[0]
+    pad = (size - 1) // 2
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    return np.einsum("bhwcij,ijco->bhwo", _windows(x, size, stride), kernel, optimize=True)
+
+
+def max_pool(x):
+    """3x3 of stride 2; the border never wins."""
+    x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    return _windows(x, 3, 2).max(axis=(-2, -1))
+
+
+def _windows(x, size, stride):
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
+    return windows[:, ::stride, ::stride]
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def batch_norm_eval(x, scale, bias, mean, var, epsilon):
+    return scale * (x - mean) / np.sqrt(var + epsilon) + bias
+
+
+def batch_norm_train(x, scale, bias, running_mean, running_var, momentum, epsilon):
+    """(output, new running mean, new running variance); the variance is the biased one."""
+    axes = tuple(range(x.ndim - 1))
+    mean = x.mean(axes)
+    var = ((x - mean) ** 2).mean(axes)
+    y = batch_norm_eval(x, scale, bias, mean, var, epsilon)
+    new_mean = momentum * running_mean + (1 - momentum) * mean
+    new_var = momentum * running_var + (1 - momentum) * var
+    return y, new_mean, new_var
+
+
+def batch_norm_grads(x, scale, y_grad, epsilon):
+    """Gradients (x, scale, bias) of sum(y * y_grad) in training mode."""
+    axes = tuple(range(x.ndim - 1))
+    mean, var = x.mean(axes), x.var(axes)
+    normalised = (x - mean) / np.sqrt(var + epsilon)
+    bias_grad = y_grad.sum(axes)
+    scale_grad = (y_grad * normalised).sum(axes)
+    count = x.size / x.shape[-1]
+    centred = y_grad - bias_grad / count - normalised * scale_grad / count
+    return scale / np.sqrt(var + epsilon) * centred, scale_grad, bias_grad
+
+
+class ResNet:
+    """One forward pass; `activations` and, in training, `batch_stats` are filled on the way."""
+
+    def __init__(self, variables, depth, version, *, cifar, train=False, momentum=0.9, epsilon=1e-5):
+        self.params = _as_float64(variables["params"])
+        self.batch_stats = _as_float64(variables["batch_stats"])
+        n = (depth - 2) // 6
+        self.stages, self.convs_per_block = ((n, n, n), 2) if cifar else IMAGENET[depth]
+        self.version, self.cifar, self.train = version, cifar, train
+        self.momentum, self.epsilon = momentum, epsilon
+        self.activations = {}
+
+    def __call__(self, images):
+        x = np.asarray(images, np.float64)
+        x = conv(x, self.params["stem_conv"]["kernel"], 1 if self.cifar else 2)
+        self.activations["initial_conv"] = x
+        if self.version != "2":
+            x = relu(self._norm(x, "stem_norm"))
+        if not self.cifar:
+            x = self.activations["initial_max_pool"] = max_pool(x)
+        block = self._preactivated if self.version == "2" else self._postactivated
+        for stage, blocks in enumerate(self.stages, start=1):
+            for index in range(1, blocks + 1):
+                stride = 2 if stage > 1 and index == 1 else 1
+                x = block(x, f"block_layer{stage}_{index}", stride)
+            self.activations[f"block_layer{stage}"] = x
+        if self.version == "2":
+            x = relu(self._norm(x, "final_norm"))
+        x = self.activations["final_reduce_mean"] = x.mean((1, 2))
+        head = self.params["head"]
+        x = self.activations["final_dense"] = x @ head["kernel"] + head["bias"]
+        return x
+
+    def _strides(self, stride):
+        """The stride of each convolution on the residual branch."""
+        if self.convs_per_block == 2:
+            return (stride, 1)
+        return (stride, 1, 1) if self.version == "1" else (1, stride, 1)
+
+    def _postactivated(self, x, block, stride):
+        y = x
+        last = self.convs_per_block
+        for i, conv_stride in enumerate(self._strides(stride), start=1):
+            y = conv(y, self.params[block][f"conv{i}"]["kernel"], conv_stride)
+            y = self._norm(y, block, f"norm{i}")
+            y = y if i == last else relu(y)
+        if "conv_proj" in self.params[block]:
+            x = conv(x, self.params[block]["conv_proj"]["kernel"], stride)
+            x = self._norm(x, block, "norm_proj")
+        return relu(x + y)
+
+    def _preactivated(self, x, block, stride):
+        y = x
+        for i, conv_stride in enumerate(self._strides(stride), start=1):
+            activated = relu(self._norm(y, block, f"norm{i}"))
+            if i == 1 and "conv_proj" in self.params[block]:
+                x = conv(activated, self.params[block]["conv_proj"]["kernel"], stride)
+            y = conv(activated, self.params[block][f"conv{i}"]["kernel"], conv_stride)
+        return x + y
+
+    def _norm(self, x, *path):
+        params, stats = self.params, self.batch_stats
+        for name in path:
+            params, stats = params[name], stats[name]
+        affine = params["scale"], params["bias"]
+        if not self.train:
+            return batch_norm_eval(x, *affine, stats["mean"], stats["var"], self.epsilon)
+        y, stats["mean"], stats["var"] = batch_norm_train(
+            x, *affine, stats["mean"], stats["var"], self.momentum, self.epsilon
+        )
+        return y
+
+
+def _as_float64(tree):
+    if isinstance(tree, dict):
+        return {name: _as_float64(leaf) for name, leaf in tree.items()}
+    return np.asarray(tree, np.float64)

@@ -1,0 +1,243 @@
+"""BatchNorm against its definition in float64, against flax's, and across devices."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from mixedres.models.norm import BatchNorm
+from tests.models import reference
+
+FULL = jmp.get_policy("params=float32,compute=float32,output=float32")
+HALF = jmp.get_policy("params=float32,compute=float16,output=float16")
+# What the models use by default: float32 arithmetic on and for float16 neighbours.
+MIXED = jmp.get_policy("params=float32,compute=float32,output=float16")
+SHAPE = (8, 5, 6, 7)
+EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
+
+
+def _variables(seed=0, features=SHAPE[-1]):
+    """Scale, bias and running statistics none of which is 0 or 1."""
+    rng = np.random.default_rng(seed)
+    scale, bias = rng.uniform(0.5, 1.5, features), rng.normal(size=features)
+    mean, var = rng.normal(size=features), rng.uniform(0.5, 2.0, features)
+    variables = {
+        "params": {"scale": scale, "bias": bias},
+        "batch_stats": {"mean": mean, "var": var},
+    }
+    return jax.tree.map(np.float32, variables)
+
+
+def _inputs(seed=1, shape=SHAPE):
+    """Every feature with a mean and a deviation of its own."""
+    rng = np.random.default_rng(seed)
+    mean, std = rng.normal(size=shape[-1]), rng.uniform(0.5, 3.0, shape[-1])
+    return np.float32(mean + std * rng.normal(size=shape))
+
+
+def _reference_args(variables):
+    params, stats = variables["params"], variables["batch_stats"]
+    args = params["scale"], params["bias"], stats["mean"], stats["var"]
+    return [np.asarray(arg, np.float64) for arg in args]
+
+
+def _train(norm, variables, x):
+    y, updates = norm.apply(variables, x, True, mutable=["batch_stats"])
+    return y, updates["batch_stats"]
+
+
+def _relative(actual, expected):
+    expected = np.asarray(expected, np.float64)
+    return np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (64, 7)], ids=["images", "features"])
+@pytest.mark.parametrize("momentum", [0.9, 0.3])
+def test_train_output_and_running_averages(shape, momentum):
+    variables, x = _variables(), _inputs(shape=shape)
+    norm = BatchNorm(FULL, momentum=momentum, epsilon=EPSILON)
+    y, stats = _train(norm, variables, x)
+    expected = reference.batch_norm_train(np.float64(x), *_reference_args(variables), momentum, EPSILON)
+    # Some ten float32 roundings, of 6e-8 each.
+    assert _relative(y, expected[0]) < 1e-6
+    assert _relative(stats["mean"], expected[1]) < 1e-6
+    assert _relative(stats["var"], expected[2]) < 1e-6
+
+
+def test_eval_output():
+    variables, x = _variables(), _inputs()
+    norm = BatchNorm(FULL, epsilon=EPSILON)
+    y, updates = norm.apply(variables, x, False, mutable=["batch_stats"])
+    expected = reference.batch_norm_eval(np.float64(x), *_reference_args(variables), EPSILON)
+    assert _relative(y, expected) < 1e-6
+    jax.tree.map(np.testing.assert_array_equal, updates["batch_stats"], variables["batch_stats"])
+
+
+def test_gradients():
+    variables, x = _variables(), _inputs()
+    y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))
+    norm = BatchNorm(FULL, epsilon=EPSILON)
+
+    def weighted_sum(x, params):
+        y, _ = _train(norm, {**variables, "params": params}, x)
+        return (y * y_grad).sum()
+
+    x_grad, params_grad = jax.grad(weighted_sum, argnums=(0, 1))(x, variables["params"])
+    expected = reference.batch_norm_grads(
+        np.float64(x), np.float64(variables["params"]["scale"]), np.float64(y_grad), EPSILON
+    )
+    # Sums of 240 terms that largely cancel: an order above the output's error.
+    assert _relative(x_grad, expected[0]) < 1e-5
+    assert _relative(params_grad["scale"], expected[1]) < 1e-5
+    assert _relative(params_grad["bias"], expected[2]) < 1e-5
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_parity_with_flax(train):
+    variables, x = _variables(), _inputs()
+    flax_norm = nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=EPSILON)
+    theirs, their_updates = flax_norm.apply(variables, x, mutable=["batch_stats"])
+    norm = BatchNorm(FULL, momentum=0.9, epsilon=EPSILON)
+    ours, our_updates = norm.apply(variables, x, train, mutable=["batch_stats"])
+    assert _relative(ours, theirs) < 1e-6
+    assert _relative(our_updates["batch_stats"]["mean"], their_updates["batch_stats"]["mean"]) < 1e-6
+    assert _relative(our_updates["batch_stats"]["var"], their_updates["batch_stats"]["var"]) < 1e-6
+
+
+def test_arithmetic_in_float64():
+    policy = jmp.get_policy("float64")
+    with jax.enable_x64(True):
+        variables = jax.tree.map(np.float64, _variables())
+        x = np.float64(_inputs())
+        y, stats = _train(BatchNorm(policy, epsilon=EPSILON), variables, x)
+    expected = reference.batch_norm_train(x, *_reference_args(variables), 0.9, EPSILON)
+    assert _relative(y, expected[0]) < 1e-14
+    assert _relative(stats["mean"], expected[1]) < 1e-14
+    assert _relative(stats["var"], expected[2]) < 1e-14
+
+
+@pytest.mark.parametrize("policy", [MIXED, HALF], ids=["mixed", "half"])
+def test_float16_inputs_around_300(policy):
+    """Their squares overflow float16: a float16 variance is inf and the output 0."""
+    rng = np.random.default_rng(3)
+    x = np.float16(300 + 300 * rng.normal(size=(32, 8, 8, 4)))
+    variables = _variables(features=4)
+    norm = BatchNorm(policy, momentum=0.0, epsilon=EPSILON)
+    train, stats = _train(norm, variables, x)
+    evaluated = norm.apply({**variables, "batch_stats": stats}, x, False)
+    expected, mean, var = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.0, EPSILON)
+    assert _relative(stats["mean"], mean) < 1e-6
+    # E[x²] is twice the variance here, so float32 loses a bit.
+    assert _relative(stats["var"], var) < 2e-6
+    # Half an ulp of float16 is 5e-4; three roundings in half arithmetic, one otherwise.
+    assert _relative(train, expected) < (2e-3 if policy is HALF else 5e-4)
+    assert train.dtype == evaluated.dtype == jnp.float16
+    # momentum 0 stores the batch's own statistics: training and evaluation are one computation.
+    np.testing.assert_array_equal(train, evaluated)
+    assert np.asarray(train, np.float32).std((0, 1, 2)) == pytest.approx(variables["params"]["scale"], rel=1e-2)
+
+
+def test_rounding_never_makes_a_variance_negative():
+    """E[x²] - E[x]² of equal values is rounding alone, of either sign: the root would be NaN."""
+    values = np.float32(np.linspace(100, 1000, 64))
+    x = np.broadcast_to(values, (240, 64))
+    variables = _variables(features=64)
+    norm = BatchNorm(FULL, momentum=0.0, epsilon=1e-5)
+    y, stats = _train(norm, variables, x)
+    unclipped = jnp.square(x).mean(0) - jnp.square(jnp.mean(x, 0))
+    assert unclipped.min() < -1e-3  # there is something to clip
+    assert stats["var"].min() == 0
+    assert np.isfinite(y).all()
+
+
+def test_compute_dtype_of_the_policy_is_that_of_the_arithmetic():
+    variables, x = _variables(), np.float16(_inputs())
+    expected, mean, var = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.9, EPSILON)
+    errors = {}
+    for compute in ("float32", "bfloat16", "float16"):
+        # A float32 output shows the rounding of the arithmetic alone.
+        policy = jmp.get_policy(f"params=float32,compute={compute},output=float32")
+        y, stats = _train(BatchNorm(policy, epsilon=EPSILON), variables, x)
+        assert y.dtype == jnp.float32
+        for name, expected_stat in (("mean", mean), ("var", var)):
+            assert stats[name].dtype == jnp.float32
+            assert _relative(stats[name], expected_stat) < 1e-6
+        errors[compute] = _relative(y, expected)
+    # An ulp is 1.2e-7, 7.8e-3 and 9.8e-4 of the value.
+    assert errors["float32"] < 1e-6
+    assert 1e-4 < errors["float16"] < 3e-3
+    assert 1e-3 < errors["bfloat16"] < 3e-2
+
+
+@pytest.mark.parametrize("policy", [FULL, MIXED, HALF], ids=["full", "mixed", "half"])
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_initialising_leaves_the_running_statistics_at_0_and_1(policy, train):
+    # An axis name that is not bound: initialising happens outside the mesh.
+    norm = BatchNorm(policy, axis_name="data", scale_init=nn.initializers.constant(0.25))
+    variables = norm.init(jax.random.key(0), _inputs(), train)
+    expected = {"mean": 0.0, "var": 1.0, "scale": 0.25, "bias": 0.0}
+    leaves = {**variables["batch_stats"], **variables["params"]}
+    assert set(leaves) == set(expected)
+    for name, leaf in leaves.items():
+        np.testing.assert_array_equal(leaf, np.full(SHAPE[-1], expected[name], np.float32))
+        assert leaf.dtype == jnp.float32
+
+
+def _over_devices(axis_name):
+    """BatchNorm over 8 devices; statistics of all of them, stacked, whatever they are."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    norm = BatchNorm(FULL, epsilon=EPSILON, axis_name=axis_name)
+    over_data, everywhere = PartitionSpec("data"), PartitionSpec()
+
+    def local(variables, x):
+        y, stats = _train(norm, variables, x)
+        return y, jax.tree.map(lambda leaf: leaf[None], stats)
+
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(everywhere, over_data), out_specs=over_data))
+
+
+def _uneven_inputs():
+    """Examples of different means, so that no device's statistics are the batch's."""
+    return _inputs() + np.arange(8, dtype=np.float32)[:, None, None, None]
+
+
+def test_synchronised_statistics_are_those_of_the_full_batch():
+    variables, x = _variables(), _uneven_inputs()
+    y, stats = _over_devices("data")(variables, x)
+    expected = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.9, EPSILON)
+    assert _relative(y, expected[0]) < 2e-6
+    for device in range(8):
+        assert _relative(stats["mean"][device], expected[1]) < 2e-6
+        assert _relative(stats["var"][device], expected[2]) < 2e-6
+
+
+def test_synchronised_gradients_are_those_of_the_full_batch():
+    variables, x = _variables(), _uneven_inputs()
+    y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))
+    norm = _over_devices("data")
+
+    def weighted_sum(x, params):
+        return (norm({**variables, "params": params}, x)[0] * y_grad).sum()
+
+    x_grad, params_grad = jax.grad(weighted_sum, argnums=(0, 1))(x, variables["params"])
+    expected = reference.batch_norm_grads(
+        np.float64(x), np.float64(variables["params"]["scale"]), np.float64(y_grad), EPSILON
+    )
+    assert _relative(x_grad, expected[0]) < 1e-5
+    assert _relative(params_grad["scale"], expected[1]) < 1e-5
+    assert _relative(params_grad["bias"], expected[2]) < 1e-5
+
+
+def test_statistics_are_per_device_without_an_axis_name():
+    variables, x = _variables(), _uneven_inputs()
+    y, stats = _over_devices(None)(variables, x)
+    for device in range(8):
+        expected = reference.batch_norm_train(
+            np.float64(x[device : device + 1]), *_reference_args(variables), 0.9, EPSILON
+        )
+        assert _relative(y[device : device + 1], expected[0]) < 1e-5
+        assert _relative(stats["mean"][device], expected[1]) < 1e-5
+        assert _relative(stats["var"][device], expected[2]) < 1e-5
