@@ -102,7 +102,7 @@ KEYS = (
     ),
     Key("model.name", str, "resnet50", "resnet18, 34, 50, 101, 152, 200 or cifar_resnet{6n+2}"),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
-    Key("model.zero_init_last", bool, True, "start the last batch-norm scale of every block at 0"),
+    Key("model.zero_init_last", bool, True, "start every block as the identity, by a zero in its last layer"),
     Key("model.kernel_init", str, "he_normal", "he_normal, he_normal_fan_out, lecun_normal, glorot_uniform"),
     Key("model.head_init", str, "normal_0.01", "the same for the head, or normal_0.01"),
     Key("batch_norm.momentum", float, 0.9, "weight of the old running average", SHARE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import sys
 import time
@@ -29,7 +30,9 @@ class Writers:
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Writes `values` of `kind` ('train' or 'eval') after `step` steps."""
-        self._file.write(json.dumps({"step": step, "kind": kind} | dict(values)) + "\n")
+        # JSON has no NaN: what is not finite becomes null.
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         for name, value in values.items():
             self._events.add_scalar(f"{kind}/{name}", value, step)
 
@@ -103,25 +106,37 @@ class RunLog:
       clock: the seconds spent in training steps.
       step: the newest finished step.
       last: its metrics.
-      consecutive_skipped, total_skipped: steps whose update was not applied, since the last applied one and of
-        this start.
-      epoch_loss: mean training loss of the finite steps since the last evaluation but one; None before any.
+      consecutive_skipped, total_skipped: steps whose update was not applied, since the last applied one and since
+        the start of the run.
+      epoch_loss: mean training loss between the last two evaluations; None before the first.
     """
 
-    def __init__(self, writers: Writers, progress: Progress, *, log_every: int, learning_rates: Sequence[float]):
-        """`log_every`: steps between two lines of metrics; `learning_rates[n]` is the rate after n updates."""
+    def __init__(
+        self,
+        writers: Writers,
+        progress: Progress,
+        *,
+        first_step: int,
+        skipped: int,
+        batch_size: int,
+        log_every: int,
+        learning_rates: Sequence[float],
+    ):
+        """Args: `skipped` of the `first_step` steps before this start, and the rate after n updates for each n."""
         self.clock = Stopwatch()
-        self.step = 0
+        self.step = first_step
         self.last: dict[str, float] = {}
-        self.consecutive_skipped = self.total_skipped = 0
+        self.consecutive_skipped, self.total_skipped = 0, skipped
         self.epoch_loss: float | None = None
         self._writers, self._progress = writers, progress
-        self._log_every, self._learning_rates = log_every, learning_rates
+        self._batch_size, self._log_every, self._learning_rates = batch_size, log_every, learning_rates
+        self._line_at = 0.0
         self._since_line: list[dict[str, float]] = []
         self._since_eval: list[dict[str, float]] = []
 
     def train(self, step: int, values: Mapping[str, Any]) -> None:
         """Takes the metrics of a finished step."""
+        updates_before = step - 1 - self.total_skipped
         self.step, self.last = step, {name: float(value) for name, value in values.items()}
         skipped = not self.last["grads_finite"]
         self.consecutive_skipped = (self.consecutive_skipped + 1) * skipped
@@ -130,30 +145,32 @@ class RunLog:
         self._since_eval.append(self.last)
         self._progress.update(step, self.last, self.clock.read())
         if step % self._log_every == 0:
-            updates = min(step - self.total_skipped, len(self._learning_rates) - 1)
-            self._writers.write(
-                step,
-                "train",
-                {
-                    "loss": _mean(self._since_line, "loss"),
-                    "top1": _mean(self._since_line, "top1"),
-                    "learning_rate": float(self._learning_rates[updates]),
-                    "loss_scale": self.last["loss_scale"],
-                    "skipped_steps": self.total_skipped,
-                },
-            )
-            self._since_line = []
+            self._line(step, float(self._learning_rates[updates_before]))
+
+    def _line(self, step: int, learning_rate: float) -> None:
+        now = self.clock.read()
+        examples = len(self._since_line) * self._batch_size
+        values = {
+            "loss": _mean(self._since_line, "loss"),
+            "top1": _mean(self._since_line, "top1"),
+            "learning_rate": learning_rate,
+            "loss_scale": self.last["loss_scale"],
+            "skipped_steps": self.total_skipped,
+            "examples_per_second": examples / (now - self._line_at),
+        }
+        self._writers.write(step, "train", values)
+        self._since_line, self._line_at = [], now
 
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
         """Takes the result of an evaluation after `step` steps."""
         self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
         self.epoch_loss = _mean(self._since_eval, "loss")
+        self._since_eval = []
         self._progress.line(
             f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
             f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss scale {self.last['loss_scale']:g}  "
             f"skipped {self.total_skipped}"
         )
-        self._since_eval = []
 
     def close(self) -> None:
         """Closes files and bar."""

@@ -44,8 +44,11 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
     log = RunLog(
         Writers(directory / workdir.METRICS, first_step),
         Progress(setup.total_steps, first_step, setup.batch_size),
+        first_step=first_step,
+        skipped=int(state.loss_scale.total_skipped),
+        batch_size=setup.batch_size,
         log_every=config.log_every,
-        learning_rates=np.asarray(jax.vmap(setup.learning_rate)(jnp.arange(setup.total_steps + 1))),
+        learning_rates=np.asarray(jax.vmap(setup.learning_rate)(jnp.arange(setup.total_steps))),
     )
     try:
         state, result = _loop(setup, state, saved, train_step, eval_step, log)
@@ -121,16 +124,13 @@ def _loop(
     for done in range(first_step + 1, setup.total_steps + 1):
         log.clock.start()
         state, metrics = train_step(state, next(batches))
-        for finished, values in in_flight.push(done, metrics):
-            log.train(finished, values)
-            _stop_if_stuck(log, config.stop_after_skipped)
+        _record(in_flight.push(done, metrics), log, config.stop_after_skipped)
         at_end = done == setup.total_steps
         evaluate_now = at_end or _due(done, setup.eval_every)
         save_now = at_end or _due(done, setup.checkpoint_every)
         if not (evaluate_now or save_now):
             continue
-        for finished, values in in_flight.drain():
-            log.train(finished, values)
+        _record(in_flight.drain(), log, config.stop_after_skipped)
         log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
         if evaluate_now:
             result = _evaluate(setup, eval_step, state)
@@ -167,13 +167,16 @@ def _evaluate(setup: Setup, eval_step: Any, state: step.TrainState) -> dict[str,
     }
 
 
-def _stop_if_stuck(log: RunLog, limit: int) -> None:
-    if log.consecutive_skipped >= limit:
-        raise TrainingError(
-            f"the last {limit} steps, up to step {log.step}, had gradients that were not finite, at last with loss "
-            f"{log.last['loss']:g} and loss scale {log.last['loss_scale']:g}; nothing of them was applied. Lower "
-            "config.optimizer.learning_rate or choose another preset, then start over with --clean"
-        )
+def _record(finished: list[tuple[int, Any]], log: RunLog, stop_after_skipped: int) -> None:
+    """Logs the metrics of finished steps; raises TrainingError where too many in a row were skipped."""
+    for done, values in finished:
+        log.train(done, values)
+        if log.consecutive_skipped >= stop_after_skipped:
+            raise TrainingError(
+                f"the last {stop_after_skipped} steps, up to step {done}, had gradients that were not finite, at last "
+                f"with loss {log.last['loss']:g} and loss scale {log.last['loss_scale']:g}; none was applied. Lower "
+                "config.optimizer.learning_rate or choose another preset, then start over with --clean"
+            )
 
 
 def _announce(setup: Setup, directory: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -54,10 +55,19 @@ def prepare(workdir: pathlib.Path, config: ConfigDict, *, clean: bool) -> None:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes `value` so that the file is either the old or the whole new one, whatever happens."""
+    """Writes `value` so that the file is either the old or the whole new one, whatever happens.
+
+    JSON has no NaN and no infinity: a number that is not finite becomes null.
+    """
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.write_text(json.dumps(_without_nan(value), indent=2, allow_nan=False) + "\n")
     os.replace(partial, path)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _check_writable(workdir: pathlib.Path) -> None:

@@ -63,7 +63,7 @@ def create(
       norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
       momentum: of the running averages of batch normalisation, in [0, 1).
       epsilon: of batch normalisation.
-      zero_init_last: start the last batch-norm scale of every block at 0.
+      zero_init_last: start every block as the identity, by a zero in its last layer.
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initialiser, for convolutions and for the head.
       axis_name: mesh axis over which batch statistics are synchronised; None: per device.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it.

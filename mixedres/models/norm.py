@@ -56,8 +56,9 @@ class BatchNorm(nn.Module):
             mean, var = running_mean.value, running_var.value
 
         factor = jax.lax.rsqrt(var + self.epsilon) * scale.astype(stats_dtype)
-        y = (x.astype(compute_dtype) - mean.astype(compute_dtype)) * factor.astype(compute_dtype)
-        return (y + bias.astype(compute_dtype)).astype(self.policy.output_dtype)
+        per_channel = (1,) * (x.ndim - 1) + features
+        mean, factor, bias = (v.astype(compute_dtype).reshape(per_channel) for v in (mean, factor, bias))
+        return ((x.astype(compute_dtype) - mean) * factor + bias).astype(self.policy.output_dtype)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))

@@ -22,6 +22,10 @@ from mixedres.models.norm import BatchNorm
 ModuleFn = Callable[..., nn.Module]
 
 
+def _zeros_if(zero: bool) -> Callable:
+    return nn.initializers.zeros if zero else nn.initializers.ones
+
+
 class BasicBlock(nn.Module):
     """3x3 - 3x3 with the activation after the sum (v1); v1.5 is the same."""
 
@@ -30,7 +34,7 @@ class BasicBlock(nn.Module):
     version: str
     conv: ModuleFn
     norm: ModuleFn
-    last_scale_init: Callable
+    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -38,7 +42,7 @@ class BasicBlock(nn.Module):
         y = self.conv(self.filters, 3, self.stride, name="conv1")(x)
         y = nn.relu(self.norm(name="norm1")(y, train))
         y = self.conv(self.filters, 3, name="conv2")(y)
-        y = self.norm(name="norm2", scale_init=self.last_scale_init)(y, train)
+        y = self.norm(name="norm2", scale_init=_zeros_if(self.zero_init_last))(y, train)
         if x.shape != y.shape:
             x = self.conv(self.filters, 1, self.stride, name="conv_proj")(x)
             x = self.norm(name="norm_proj")(x, train)
@@ -53,7 +57,7 @@ class BottleneckBlock(nn.Module):
     version: str
     conv: ModuleFn
     norm: ModuleFn
-    last_scale_init: Callable
+    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -64,7 +68,7 @@ class BottleneckBlock(nn.Module):
         y = self.conv(self.filters, 3, stride2, name="conv2")(y)
         y = nn.relu(self.norm(name="norm2")(y, train))
         y = self.conv(4 * self.filters, 1, name="conv3")(y)
-        y = self.norm(name="norm3", scale_init=self.last_scale_init)(y, train)
+        y = self.norm(name="norm3", scale_init=_zeros_if(self.zero_init_last))(y, train)
         if x.shape != y.shape:
             x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(x)
             x = self.norm(name="norm_proj")(x, train)
@@ -79,15 +83,15 @@ class PreactBasicBlock(nn.Module):
     version: str
     conv: ModuleFn
     norm: ModuleFn
-    last_scale_init: Callable
+    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
         activated = nn.relu(self.norm(name="norm1")(x, train))
         y = self.conv(self.filters, 3, self.stride, name="conv1")(activated)
-        y = nn.relu(self.norm(name="norm2", scale_init=self.last_scale_init)(y, train))
-        y = self.conv(self.filters, 3, name="conv2")(y)
+        y = nn.relu(self.norm(name="norm2")(y, train))
+        y = self.conv(self.filters, 3, zeros=self.zero_init_last, name="conv2")(y)
         if x.shape != y.shape:
             x = self.conv(self.filters, 1, self.stride, name="conv_proj")(activated)
         return x + y
@@ -101,7 +105,7 @@ class PreactBottleneckBlock(nn.Module):
     version: str
     conv: ModuleFn
     norm: ModuleFn
-    last_scale_init: Callable
+    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -110,11 +114,33 @@ class PreactBottleneckBlock(nn.Module):
         y = self.conv(self.filters, 1, name="conv1")(activated)
         y = nn.relu(self.norm(name="norm2")(y, train))
         y = self.conv(self.filters, 3, self.stride, name="conv2")(y)
-        y = nn.relu(self.norm(name="norm3", scale_init=self.last_scale_init)(y, train))
-        y = self.conv(4 * self.filters, 1, name="conv3")(y)
+        y = nn.relu(self.norm(name="norm3")(y, train))
+        y = self.conv(4 * self.filters, 1, zeros=self.zero_init_last, name="conv3")(y)
         if x.shape != y.shape:
             x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(activated)
         return x + y
+
+
+class Head(nn.Module):
+    """The dense layer: product in the compute dtype, bias added in float32.
+
+    The gradient of a bias added in float16 is a float16 sum over the batch; flax's Dense would make it one.
+    """
+
+    num_classes: int
+    policy: jmp.Policy
+    kernel_init: Callable
+    precision: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(b, features) -> (b, num_classes), both in the compute dtype."""
+        param_dtype, compute_dtype = self.policy.param_dtype, self.policy.compute_dtype
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.num_classes), param_dtype)
+        bias = self.param("bias", nn.initializers.zeros, (self.num_classes,), param_dtype)
+        wide = jnp.promote_types(compute_dtype, jnp.float32)
+        y = jnp.dot(x, kernel.astype(compute_dtype), precision=self.precision)
+        return (y.astype(wide) + bias.astype(wide)[None]).astype(compute_dtype)
 
 
 class ResNet(nn.Module):
@@ -130,7 +156,9 @@ class ResNet(nn.Module):
       policy: parameters, arithmetic and output; every activation has the compute dtype, logits the output dtype.
       norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
       momentum, epsilon, axis_name: see `BatchNorm`.
-      zero_init_last: start the last scale of every block at 0, so that each block starts as the identity.
+      zero_init_last: start every block as the identity (Goyal et al., arXiv 1706.02677): v1 and v1.5 with a zero last
+        batch-norm scale; v2, where a zero scale before the last ReLU would never get a gradient, with a zero last
+        kernel.
       kernel_init, head_init: initialisers of the convolutions and of the head's kernel.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
     """
@@ -155,7 +183,6 @@ class ResNet(nn.Module):
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Images (b, h, w, 3) of any float dtype -> logits (b, num_classes) in the policy's output dtype."""
         conv, norm = self._layers()
-        last_scale_init = nn.initializers.zeros if self.zero_init_last else nn.initializers.ones
         compute_dtype, preactivated = self.policy.compute_dtype, self.version == "2"
 
         x = images.astype(compute_dtype)
@@ -175,7 +202,7 @@ class ResNet(nn.Module):
                     version=self.version,
                     conv=conv,
                     norm=norm,
-                    last_scale_init=last_scale_init,
+                    zero_init_last=self.zero_init_last,
                     name=f"block_layer{stage}_{index + 1}",
                 )(x, train)
             self.sow("intermediates", f"block_layer{stage}", x)
@@ -185,21 +212,14 @@ class ResNet(nn.Module):
         # A sum over 49 and more values: float32 inside, the compute dtype outside.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
         self.sow("intermediates", "final_reduce_mean", x)
-        x = nn.Dense(
-            self.num_classes,
-            dtype=compute_dtype,
-            param_dtype=self.policy.param_dtype,
-            kernel_init=self.head_init,
-            precision=self.precision,
-            name="head",
-        )(x)
+        x = Head(self.num_classes, self.policy, self.head_init, self.precision, name="head")(x)
         self.sow("intermediates", "final_dense", x)
         return x.astype(self.policy.output_dtype)
 
     def _layers(self) -> tuple[ModuleFn, ModuleFn]:
         """The two layers everything is made of, with dtypes and constants bound once."""
 
-        def conv(filters: int, size: int, stride: int = 1, *, name: str) -> nn.Module:
+        def conv(filters: int, size: int, stride: int = 1, *, zeros: bool = False, name: str) -> nn.Module:
             return nn.Conv(
                 filters,
                 (size, size),
@@ -208,7 +228,7 @@ class ResNet(nn.Module):
                 use_bias=False,
                 dtype=self.policy.compute_dtype,
                 param_dtype=self.policy.param_dtype,
-                kernel_init=self.kernel_init,
+                kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
                 precision=self.precision,
                 name=name,
             )

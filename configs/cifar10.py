@@ -1,0 +1,41 @@
+"""CIFAR-10 with ResNet-56, the recipe of TensorFlow's official ResNet (its accuracy gate: 92.6 to 93.8 %).
+
+python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.name=synthetic --config.steps=100
+
+SGD with momentum 0.9, rate 0.1 per 128 images without warm-up, divided by 10 after 91 and 136 epochs of 182, weight
+decay 2e-4 on everything, batch norm included. The images are padded by 4, cropped, flipped and standardised one by one.
+
+Hardware: one GPU. Not run here on the real images yet.
+"""
+
+from mixedres import config as base
+
+
+def get_config(argument: str = "fp32"):
+    """The CIFAR-10 config for PRESET[,key=value...]."""
+    config = base.defaults()
+    config.epochs = 182
+    config.batch_size = 128
+    config.eval_every = 10
+    config.checkpoint_every = 10
+    config.log_every = 100
+    config.data.name = "cifar10"
+    config.data.image_size = 32
+    config.data.num_classes = 10
+    config.data.train_examples = 50_000
+    config.data.pad = 4
+    config.data.flip = True
+    config.model.name = "cifar_resnet56"
+    config.model.version = "1"
+    config.model.zero_init_last = False
+    config.model.kernel_init = "lecun_normal"
+    config.model.head_init = "glorot_uniform"
+    config.batch_norm.momentum = 0.997
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.lr_batch_size = 128
+    config.optimizer.weight_decay = 2e-4
+    config.optimizer.decay_mask = "."
+    config.schedule.name = "piecewise"
+    config.schedule.boundaries = (91, 136, 182)
+    config.schedule.factors = (0.1, 0.01, 0.001)
+    return base.finish(config, *base.split(argument))

@@ -1,0 +1,163 @@
+"""The command line: each mistake ends in one line and status 2, and touches nothing."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from mixedres import main, train
+
+ROOT = pathlib.Path(__file__).parent.parent
+DIGITS = f"--config={ROOT}/configs/digits.py"
+IMAGENET = f"--config={ROOT}/configs/imagenet.py"
+
+# (arguments, words that the line must have: what was given and what is allowed)
+MISTAKES = [
+    ([], ["--config is missing", "configs/digits.py:fp16"]),
+    (["--config=nowhere.py:fp16"], ["nowhere.py:fp16", "cannot be read"]),
+    ([DIGITS + ":fp17"], ["'fp17'", "fp32, tf32, bf16, fp16, fp16_static"]),
+    ([DIGITS + ":fp16_rewrite"], ["'fp16_rewrite'", "graph rewrite", "'fp16'"]),
+    ([DIGITS + ":bf16_rewrite"], ["'bf16_rewrite'", "graph rewrite", "'bf16'"]),
+    ([DIGITS + ":fp16,modle=x"], ["'modle'", "model.name"]),
+    ([DIGITS + ":fp16,fast"], ["'fast'", "key=value"]),
+    ([DIGITS + ":fp16,batch_size=many"], ["config.batch_size", "'many'", "int"]),
+    ([DIGITS, "--config.batchsize=8"], ["'batchsize'", "batch_size"]),
+    ([DIGITS, "--config.optimizer=adam"], ["'optimizer'", "optimizer.name"]),
+    ([DIGITS, "--config.batch_size=abc"], ["batch_size=abc", "int"]),
+    ([DIGITS, "--config.batch_size=0"], ["batch_size is 0", "> 0"]),
+    ([DIGITS, "--config.batch_size=-8"], ["batch_size is -8", "> 0"]),
+    ([DIGITS, "--config.batch_size=100"], ["batch_size is 100", "devices: 8", "96 and 104"]),
+    ([DIGITS, "--config.batch_size=4"], ["batch_size is 4", "8"]),
+    ([DIGITS, "--config.batch_size=2048"], ["2048", "1437"]),
+    ([DIGITS, "--config.num_devices=9"], ["num_devices is 9", "8"]),
+    ([DIGITS, "--config.microbatches=3"], ["batch_size is 64", "microbatches: 3", "48 and 72"]),
+    ([DIGITS, "--config.epochs=0"], ["epochs is 0", "> 0"]),
+    ([DIGITS, "--config.epochs=nan"], ["epochs is nan", "> 0"]),
+    ([DIGITS, "--config.eval_every=3lightyears"], ["'3lightyears'", "'500 steps'"]),
+    ([DIGITS, "--config.eval_every=-1"], ["eval_every is -1", "epochs"]),
+    ([DIGITS, "--config.model.name=vgg16"], ["'vgg16'", "resnet50", "cifar_resnet{6n+2}"]),
+    ([DIGITS, "--config.model.name=resnet51"], ["'resnet51'", "18, 34, 50, 101, 152, 200"]),
+    ([DIGITS, "--config.model.name=cifar_resnet21"], ["cifar_resnet21", "6n+2", "20 and 26"]),
+    ([DIGITS, "--config.model.version=3"], ["1, 2", "'3'"]),
+    ([DIGITS, "--config.model.kernel_init=zeros"], ["'zeros'", "he_normal"]),
+    ([DIGITS, "--config.data.name=mnist"], ["'mnist'", "digits, synthetic"]),
+    ([DIGITS, "--config.data.image_size=4"], ["image_size", ">= 8", "4"]),
+    ([DIGITS, "--config.optimizer.name=adam"], ["'adam'", "sgd, lars, adamw"]),
+    ([DIGITS, "--config.optimizer.decay_mask=("], ["'('", "regular expression"]),
+    ([DIGITS, "--config.schedule.name=linear"], ["'linear'", "constant, cosine"]),
+    ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
+    ([DIGITS, "--config.precision.loss_scale=0"], ["loss scale 0", "'none', 'dynamic'", "> 0"]),
+    ([DIGITS, "--config.precision.loss_scale=-1"], ["loss scale -1", "'none', 'dynamic'"]),
+    ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
+    ([DIGITS, "--config.precision.loss_scale=abc"], ["'abc'", "'none', 'dynamic'"]),
+    ([DIGITS + ":fp16", "--config.loss_scale.initial=3e7"], ["3e+07", "max_loss_scale"]),
+    ([DIGITS, "--config.precision.policy=c=f99"], ["'c=f99'", "params=float32"]),
+    ([DIGITS, "--config.precision.policy=half"], ["p=f16", "params=float32"]),
+    ([DIGITS, "--config.precision.norm_policy=yes"], ["'yes'", "params=float32"]),
+    ([DIGITS, "--config.precision.implementation=magic"], ["'magic'", "casting"]),
+    ([DIGITS, "--config.precision.matmul_precision=low"], ["'low'", "highest"]),
+    ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),
+    ([DIGITS, "--fast"], ["--fast", "--help"]),
+    ([DIGITS, "fast"], ["'fast'", "--help"]),
+    ([DIGITS, "--mode=test"], ["--mode=test", "train|eval"]),
+    ([DIGITS, "--mode=eval"], ["no run", "train"]),
+    ([IMAGENET], ["'imagenet2012'", "--config.data.name=synthetic"]),
+    ([IMAGENET + ":fp16,recipe=fast"], ["'fast'", "official, cosine"]),
+    ([DIGITS, "--workdir=/dev/null/run"], ["/dev/null/run", "cannot be written", "--workdir=DIR"]),
+    ([DIGITS, "--workdir=/proc/run"], ["/proc/run", "cannot be written"]),
+]
+
+
+@pytest.mark.parametrize("arguments, words", MISTAKES, ids=lambda x: " ".join(x)[-60:] if isinstance(x, list) else "")
+def test_a_mistake_is_one_line_and_status_2(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["mixedres", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("mixedres: ") and err.count("\n") == 1 and not out
+    for word in words:
+        assert word in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def config_file(directory, body):
+    path = directory / "mine.py"
+    path.write_text(f"from mixedres import config as base\ndef get_config(argument='fp32'):\n{body}")
+    return f"--config={path}"
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (
+            "  c = base.defaults(); c.batch_size = 8; return c",
+            ["epochs", "steps", "both missing", "--config.epochs=90"],
+        ),
+        ("  c = base.defaults(); c.epochs = 1; return c", ["batch_size", "both missing"]),
+        ("  c = base.defaults(); c.unlock(); c.colour = 'red'; return c", ["'colour'", "unknown"]),
+        ("  c = base.defaults(); del c.seed; return c", ["config.seed is missing"]),
+        ("  return (", ["mine.py, line 3"]),
+    ],
+)
+def test_a_mistake_in_a_config_file(body, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["mixedres", config_file(tmp_path, body)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and all(word in err for word in words), err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_config_file_has_no_unknown_or_mistyped_assignments(tmp_path, capsys):
+    for line in ("c.sede = 1", "c.seed = 'one'"):
+        argument = config_file(tmp_path, f"  c = base.defaults(); {line}; return c")
+        assert main.main(["mixedres", argument]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and line.split()[0].removeprefix("c.") in err
+
+
+def test_the_real_process_exits_with_2_and_without_a_traceback(tmp_path):
+    command = [sys.executable, "-m", "mixedres.main", DIGITS + ":fp17"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def environment():
+    import os
+
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def test_help_lists_every_key_and_exits_with_0(capsys):
+    from mixedres.config_keys import KEYS
+
+    assert main.main(["mixedres", "--help"]) == 0
+    out = capsys.readouterr().out
+    for key in KEYS:
+        assert f"\n  {key.path} " in out and key.doc in out
+
+
+def test_flags_reach_the_run(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(train, "train", lambda config, directory, clean: seen.update(locals()))
+    monkeypatch.chdir(tmp_path)
+    arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
+    assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0
+    config = seen["config"]
+    assert config.precision.name == "fp16" and config.model.name == "cifar_resnet32"
+    assert (config.batch_size, config.epochs, config.schedule.warmup) == (32, 2.5, "100 steps")
+    assert seen["clean"] is True and seen["directory"] == tmp_path / "runs" / "digits-fp16"
+
+
+def test_a_failed_run_exits_with_1_and_an_interrupted_one_with_130(tmp_path, monkeypatch, capsys):
+    from mixedres.config import TrainingError
+
+    for error, status in ((TrainingError("it broke"), 1), (KeyboardInterrupt(), 130)):
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr(train, "train", fail)
+        assert main.main(["mixedres", DIGITS]) == status
+        assert capsys.readouterr().err.count("\n") == 1

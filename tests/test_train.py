@@ -1,0 +1,187 @@
+"""Whole runs: what they leave behind, how they continue, and when they stop."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from tensorboardX.proto import event_pb2
+
+from mixedres import models, precision, train, workdir
+from mixedres.build import build
+from mixedres.checkpoints import Checkpoints
+from mixedres.config import ConfigError, TrainingError
+from mixedres.metrics import RunLog
+from tests import run_cases, step_cases
+
+
+def final_state(directory, config):
+    setup = build(config)
+    return train._restore(setup, Checkpoints(directory / workdir.CHECKPOINTS))
+
+
+def lines(directory, kind):
+    found = [json.loads(line) for line in (directory / workdir.METRICS).read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(directory, config, summary) of an uninterrupted fp16 run."""
+    directory = tmp_path_factory.mktemp("run") / "fp16"
+    config = run_cases.tiny("fp16", ema_decay=0.9)
+    return directory, config, train.train(config, directory)
+
+
+def test_the_summary_says_what_the_files_say(finished):
+    directory, config, summary = finished
+    assert json.loads((directory / workdir.SUMMARY).read_text()) == summary
+    assert summary["precision"] == "fp16" and summary["model"] == "cifar_resnet8"
+    assert summary["train"]["steps"] == 6 and summary["train"]["epochs"] == 1.5
+    seconds = summary["train"]["seconds"]
+    np.testing.assert_allclose(summary["train"]["examples_per_second"] * seconds, 6 * 16)
+    np.testing.assert_allclose(summary["train"]["step_time_ms"] * 6, 1e3 * seconds)
+    assert summary["eval"]["examples"] == 16
+    assert summary["loss_scale"] == {"final": 2.0**15, "skipped_steps": 0}
+    assert summary["device"] == {"platform": "cpu", "kind": "cpu", "count": 2}
+    assert summary["memory"]["host_peak_bytes"] > summary["memory"]["step_argument_bytes"] > 1e5
+    last = lines(directory, "eval")[-1]
+    assert {name: last[name] for name in summary["eval"]} == summary["eval"]
+    assert json.loads((directory / workdir.CONFIG).read_text())["precision.name"] == "fp16"
+
+
+def test_metrics_have_a_line_for_every_step_and_evaluation(finished):
+    directory, config, _ = finished
+    trained = lines(directory, "train")
+    assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines(directory, "eval")] == [2, 4, 6]
+    rates = build(config).learning_rate
+    np.testing.assert_allclose([line["learning_rate"] for line in trained], [rates(n) for n in range(6)], rtol=1e-6)
+    assert trained[-1]["loss"] < trained[0]["loss"]
+
+
+def test_tensorboard_events_hold_the_same_numbers(finished):
+    directory, _, _ = finished
+    (path,) = directory.glob(workdir.EVENTS)
+    data, offset, found = path.read_bytes(), 0, {}
+    while offset < len(data):  # a TFRecord: length, its checksum, the event, its checksum
+        length = int.from_bytes(data[offset : offset + 8], "little")
+        event = event_pb2.Event.FromString(data[offset + 12 : offset + 12 + length])
+        offset += 16 + length
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+    for line in lines(directory, "train"):
+        np.testing.assert_allclose(found["train/loss", line["step"]], line["loss"], rtol=1e-6)
+    for line in lines(directory, "eval"):
+        np.testing.assert_allclose(found["eval/top1", line["step"]], line["top1"], rtol=1e-6)
+
+
+def test_evaluation_agrees_with_numpy_on_the_average_weights(finished):
+    directory, config, summary = finished
+    setup, state = build(config), final_state(directory, config)
+    chosen = precision.get("fp32")
+    model = models.create("cifar_resnet8", num_classes=10, policy=chosen.policy)
+    (batch,) = setup.source.eval_batches(16)
+    logits = model.apply(state.ema, setup.normalize(batch["image"]), train=False)
+    logits = np.asarray(logits, np.float64)
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(16), batch["label"]]
+    np.testing.assert_allclose(summary["eval"]["loss"], losses.mean(), rtol=5e-3)  # float16 against float32
+    np.testing.assert_allclose(summary["eval"]["top1"], (logits.argmax(1) == batch["label"]).mean(), atol=1 / 16)
+
+
+def test_mode_eval_repeats_the_last_evaluation(finished, capsys):
+    directory, config, summary = finished
+    before = sorted(path.name for path in directory.iterdir())
+    assert train.evaluate(config, directory) == summary["eval"]
+    assert f"top-1 {summary['eval']['top1']:.2%}" in capsys.readouterr().out
+    assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_a_finished_run_is_not_repeated(finished, capsys):
+    directory, config, summary = finished
+    assert train.train(config, directory) == summary
+    assert "finished" in capsys.readouterr().out
+
+
+def test_a_run_cut_off_between_two_evaluations_continues_bit_for_bit(finished, tmp_path, monkeypatch):
+    whole, config, summary = finished
+    report = RunLog.eval
+
+    def cut(self, step, *rest):
+        report(self, step, *rest)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunLog, "eval", cut)
+        train.train(config, tmp_path / "cut")
+    assert not (tmp_path / "cut" / workdir.SUMMARY).exists()
+    continued = train.train(config, tmp_path / "cut")
+    a, b = final_state(whole, config), final_state(tmp_path / "cut", config)
+    assert step_cases.bits(a) == step_cases.bits(b)
+    assert continued["eval"] == summary["eval"]
+    for kind, noisy in (("train", "examples_per_second"), ("eval", None)):
+        with_time, again = lines(whole, kind), lines(tmp_path / "cut", kind)
+        for line in with_time + again:
+            line.pop(noisy, None)
+        assert again == with_time
+
+
+def test_it_stops_at_a_given_accuracy(tmp_path):
+    config = run_cases.tiny(steps=40, stop_at_top1=1 / 16)
+    summary = train.train(config, tmp_path / "run")
+    assert summary["train"]["steps"] < 40
+    assert summary["eval"]["top1"] >= 1 / 16
+    assert int(final_state(tmp_path / "run", config).step) == summary["train"]["steps"]
+
+
+def test_a_run_that_only_skips_stops_and_says_so(tmp_path):
+    config = run_cases.tiny("fp16", precision__loss_scale=2.0**60, stop_after_skipped=3, steps=20)
+    with pytest.raises(TrainingError, match=r"last 3 steps.*loss scale 1\.1.*e\+18"):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / workdir.SUMMARY).exists()
+
+
+@pytest.mark.parametrize("preset", ["fp32", "tf32", "bf16", "fp16_static"])
+def test_every_preset_learns_the_batch(preset, tmp_path):
+    config = run_cases.tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_batch_size=0)
+    summary = train.train(config, tmp_path / "run")
+    trained = lines(tmp_path / "run", "train")
+    assert trained[-1]["loss"] < 0.6 * trained[0]["loss"]
+    assert summary["loss_scale"]["final"] == (128.0 if preset == "fp16_static" else 1.0)
+
+
+def test_a_workdir_of_another_config_is_left_alone(finished):
+    directory, _, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    with pytest.raises(ConfigError, match=r"seed: 0 there, 7 now"):
+        train.train(run_cases.tiny("fp16", ema_decay=0.9, seed=7), directory)
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+
+
+def test_clean_starts_over_and_keeps_other_files(finished, tmp_path):
+    directory = tmp_path / "run"
+    config = run_cases.tiny(steps=2, num_devices=1)
+    train.train(config, directory)
+    (directory / "notes.txt").write_text("mine")
+    other = run_cases.tiny(steps=2, num_devices=1, seed=3)
+    summary = train.train(other, directory, clean=True)
+    assert summary["train"]["steps"] == 2
+    assert (directory / "notes.txt").read_text() == "mine"
+    assert len(lines(directory, "eval")) == 1 and len(list(directory.glob(workdir.EVENTS))) == 1
+
+
+def test_clean_refuses_a_directory_that_is_no_run(tmp_path):
+    (tmp_path / "thesis.txt").write_text("three years")
+    with pytest.raises(ConfigError, match="nothing was removed"):
+        train.train(run_cases.tiny(), tmp_path, clean=True)
+    assert (tmp_path / "thesis.txt").read_text() == "three years"
+
+
+def test_the_first_state_depends_on_the_seed_alone():
+    a, b, c = (
+        train._init(build(run_cases.tiny(preset, seed=seed)))
+        for preset, seed in [("fp32", 1), ("fp16", 1), ("fp32", 2)]
+    )
+    assert step_cases.bits(a.params) == step_cases.bits(b.params)
+    kernels = [jax.tree.leaves(state.params["stem_conv"])[0] for state in (a, c)]
+    assert not np.array_equal(*kernels)
