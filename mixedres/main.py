@@ -38,7 +38,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         if argument.startswith("--config."):
             check_key(argument.removeprefix("--config.").partition("=")[0])
     values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", None, "config file", flag_values=values)
+    config_flags.DEFINE_config_file("config", None, "config file", flag_values=values, sys_argv=list(argv))
     flags.DEFINE_string("workdir", None, "directory of the run", flag_values=values)
     flags.DEFINE_enum("mode", "train", ["train", "eval"], "what to do", flag_values=values)
     flags.DEFINE_boolean("clean", False, "remove an earlier run first", flag_values=values)

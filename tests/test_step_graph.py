@@ -64,12 +64,12 @@ def all_reduces(train_step, state, batch):
 @pytest.mark.parametrize("preset, half", [("fp16", "f16"), ("bf16", "bf16")])
 def test_dtype_of_the_gradient_all_reduce(preset, half):
     leaves = len(jax.tree.leaves(cases.network(preset)[1]["params"]))
-    for dtype in (None, jnp.dtype(precision.get(preset).policy.compute_dtype)):
-        train_step, state = cases.make(preset, devices=8, allreduce_dtype=dtype)
-        operands = sum(all_reduces(train_step, state, cases.batch(0)), [])
-        counts = collections.Counter(operands)
+    for wanted in (None, jnp.dtype(precision.get(preset).policy.compute_dtype)):
+        train_step, state = cases.make(preset, devices=8, allreduce_dtype=wanted)
+        operands = all_reduces(train_step, state, cases.batch(0))
+        counts = collections.Counter(dtype for dtypes in operands for dtype in dtypes)
         others = len(jax.tree.leaves(state.batch_stats)) + 2  # the statistics; loss and top-1
-        expected_counts = {"f32": leaves + others} if dtype is None else {half: leaves, "f32": others}
+        expected_counts = {"f32": leaves + others} if wanted is None else {half: leaves, "f32": others}
         assert counts == expected_counts
 
 

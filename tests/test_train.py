@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 
 def test_the_summary_says_what_the_files_say(finished):
-    directory, config, summary = finished
+    directory, _, summary = finished
     assert json.loads((directory / workdir.SUMMARY).read_text()) == summary
     assert summary["precision"] == "fp16" and summary["model"] == "cifar_resnet8"
     assert summary["train"]["steps"] == 6 and summary["train"]["epochs"] == 1.5

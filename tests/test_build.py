@@ -1,0 +1,86 @@
+"""From a config to objects: lengths, rates and what reaches the model."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres.build import build
+from tests import run_cases
+from tests.test_config import resolve
+
+
+def synthetic(experiment, preset="fp16", **overrides):
+    config = resolve(experiment, preset)
+    config.data.name = "synthetic"
+    config.data.image_size = 32
+    for key, value in overrides.items():
+        config[key] = value
+    return build(config)
+
+
+def test_the_official_imagenet_schedule_on_eight_devices():
+    """The numbers of the original at batch 2048: 625 steps an epoch, a peak of 0.8."""
+    setup = synthetic("imagenet", num_devices=8)
+    assert setup.batch_size == 2048 and setup.steps_per_epoch == 625 and setup.total_steps == 90 * 625
+    warmup = 5 * 625
+    expected = {
+        0: 0.0,
+        warmup // 2: 0.8 * (warmup // 2) / warmup,
+        warmup: 0.8,
+        30 * 625: 0.8,  # at the boundary still the old rate
+        30 * 625 + 1: 0.08,
+        60 * 625 + 1: 0.008,
+        80 * 625 + 1: 0.0008,
+    }
+    for step, rate in expected.items():
+        np.testing.assert_allclose(setup.learning_rate(step), rate, rtol=1e-6)
+
+
+def test_the_cosine_recipe_on_one_device():
+    setup = synthetic("imagenet,recipe=cosine", num_devices=1)
+    steps, total = setup.steps_per_epoch, setup.total_steps
+    assert (setup.batch_size, steps) == (256, 1281167 // 256)
+    np.testing.assert_allclose(setup.learning_rate(8 * steps), 0.256, rtol=1e-6)
+    middle = (8 * steps + total) / 2
+    np.testing.assert_allclose(setup.learning_rate(middle), 0.128, rtol=1e-5)
+    np.testing.assert_allclose(setup.learning_rate(total), 0.0, atol=1e-8)
+    assert setup.config.label_smoothing == 0.1 and setup.config.optimizer.weight_decay == 2**-15
+
+
+def test_the_official_cifar_recipe():
+    setup = synthetic("cifar10", num_devices=1)
+    assert setup.steps_per_epoch == 390 and setup.total_steps == 182 * 390
+    for epoch, rate in ((0, 0.1), (91, 0.1), (91.01, 0.01), (137, 0.001)):
+        np.testing.assert_allclose(setup.learning_rate(epoch * 390), rate, rtol=1e-6)
+    assert setup.model.stage_sizes == (9, 9, 9) and setup.model.momentum == 0.997
+
+
+def test_steps_take_the_place_of_epochs():
+    config = run_cases.tiny()
+    config.epochs = 5
+    assert build(config).total_steps == 6
+    config.steps = None
+    assert build(config).total_steps == 20
+
+
+def test_the_model_gets_policy_statistics_and_matmul_precision():
+    setup = build(run_cases.tiny("fp16", batch_norm__sync=True, batch_norm__momentum=0.5))
+    assert setup.model.policy.compute_dtype == jnp.float16 and setup.model.policy.param_dtype == jnp.float32
+    assert setup.model.axis_name == "data" and setup.model.momentum == 0.5
+    assert build(run_cases.tiny("fp32")).model.precision == "highest"
+    assert build(run_cases.tiny("tf32")).model.precision == "tensorfloat32"
+
+
+def test_dynamic_loss_scale_options_reach_it():
+    texts = {"initial": 64.0, "period": 7, "factor": 4.0, "min": 2.0, "max": 128.0}
+    config = run_cases.tiny("fp16", **{f"loss_scale__{key}": value for key, value in texts.items()})
+    scale = build(config).init_state().loss_scale
+    found = (scale.loss_scale, scale.period, scale.factor, scale.min_loss_scale, scale.max_loss_scale)
+    assert [float(x) for x in found] == [64, 7, 4, 2, 128]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_batch_per_device_grows_with_the_devices(devices):
+    config = run_cases.tiny(batch_size_per_device=4, num_devices=devices)
+    config.batch_size = None
+    assert build(config).batch_size == 4 * devices
