@@ -34,8 +34,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
 def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
     """Whether the label is among the k largest logits of each example.
 
-    Equal logits, which half precision makes common, rank by index as in `jax.lax.top_k`, so that top-1 is argmax. A
-    NaN never loses a comparison, so an example with NaN logits is wrong rather than, as with ``logits > true``, right.
+    Equal logits, which half precision makes common, rank by index, so that top-1 is argmax. An example with a NaN among
+    its logits is wrong: counting the logits above the true one would call it right.
 
     Args:
       logits: (batch, num_classes) floats.
@@ -47,6 +47,5 @@ def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
     """
     true = jnp.take_along_axis(logits, labels[:, None], axis=1)
     classes = jnp.arange(logits.shape[1])[None]
-    loses = (logits < true) | ((logits == true) & (classes > labels[:, None]))
-    ahead = jnp.sum(~loses & (classes != labels[:, None]), axis=1)
-    return (ahead < k) & ~jnp.isnan(true[:, 0])
+    ahead = (logits > true) | ((logits == true) & (classes < labels[:, None]))
+    return (ahead.sum(axis=1) < k) & ~jnp.isnan(logits).any(axis=1)

@@ -156,7 +156,7 @@ class RunLog:
             "learning_rate": learning_rate,
             "loss_scale": self.last["loss_scale"],
             "skipped_steps": self.total_skipped,
-            "examples_per_second": examples / (now - self._line_at),
+            "examples_per_second": examples / max(now - self._line_at, 1e-9),
         }
         self._writers.write(step, "train", values)
         self._since_line, self._line_at = [], now

@@ -33,6 +33,7 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
         return json.loads((directory / workdir.SUMMARY).read_text())
 
     _announce(setup, directory)
+    print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
     state = _restore(setup, saved) or _init(setup)
     first_step = int(state.step)

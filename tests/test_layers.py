@@ -123,7 +123,9 @@ def test_a_whole_run_never_imports_tensorflow(tmp_path):
 )
 def test_what_stands_alone(module, absent, tmp_path):
     # flax and optax import others (orbax, absl); only what the module adds to them counts.
-    before = {"mixedres.models": "import flax.linen, jmp; ", "mixedres.precision": "import optax, jmp; "}.get(module, "")
+    before = {"mixedres.models": "import flax.linen, jmp; ", "mixedres.precision": "import optax, jmp; "}.get(
+        module, ""
+    )
     code = f"{before}import sys; old = set(sys.modules); import {module}; print(*(set(sys.modules) - old))"
     loaded = run(code, tmp_path).split()
     for name in absent:

@@ -77,6 +77,8 @@ class InMemory:
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0) -> Iterator[Batch]:
         """Whole batches of a new permutation each epoch; what does not fill a batch is left out of that epoch."""
         per_epoch = self.train_examples // batch_size
+        if not per_epoch:
+            raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
         epoch, order = None, np.empty(0, np.int64)
         step = first_step
         while True:

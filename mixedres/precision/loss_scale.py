@@ -45,8 +45,9 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _widen(x: Any) -> Any:
-    """Half precision to float32; float32 and wider stay."""
-    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
+    """Half precision to float32; float32 and wider stay. Not `promote_types`, which strict promotion forbids."""
+    dtype = jnp.result_type(x)
+    return jnp.asarray(x, jnp.float32 if dtype.itemsize < 4 else dtype)
 
 
 def _multiply(tree: T, scale: Any) -> T:
@@ -218,9 +219,9 @@ class DynamicLossScale(_Counted, jmp.DynamicLossScale):
         if any(isinstance(x, jax.core.Tracer) for x in fields):
             return
         scale, period, factor, low, high = (float(x) for x in fields)
-        if period < 1 or period != int(period):
+        if period < 1 or period != int(period) or period > 2**31 - 1:
             raise ValueError(f"period must be a whole number of steps >= 1, got {period:g}")
-        if factor <= 1:
+        if np.float32(factor) <= 1:
             raise ValueError(f"factor must be > 1, got {factor:g}")
         if not low <= scale <= high:
             raise ValueError(
@@ -257,8 +258,10 @@ def _check_number(name: str, value: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         return
     try:
+        if isinstance(value, (bool, np.bool_, str, bytes)):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number > 0, got {value!r}") from None
     # A number can be positive and finite in float64 and yet be 0 or inf as a float32.
     with np.errstate(over="ignore", under="ignore"):
@@ -284,9 +287,9 @@ def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
     if spec == "none":
         return NoOpLossScale()
     allowed = "use 'none', 'dynamic' or a number > 0 such as 128"
-    if isinstance(spec, bool) or not isinstance(spec, (str, int, float, np.number)):
+    if isinstance(spec, bool) or not isinstance(spec, (str, int, float, np.number, jax.Array)):
         raise ValueError(f"loss scale {spec!r} is not one; {allowed}")
     try:
         return StaticLossScale(float(spec))
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"loss scale {spec!r} is not one; {allowed}") from None

@@ -59,7 +59,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         grads = state.loss_scale.unscale(scaled_grads)
         finite = _all_finite(grads)
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.asarray(-0.0, u.dtype)), updates)
+        updates = jax.tree.map(lambda u: _keep(finite, u), updates)
         # The cast keeps the state's dtypes from one step to the next where an optimizer mixes them.
         inner_state = jax.tree.map(
             lambda new, old: jnp.where(finite, jnp.asarray(new, jnp.result_type(old)), old),
@@ -69,6 +69,13 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _keep(finite: jax.Array, update: Any) -> Any:
+    """The update or -0.0; the float0 of an integer parameter has no value to keep."""
+    if update.dtype == jax.dtypes.float0:
+        return update
+    return jnp.where(finite, update, jnp.asarray(-0.0, update.dtype))
 
 
 def _all_finite(tree: Any) -> jax.Array:

@@ -95,8 +95,12 @@ def get(
         policy=network,
         norm_policy=norms,
         loss_scale=loss_scale,
-        implementation=_one_of("implementation", implementation or preset_implementation, IMPLEMENTATIONS),
-        matmul_precision=_one_of("matmul precision", matmul_precision or preset_matmul, MATMUL_PRECISIONS),
+        implementation=_one_of(
+            "implementation", preset_implementation if implementation is None else implementation, IMPLEMENTATIONS
+        ),
+        matmul_precision=_one_of(
+            "matmul precision", preset_matmul if matmul_precision is None else matmul_precision, MATMUL_PRECISIONS
+        ),
     )
 
 
@@ -116,7 +120,7 @@ def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
             ) from None
     dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
     if jnp.float64 in dtypes and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
-        raise ValueError(f"policy '{policy}' has float64, which jax turns to float32; set JAX_ENABLE_X64=1")
+        raise ValueError(f"policy {policy!r} has float64, which jax turns to float32; set JAX_ENABLE_X64=1")
     return policy
 
 

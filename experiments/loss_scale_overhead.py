@@ -1,0 +1,107 @@
+"""What does dynamic loss scaling cost? The same float16 step with it, with no scale, and without any check at all.
+
+python -m experiments.loss_scale_overhead --rounds=60
+
+ResNet-20 on synthetic 32x32 images, batch 128. The three steps take turns, in a new random order every round, so that
+a slow moment of the machine meets all of them; the result is the median over rounds of the ratio of times within one.
+Prints a table and writes experiments/results/loss_scale_overhead.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import runs
+from mixedres import data, models, normalize, optimizers, precision, step, summary
+
+BATCH = 128
+
+
+def unchecked(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` in the place of a loss-scaled optimizer: no scale, no finite check, nothing to select."""
+
+    def init(params):
+        return precision.LossScaledState(tx.init(params), precision.NoOpLossScale(), jnp.asarray(True))
+
+    def update(grads, state, params):
+        updates, inner = tx.update(grads, state.inner_state, params)
+        return updates, precision.LossScaledState(inner, state.loss_scale, jnp.asarray(True))
+
+    return optax.GradientTransformation(init, update)
+
+
+def make(tx: optax.GradientTransformation, preset: str):
+    """(compiled step, state, batch) of ResNet-20 in `preset`."""
+    chosen = precision.get(preset)
+    source = data.load("synthetic", image_size=32, batch_size=BATCH, num_classes=10, train_examples=BATCH)
+    model = models.create(
+        "cifar_resnet20",
+        num_classes=10,
+        policy=chosen.policy,
+        norm_policy=chosen.norm_policy,
+        precision=chosen.matmul_precision,
+    )
+    mesh = step.make_mesh(jax.devices()[:1])
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    state = jax.device_put(step.init_state(variables, tx, ema=False), sharding)
+    batch = jax.device_put(next(source.train_batches(BATCH, seed=0)), sharding)
+    train_step = step.jit_train_step(
+        mesh, apply_fn=model.apply, normalize=normalize.by_channel(source.mean, source.std), tx=tx
+    )
+    return train_step.lower(state, batch).compile(), state, batch
+
+
+def main() -> None:
+    """Times the steps in turns and writes the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--preset", default="fp16")
+    options = parser.parse_args()
+    tx = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1), weight_decay=1e-4)
+    contenders = {
+        "dynamic": make(precision.loss_scaled(tx, precision.DynamicLossScale()), options.preset),
+        "none": make(precision.loss_scaled(tx, precision.NoOpLossScale()), options.preset),
+        "unchecked": make(unchecked(tx), options.preset),
+    }
+    states = {name: state for name, (_, state, _) in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
+    for index in range(options.rounds + 3):
+        random.Random(index).shuffle(order)
+        for name in order:
+            compiled, _, batch = contenders[name]
+            started = time.perf_counter()
+            states[name], metrics = compiled(states[name], batch)
+            jax.block_until_ready(metrics)
+            if index >= 3:  # the first rounds warm up
+                times[name].append(time.perf_counter() - started)
+
+    rows = []
+    print("| step | median ms | ratio to unchecked, median (quartiles) |\n|---|---|---|")
+    for name in contenders:
+        ratios = [a / b for a, b in zip(times[name], times["unchecked"], strict=True)]
+        low, middle, high = (float(q) for q in np.percentile(ratios, [25, 50, 75]))
+        milliseconds = 1e3 * statistics.median(times[name])
+        rows.append({"step": name, "median_ms": milliseconds, "ratio": middle, "ratio_quartiles": [low, high]})
+        print(f"| {name} | {milliseconds:.1f} | {middle:.4f} ({low:.4f} to {high:.4f}) |")
+    results = {
+        "preset": options.preset,
+        "rounds": options.rounds,
+        "device": summary.device(jax.devices()[:1]),
+        "versions": summary.versions(),
+        "rows": rows,
+    }
+    print(runs.write("loss_scale_overhead", results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Batches: permutations that continue, augmentation pixel by pixel, masks, synthetic images."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from mixedres.data import InMemory, Synthetic
+
+HEIGHT, WIDTH = 5, 4
+
+
+def coded(n, **options):
+    """A data set that shows what was done to it: channels for example and pixel, never 0."""
+    pixels = np.arange(1, HEIGHT * WIDTH + 1).reshape(1, HEIGHT, WIDTH)
+    ids = np.arange(1, n + 1).reshape(n, 1, 1)
+    images = np.stack(np.broadcast_arrays(ids, pixels), -1).astype(np.uint8)
+    labels = np.arange(1, n + 1, dtype=np.int64)
+    tests = images[: n // 2]
+    return InMemory(images, labels, tests, labels[: n // 2], num_classes=n + 1, **options)
+
+
+def take(source, batch_size, count, **options):
+    return list(itertools.islice(source.train_batches(batch_size, **{"seed": 0, **options}), count))
+
+
+def same(a, b):
+    def equal(x, y):
+        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
+
+    return len(a) == len(b) and all(map(equal, a, b))
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(12, 4), (13, 4), (7, 7), (9, 1), (200, 32)])
+def test_every_epoch_is_a_permutation(n, batch_size):
+    per_epoch = n // batch_size
+    batches = take(coded(n), batch_size, 4 * per_epoch)
+    epochs = []
+    for epoch in range(4):
+        labels = [b["label"] for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch]]
+        labels = np.concatenate(labels).tolist()
+        assert len(set(labels)) == len(labels) == per_epoch * batch_size
+        assert set(labels) <= set(range(1, n + 1))
+        epochs.append(tuple(labels))
+    assert len(set(epochs)) == 4
+    assert tuple(sorted(epochs[0])) != epochs[0]
+
+
+def test_what_does_not_fill_a_batch_has_its_turn_in_another_epoch():
+    labels = np.concatenate([b["label"] for b in take(coded(7), 3, 20)])
+    assert set(labels.tolist()) == set(range(1, 8))
+
+
+@pytest.mark.parametrize("options", [{}, {"pad": 2, "flip": True}], ids=["plain", "augmented"])
+def test_a_batch_is_a_function_of_seed_and_step(options):
+    source = coded(11, **options)
+    whole = take(source, 3, 14, seed=5)
+    for first in (1, 2, 3, 4, 9, 13):  # within an epoch of 3 steps, at its edges, and epochs later
+        assert same(take(source, 3, 14 - first, seed=5, first_step=first), whole[first:])
+    assert same(take(source, 3, 14, seed=5), whole)
+    # Far along the run, without having to read what lies before.
+    [late] = take(source, 3, 1, seed=5, first_step=10**9)
+    assert same([late], take(source, 3, 1, seed=5, first_step=10**9))
+    assert not same([late], whole[10**9 % 3 : 10**9 % 3 + 1])
+
+
+def test_seeds_differ():
+    source = coded(64, pad=1, flip=True)
+    for a, b in itertools.combinations([take(source, 32, 2, seed=seed) for seed in range(4)], 2):
+        assert not same(a[:1], b[:1])
+        assert not same(a[1:], b[1:])
+
+
+def test_dtypes_and_layout():
+    for options in ({}, {"pad": 1}, {"flip": True}, {"pad": 1, "flip": True}):
+        [batch] = take(coded(8, **options), 4, 1)
+        assert batch.keys() == {"image", "label"}
+        assert (batch["image"].dtype, batch["label"].dtype) == (np.uint8, np.int32)
+        assert batch["image"].shape == (4, HEIGHT, WIDTH, 2)
+        assert batch["image"].flags["C_CONTIGUOUS"]
+
+
+def allowed(image, pad, flip):
+    """Every (dy, dx, mirrored) and the image it makes, by copying pixel after pixel."""
+    for dy, dx, mirrored in itertools.product(
+        range(-pad, pad + 1), range(-pad, pad + 1), (False, True) if flip else (False,)
+    ):
+        result = np.zeros_like(image)
+        for y, x in itertools.product(range(HEIGHT), range(WIDTH)):
+            if 0 <= y + dy < HEIGHT and 0 <= x + dx < WIDTH:
+                result[y, WIDTH - 1 - x if mirrored else x] = image[y + dy, x + dx]
+        yield (dy, dx, mirrored), result
+
+
+@pytest.mark.parametrize("pad", [0, 1, 2])
+@pytest.mark.parametrize("flip", [False, True])
+def test_augmentation_is_one_of_the_allowed_shifts_and_mirrors(pad, flip):
+    source = coded(40, pad=pad, flip=flip)
+    # Labels count from 1.
+    options = [None, *(list(allowed(image, pad, flip)) for image in source.train_images)]
+    counts = {}
+    batches = 25 if pad or flip else 2
+    for batch in take(source, 40, batches):
+        for image, label in zip(batch["image"], batch["label"], strict=True):
+            matches = [what for what, result in options[label] if np.array_equal(image, result)]
+            assert len(matches) == 1
+            counts[matches[0]] = counts.get(matches[0], 0) + 1
+    # All of them occur, about equally often: five deviations of a binomial, and the seed is fixed.
+    total, kinds = 40 * batches, (2 * pad + 1) ** 2 * (1 + flip)
+    assert len(counts) == kinds
+    deviation = math.sqrt(total * (kinds - 1)) / kinds
+    assert all(abs(count - total / kinds) <= 5 * deviation for count in counts.values())
+
+
+def test_augmentation_is_drawn_anew_in_every_step():
+    # One image 64 times over: batches of one epoch differ by their shifts and mirrors alone.
+    image = np.random.default_rng(0).integers(0, 256, (1, HEIGHT, WIDTH, 1), np.uint8)
+    images, labels = np.repeat(image, 64, 0), np.zeros(64, np.int64)
+    for options in ({"pad": 2}, {"flip": True}):
+        source = InMemory(images, labels, images, labels, num_classes=1, **options)
+        batches = take(source, 16, 12)
+        assert not any(same([a], [b]) for a, b in itertools.combinations(batches, 2))
+
+
+def test_augmentation_leaves_the_data_set_alone():
+    source = coded(8, pad=2, flip=True)
+    before = source.train_images.copy()
+    for batch in take(source, 4, 4):
+        batch["image"][:] = 0
+    for batch in take(coded(8), 8, 2):
+        batch["image"][:] = 0
+    np.testing.assert_array_equal(source.train_images, before)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8, 20])
+@pytest.mark.parametrize("n", [2, 6, 11, 16, 17, 40])
+def test_evaluation_sees_every_example_once(n, batch_size):
+    source = coded(n, pad=2, flip=True)
+    examples = n // 2
+    batches = list(source.eval_batches(batch_size))
+    assert len(batches) == math.ceil(examples / batch_size)
+    seen = []
+    for batch in batches:
+        image, label, mask = batch["image"], batch["label"], batch["mask"]
+        assert (image.dtype, label.dtype, mask.dtype) == (np.uint8, np.int32, np.bool_)
+        assert len(image) == len(label) == len(mask) == batch_size
+        np.testing.assert_array_equal(image[mask][:, 0, 0, 0], label[mask])
+        assert not image[~mask].any()
+        assert not label[~mask].any()
+        seen += zip(image[mask], label[mask], strict=True)
+    assert [label for _, label in seen] == list(range(1, examples + 1))
+    np.testing.assert_array_equal([image for image, _ in seen], source.eval_images)
+    assert same(batches, list(source.eval_batches(batch_size)))
+
+
+def test_sizes():
+    source = coded(9)
+    assert source.image_shape == (HEIGHT, WIDTH, 2)
+    assert (source.train_examples, source.eval_examples) == (9, 4)
+
+
+def synthetic(num_classes=11, eval_examples=8, shape=(16, 16, 3)):
+    mean, std = (127.0,) * shape[-1], (60.0,) * shape[-1]
+    return Synthetic(shape, num_classes, 1000, eval_examples, mean, std)
+
+
+def test_synthetic_images_have_the_references_distribution():
+    [batch] = take(synthetic(shape=(32, 32, 3)), 64, 1)
+    x = batch["image"].astype(np.float64)
+    assert batch["image"].dtype == np.uint8
+    assert (x.min(), x.max()) == (7, 247)
+
+    def density(z):
+        return math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+    def within(z):
+        return math.erf(z / math.sqrt(2))
+
+    # Normal, truncated at two deviations; rounding to whole numbers adds 1/12 to the variance.
+    variance = 60**2 * (1 - 4 * density(2) / within(2)) + 1 / 12
+    error = math.sqrt(variance / x.size)
+    assert abs(x.mean() - 127) < 4 * error
+    assert x.std() == pytest.approx(math.sqrt(variance), abs=4 * error)
+    share = (np.abs(x - 127) <= 30).mean()  # whole numbers up to 30 are what rounds from below 30.5
+    assert share == pytest.approx(within(30.5 / 60) / within(2), abs=4 * math.sqrt(0.25 / x.size))
+    # Pixels and channels are independent.
+    flat = x.reshape(-1, 3)
+    assert abs(np.corrcoef(flat.T)[0, 1]) < 4 / math.sqrt(len(flat))
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 1001])
+def test_synthetic_labels_leave_out_the_last_class(num_classes):
+    [batch] = take(synthetic(num_classes=num_classes, shape=(1, 1, 1)), 20000, 1)
+    assert batch["label"].dtype == np.int32
+    counts = np.bincount(batch["label"], minlength=num_classes)
+    assert counts[num_classes - 1 :].sum() == 0
+    expected = 20000 / (num_classes - 1)
+    assert np.abs(counts[: num_classes - 1] - expected).max() <= 5 * math.sqrt(expected)
+
+
+def test_one_synthetic_batch_again_and_again():
+    source = synthetic()
+    batches = take(source, 8, 5, seed=3)
+    assert all(batch is batches[0] for batch in batches)
+    assert same(take(source, 8, 5, seed=3, first_step=70), batches)
+    assert not same(take(source, 8, 1, seed=4), batches[:1])
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), [(8, 8), (5, 8), (8, 3), (1, 1)])
+def test_synthetic_evaluation(examples, batch_size):
+    batches = list(synthetic(eval_examples=examples).eval_batches(batch_size))
+    assert sum(batch["mask"].sum() for batch in batches) == examples
+    assert len(batches) == math.ceil(examples / batch_size)
+    for batch in batches:
+        assert (batch["mask"].dtype, batch["mask"].shape) == (np.bool_, (batch_size,))
+        without_mask = {key: batch[key] for key in ("image", "label")}
+        assert same([without_mask], take(synthetic(), batch_size, 1, seed=0))

@@ -1,0 +1,292 @@
+"""The rule of the loss scales, their arithmetic, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixedres.precision import (
+    DynamicLossScale,
+    NoOpLossScale,
+    StaticLossScale,
+    make_loss_scale,
+)
+
+STEPS = 48
+# Not only powers of two: 3 and 1.5 make the division round.
+FACTORS = (1.5, 2.0, 3.0, 16.0)
+
+
+def reference(scale, period, factor, low, high, verdicts):
+    """The rule in plain Python: (scale, counter, consecutive, total) after every step."""
+    scale, factor, low, high = (np.float32(x) for x in (scale, factor, low, high))
+    counter = consecutive = total = 0
+    history = []
+    for finite in verdicts:
+        if not finite:
+            scale, counter = max(scale / factor, low), 0
+            consecutive, total = consecutive + 1, total + 1
+        else:
+            counter, consecutive = counter + 1, 0
+            if counter == period:
+                counter = 0
+                if scale * factor <= high:
+                    scale = scale * factor
+        history.append((float(scale), counter, consecutive, total))
+    return history
+
+
+@jax.jit
+def scanned(loss_scale, verdicts):
+    """The same history out of `adjust`, inside one compiled loop."""
+
+    def body(loss_scale, finite):
+        loss_scale = loss_scale.adjust(finite)
+        return loss_scale, observed(loss_scale)
+
+    return jax.lax.scan(body, loss_scale, verdicts)[1]
+
+
+def observed(x):
+    return x.loss_scale, x.counter, x.consecutive_skipped, x.total_skipped
+
+
+@st.composite
+def rules(draw):
+    """Keyword arguments of a DynamicLossScale whose floor and ceiling are within reach."""
+    low = draw(st.floats(2.0**-10, 2.0**20, width=32))
+    scale = low * draw(st.sampled_from((1.0, 1.25, 2.0, 1024.0)))
+    high = scale * draw(st.sampled_from((1.0, 1.9, 2.0, 3.0, 2.0**12)))
+    return {
+        "loss_scale": float(np.float32(scale)),
+        "period": draw(st.integers(1, 7)),
+        "factor": draw(st.sampled_from(FACTORS)),
+        "min_loss_scale": low,
+        "max_loss_scale": max(float(np.float32(high)), float(np.float32(scale))),
+    }
+
+
+def expected_history(rule, verdicts):
+    low, high = rule["min_loss_scale"], rule["max_loss_scale"]
+    return reference(rule["loss_scale"], rule["period"], rule["factor"], low, high, verdicts)
+
+
+# Finite four times out of five, so that some runs of finite steps reach the period.
+VERDICT = st.integers(0, 4).map(bool)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(rules(), st.lists(VERDICT, min_size=STEPS, max_size=STEPS))
+def test_the_rule_in_a_compiled_loop(rule, verdicts):
+    history = scanned(DynamicLossScale(**rule), np.array(verdicts))
+    actual = [tuple(float(x) for x in row) for row in zip(*history, strict=True)]
+    assert actual == expected_history(rule, verdicts)
+    low, high = np.float32(rule["min_loss_scale"]), np.float32(rule["max_loss_scale"])
+    assert all(low <= scale <= high for scale, *_ in actual)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(rules(), st.lists(VERDICT, min_size=1, max_size=12))
+def test_the_rule_step_by_step(rule, verdicts):
+    scale = DynamicLossScale(**rule)
+    for finite, expected in zip(verdicts, expected_history(rule, verdicts), strict=True):
+        scale = scale.adjust(finite)
+        assert tuple(float(x) for x in observed(scale)) == expected
+
+
+def scales_after(loss_scale, verdicts):
+    history = scanned(loss_scale, np.array(verdicts, bool))
+    return [float(x) for x in history[0]]
+
+
+def test_growth_comes_with_the_last_step_of_the_period():
+    # flax's DynamicScale grows one step later: 8, 8, 8, 16.
+    grown = scales_after(DynamicLossScale(loss_scale=8.0, period=3), [1, 1, 1, 1, 1, 1, 1])
+    assert grown == [8, 8, 16, 16, 16, 32, 32]
+
+
+def test_an_overflow_starts_the_period_anew():
+    scales = scales_after(DynamicLossScale(loss_scale=8.0, period=3), [1, 1, 0, 1, 1, 1, 0, 0])
+    assert scales == [8, 8, 4, 4, 4, 8, 4, 2]
+
+
+def test_a_product_above_the_maximum_leaves_the_scale():
+    # Clipping would give 12, which is no power of two: unscaling would then round.
+    scale = DynamicLossScale(loss_scale=4.0, period=1, max_loss_scale=12.0)
+    assert scales_after(scale, [1, 1, 1, 0, 1]) == [8, 8, 8, 4, 8]
+    exact = DynamicLossScale(loss_scale=4.0, period=1, max_loss_scale=16.0)
+    assert scales_after(exact, [1, 1, 1]) == [8, 16, 16]
+
+
+def test_the_scale_never_becomes_infinite():
+    largest = 2.0**127
+    scale = DynamicLossScale(loss_scale=2.0**125, period=1, max_loss_scale=largest)
+    assert scales_after(scale, [1, 1, 1, 1]) == [2.0**126, largest, largest, largest]
+
+
+def test_the_floor():
+    # The quotient is clamped, so a floor that no division meets is reached all the same.
+    scale = DynamicLossScale(loss_scale=16.0, min_loss_scale=3.0)
+    assert scales_after(scale, [0, 0, 0, 0]) == [8, 4, 3, 3]
+    # jmp's own class forgets its floor at this jit boundary and goes on to 1.
+    assert scales_after(DynamicLossScale(loss_scale=16.0), [0] * 6) == [8, 4, 2, 1, 1, 1]
+
+
+def test_the_defaults_are_those_of_the_original():
+    scale = DynamicLossScale()
+    assert (scale.loss_scale, scale.period, scale.factor) == (32768, 2000, 2)
+    assert (scale.min_loss_scale, scale.max_loss_scale) == (1, 16777216)
+    assert observed(scale)[1:] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("make", [NoOpLossScale, lambda: StaticLossScale(96.0)])
+def test_a_constant_scale_only_counts(make):
+    scale = make()
+    before = float(scale.loss_scale)
+    history = []
+    for finite in (True, False, jnp.asarray(False), np.bool_(True), False):
+        scale = scale.adjust(finite)
+        history.append((int(scale.consecutive_skipped), int(scale.total_skipped)))
+    assert history == [(0, 0), (1, 1), (2, 2), (0, 2), (1, 3)]
+    assert float(scale.loss_scale) == before
+
+
+@pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(2.0**15)])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_halves_come_back_in_float32(scale, dtype):
+    loss = jnp.asarray(60000.0, dtype)
+    scaled, unscaled = scale.scale(loss), scale.unscale(loss)
+    assert scaled.dtype == unscaled.dtype == jnp.float32
+    assert float(scaled) == float(loss) * 2.0**15  # in float16 this would be infinite
+    assert float(unscaled) == float(loss) / 2.0**15
+    # Without x64, a NumPy float64 is a float32 to jax.
+    assert scale.scale(np.float64(3.0)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(2.0**15)])
+def test_a_gradient_below_float16_survives(scale):
+    gradient = np.float32(1e-8)
+    assert np.float16(gradient) == 0
+    in_half = scale.scale(gradient).astype(jnp.float16)
+    np.testing.assert_allclose(scale.unscale(in_half), gradient, rtol=2.0**-11)
+
+
+def test_a_backward_pass_in_float16_keeps_small_gradients():
+    weights = jnp.asarray([1e-4, 3e-4], jnp.float16)
+
+    def grads(scale):
+        def loss(x):
+            # The cotangent turns to float16 here, as it does at the last layer of a network.
+            logits = (x * weights).astype(jnp.float32)
+            return scale.scale(1e-5 * logits.sum())
+
+        return scale.unscale(jax.grad(loss)(jnp.ones(2, jnp.float16)))
+
+    expected = 1e-5 * np.asarray(weights, np.float64)
+    assert not grads(NoOpLossScale()).any()
+    np.testing.assert_allclose(grads(DynamicLossScale()), expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(24.0), NoOpLossScale()])
+def test_other_leaves_are_left_alone(scale):
+    key = jax.random.key(7)
+    tree = {"n": jnp.arange(3), "b": np.array([True, False]), "i": 5, "none": None, "key": key}
+    tree["u8"] = np.arange(4, dtype=np.uint8)
+    for result in (scale.scale(tree), scale.unscale(tree)):
+        assert all(result[name] is tree[name] for name in tree)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_negative_zero_keeps_its_sign(dtype):
+    zeros = jnp.asarray([-0.0, 0.0], dtype)
+    for scale in (DynamicLossScale(), StaticLossScale(3.0), NoOpLossScale()):
+        for result in (scale.scale(zeros), scale.unscale(zeros)):
+            assert np.signbit(result).tolist() == [True, False]
+
+
+def test_no_scale_widens_where_the_others_do():
+    half = jnp.asarray([1.5, 6e-8], jnp.float16)
+    tree = {"half": half, "single": jnp.ones(2)}
+    assert NoOpLossScale().scale(tree) is tree
+    unscaled = NoOpLossScale().unscale(tree)
+    assert unscaled["half"].dtype == unscaled["single"].dtype == jnp.float32
+    np.testing.assert_array_equal(unscaled["half"], np.float32(half))
+
+
+def test_they_are_loss_scales_of_jmp():
+    assert isinstance(NoOpLossScale(), jmp.NoOpLossScale)
+    assert isinstance(StaticLossScale(2.0), jmp.StaticLossScale)
+    assert isinstance(DynamicLossScale(), jmp.DynamicLossScale)
+
+
+def short(x):
+    return repr(x)[:8]
+
+
+BAD_NUMBERS = [0, -1, float("nan"), float("inf"), "abc", "128", True, None, 1e-60, 1e60, 10**400]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS, ids=short)
+@pytest.mark.parametrize("make", [StaticLossScale, lambda x: DynamicLossScale(loss_scale=x)])
+def test_a_scale_that_is_no_number(make, bad):
+    with pytest.raises(ValueError) as error:
+        make(bad)
+    assert "loss_scale" in str(error.value)
+    assert repr(bad) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_loss_scale": 2.0**16}, ("min_loss_scale 65536", "loss_scale 32768")),
+        ({"max_loss_scale": 2.0**14}, ("max_loss_scale 16384", "loss_scale 32768")),
+        ({"loss_scale": 0.5}, ("loss_scale 0.5", "min_loss_scale 1")),
+        ({"min_loss_scale": 0.0}, ("min_loss_scale", "0.0")),
+        ({"max_loss_scale": float("inf")}, ("max_loss_scale", "inf")),
+        ({"factor": 1}, ("factor", "got 1")),
+        ({"factor": 0.5}, ("factor", "0.5")),
+        ({"factor": float("nan")}, ("factor", "nan")),
+        # Above 1, but 1 as a float32: the scale would never move.
+        ({"factor": 1 + 1e-9}, ("factor",)),
+        ({"period": 0}, ("period", "got 0")),
+        ({"period": 1.5}, ("period", "1.5")),
+        ({"period": -3}, ("period", "-3")),
+        ({"period": 2**31}, ("period",)),
+        ({"period": 3e9}, ("period",)),
+        ({"period": "3"}, ("period", "'3'")),
+    ],
+    ids=str,
+)
+def test_a_dynamic_scale_out_of_range(options, words):
+    with pytest.raises(ValueError) as error:
+        DynamicLossScale(**options)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("spec", [128, 128.0, "128", np.float32(128), np.int64(128), "1.28e2"])
+def test_a_number_makes_a_static_scale(spec):
+    scale = make_loss_scale(spec)
+    assert isinstance(scale, StaticLossScale)
+    assert scale.loss_scale == 128
+
+
+def test_specs_by_name():
+    assert isinstance(make_loss_scale("none"), NoOpLossScale)
+    scale = make_loss_scale("dynamic", loss_scale=4.0, period=7, max_loss_scale=8.0)
+    assert isinstance(scale, DynamicLossScale)
+    assert (scale.loss_scale, scale.period, scale.max_loss_scale) == (4, 7, 8)
+    for made in (NoOpLossScale(), StaticLossScale(4.0), DynamicLossScale()):
+        assert make_loss_scale(made) is made
+
+
+OTHERS = ["Dynamic", "", [128], object, b"8"]
+
+
+@pytest.mark.parametrize("spec", [x for x in BAD_NUMBERS if x != "128"] + OTHERS, ids=short)
+def test_a_spec_that_is_none(spec):
+    with pytest.raises(ValueError, match="'none', 'dynamic' or a number > 0") as error:
+        make_loss_scale(spec)
+    assert repr(spec) in str(error.value)

@@ -1,0 +1,217 @@
+"""The loss scales as pytrees: every field survives everything, in one dtype and one compilation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mixedres.precision import DynamicLossScale, NoOpLossScale, StaticLossScale
+
+COUNTERS = {"consecutive_skipped": 3, "total_skipped": 9}
+DYNAMIC = {
+    "loss_scale": 48.0,
+    "counter": 5,
+    "period": 11,
+    "factor": 3.0,
+    "min_loss_scale": 0.25,
+    "max_loss_scale": 2.0**20,
+}
+# No value is a default: a field that is dropped comes back as something else.
+VALUES = {
+    NoOpLossScale: COUNTERS,
+    StaticLossScale: {"loss_scale": 96.0, **COUNTERS},
+    DynamicLossScale: {**DYNAMIC, **COUNTERS},
+}
+CLASSES = list(VALUES)
+INTEGERS = {"counter", "period", "consecutive_skipped", "total_skipped"}
+
+
+def build(cls):
+    return cls(**VALUES[cls])
+
+
+def fields(scale):
+    """By name, read without the pytree machinery."""
+    return {field.name: getattr(scale, field.name) for field in dataclasses.fields(scale)}
+
+
+def flattened(scale, tmp_path):
+    leaves, treedef = jax.tree.flatten(scale)
+    return treedef.unflatten([np.asarray(leaf) for leaf in leaves])
+
+
+def compiled(scale, tmp_path):
+    return jax.jit(lambda x: x)(scale)
+
+
+def donated(scale, tmp_path):
+    # The buffers are reused, and those of the argument are gone.
+    result = jax.jit(lambda x: jax.tree.map(lambda y: y * 1, x), donate_argnums=0)(scale)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(scale))
+    return result
+
+
+def batched(scale, tmp_path):
+    two = jax.tree.map(lambda x: jnp.stack([x * 0, x]), scale)
+    same = jax.vmap(lambda x: x)(two)
+    return jax.tree.map(lambda x: x[1], same)
+
+
+def moved(scale, tmp_path):
+    return jax.device_put(scale, jax.devices()[3])
+
+
+def looped(scale, tmp_path):
+    return jax.lax.fori_loop(0, 2, lambda _, x: x, scale)
+
+
+def rebuilt(scale, tmp_path):
+    return type(scale)(**fields(scale))
+
+
+def saved(scale, tmp_path):
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        manager.save(0, args=ocp.args.StandardSave({"loss_scale": scale}))
+        manager.wait_until_finished()
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"loss_scale": scale})
+        return manager.restore(0, args=ocp.args.StandardRestore(abstract))["loss_scale"]
+
+
+WAYS = [flattened, compiled, donated, batched, moved, looped, rebuilt, saved]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_field_survives(cls, way, tmp_path):
+    result = way(build(cls), tmp_path)
+    assert type(result) is cls
+    assert fields(result) == VALUES[cls]
+    for name, value in fields(result).items():
+        assert value.dtype == (jnp.int32 if name in INTEGERS else jnp.float32), name
+
+
+def test_no_field_is_missing_here():
+    for cls, values in VALUES.items():
+        assert {field.name for field in dataclasses.fields(cls)} == set(values)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_paths_name_the_fields(cls):
+    paths = jax.tree_util.tree_leaves_with_path(build(cls))
+    assert {jax.tree_util.keystr(path): float(leaf) for path, leaf in paths} == {
+        f".{name}": value for name, value in VALUES[cls].items()
+    }
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_leaves_of_any_type(cls):
+    # Shardings, masks and specs are trees of this structure; none of them is a number in range.
+    sentinel = object()
+    names = set(VALUES[cls])
+    assert fields(jax.tree.map(lambda _: sentinel, build(cls))) == dict.fromkeys(names, sentinel)
+    assert fields(jax.tree.map(lambda x: x is None, build(cls))) == dict.fromkeys(names, False)
+    assert fields(jax.tree.map(lambda _: None, build(cls))) == dict.fromkeys(names)
+
+
+def test_a_batch_of_scales_adjusts_like_each_alone():
+    scales = [DynamicLossScale(loss_scale=x, period=p) for x, p in ((2.0, 1), (8.0, 2), (1.0, 1))]
+    batch = jax.tree.map(lambda *x: jnp.stack(x), *scales)
+    verdicts = jnp.array([True, True, False])
+    adjusted = jax.vmap(lambda scale, finite: scale.adjust(finite))(batch, verdicts)
+    assert adjusted.loss_scale.tolist() == [4, 8, 1]
+    assert adjusted.counter.tolist() == [0, 1, 0]
+    assert adjusted.total_skipped.tolist() == [0, 0, 1]
+
+
+KINDS = [float, int, np.float64, np.float32, np.float16, jnp.float16, jnp.bfloat16, jnp.float32]
+
+
+def signature(tree):
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): (x.dtype.name, x.weak_type, x.shape) for path, x in named}
+
+
+def strong(names):
+    return {f".{name}": ("int32" if name in INTEGERS else "float32", False, ()) for name in names}
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.__module__[:5]}.{kind.__name__}")
+def test_every_leaf_is_strongly_typed(kind, x64):
+    with jax.enable_x64(x64):
+        dynamic = DynamicLossScale(
+            loss_scale=kind(8),
+            period=kind(4),
+            factor=kind(2),
+            min_loss_scale=kind(4),
+            max_loss_scale=kind(64),
+        )
+        static = StaticLossScale(kind(8))
+        for scale in (dynamic, static, NoOpLossScale()):
+            expected = strong(fields(scale))
+            assert signature(scale) == expected
+            for finite in (True, jnp.asarray(False)):
+                assert signature(scale.adjust(finite)) == expected
+                assert signature(jax.jit(type(scale).adjust)(scale, finite)) == expected
+            assert signature(scale.loss_scale) == {"": ("float32", False, ())}
+        assert static.loss_scale == dynamic.loss_scale == 8
+        assert (dynamic.period, dynamic.factor) == (4, 2)
+        assert (dynamic.min_loss_scale, dynamic.max_loss_scale) == (4, 64)
+
+
+def test_float64_stays():
+    with jax.enable_x64(True):
+        third = jnp.asarray(1.0, jnp.float64) / 3
+        for scale in (DynamicLossScale(), StaticLossScale(2.0**15)):
+            assert scale.scale(third).dtype == scale.unscale(third).dtype == jnp.float64
+            assert float(scale.scale(third)) == 2.0**15 / 3
+            assert float(scale.unscale(third)) == 2.0**-15 / 3
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_strict_promotion(cls, dtype, x64):
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"):
+        scale = build(cls)
+        x = jnp.asarray(3.0, dtype if x64 else dtype.replace("64", "32"))
+        factor = {NoOpLossScale: 1.0, StaticLossScale: 96.0, DynamicLossScale: 48.0}[cls]
+        assert float(scale.scale(x)) == 3 * factor
+        np.testing.assert_allclose(scale.unscale(x), 3 / factor, rtol=1e-7)
+        assert scale.adjust(False).adjust(True).total_skipped == 10
+
+
+def test_one_compilation_over_many_steps():
+    traces = []
+
+    @jax.jit
+    def step(scale, loss):
+        traces.append(scale)
+        scaled = scale.scale(loss)
+        return scale.adjust(jnp.isfinite(scaled)), scaled
+
+    scale, scaled = DynamicLossScale(loss_scale=2.0**15, period=2), []
+    for loss in (60000.0, 1.0, np.inf, 2.0, 2.0, 2.0):
+        scale, value = step(scale, jnp.asarray(loss, jnp.float16))
+        scaled.append(float(value))
+    # The scale doubles after the second step, halves after the third, doubles after the fifth.
+    assert scaled == [60000 * 2.0**15, 2.0**15, np.inf, 2.0**16, 2.0**16, 2.0**17]
+    # Another scale, floor and period are other numbers, not another program.
+    step(DynamicLossScale(loss_scale=3.0, min_loss_scale=2.0, period=9), jnp.float16(1))
+    assert len(traces) == 1
+
+
+def test_a_new_static_scale_is_no_new_compilation():
+    traces = []
+
+    @jax.jit
+    def scaled(scale, loss):
+        traces.append(scale)
+        return scale.scale(loss)
+
+    results = [scaled(StaticLossScale(x), jnp.float16(3)) for x in (2.0, 128, np.float64(7))]
+    assert results == [6, 384, 21]
+    assert len(traces) == 1

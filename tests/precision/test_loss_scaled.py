@@ -1,0 +1,286 @@
+"""Any optimizer over scaled gradients: the same steps, and none where a gradient is not finite."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixedres.precision import (
+    DynamicLossScale,
+    LossScaledState,
+    NoOpLossScale,
+    StaticLossScale,
+    loss_scaled,
+)
+
+STEPS = 4
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda: optax.adamw(0.01, weight_decay=0.1),
+    "lamb": lambda: optax.lamb(0.01, weight_decay=0.1),
+    "lars": lambda: optax.lars(0.5, weight_decay=0.1),
+    "adafactor": lambda: optax.adafactor(0.01, min_dim_size_to_factor=2),
+    "multi_steps": lambda: optax.MultiSteps(optax.adam(0.01), every_k_schedule=2),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)),
+}
+
+
+def params():
+    """Two leaves, one of them with negative zeros."""
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(4, 3)).astype(np.float32)
+    return {"kernel": jnp.asarray(kernel), "bias": jnp.array([-0.0, 0.0, 1.5, -0.0])}
+
+
+def gradients(step):
+    """True gradients, from 1e-6 to 1."""
+    rng = np.random.default_rng(step + 1)
+    size = 10.0 ** rng.uniform(-6, 0, (4, 3))
+    kernel = rng.choice((-1.0, 1.0), (4, 3)) * size
+    return jax.tree.map(jnp.float32, {"kernel": kernel, "bias": rng.normal(size=4)})
+
+
+def bits(tree):
+    """Every leaf's bytes: unlike ==, they tell 0.0 from -0.0 and find NaN equal to itself."""
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def scaled_optimizer(name):
+    """With a scale that doubles after every second step."""
+    return loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=2.0**10, period=2))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_scaled_gradients_make_the_same_steps(name):
+    # Bit for bit: multiplying and dividing by a power of two moves the exponent and rounds nothing.
+    # Not compiled as a whole: the compiler may fuse the division into a norm and sum it in another
+    # order.
+    plain, tx = OPTIMIZERS[name](), scaled_optimizer(name)
+    expected = weights = params()
+    plain_state, state = plain.init(params()), tx.init(params())
+    for i in range(STEPS):
+        updates, plain_state = plain.update(gradients(i), plain_state, expected)
+        expected = optax.apply_updates(expected, updates)
+        scaled = state.loss_scale.scale(gradients(i))
+        updates, state = tx.update(scaled, state, weights)
+        weights = optax.apply_updates(weights, updates)
+        assert bits((weights, state.inner_state)) == bits((expected, plain_state))
+        assert state.grads_finite
+    assert state.loss_scale.loss_scale == 2.0**12  # it grew twice on the way
+    assert bits(weights) != bits(params())
+
+
+@cache
+def compiled(name):
+    """(jitted step, [(params, state)] of a run without an overflow, one entry for each trace)."""
+    tx = scaled_optimizer(name)
+    traces = []
+
+    @jax.jit
+    def step(grads, state, weights):
+        traces.append(name)
+        updates, state = tx.update(state.loss_scale.scale(grads), state, weights)
+        return optax.apply_updates(weights, updates), state, updates
+
+    weights, state = params(), tx.init(params())
+    history = [(weights, state)]
+    for i in range(STEPS):
+        weights, state, _ = step(gradients(i), state, weights)
+        history.append((weights, state))
+    return step, history, traces
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("at", range(STEPS))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_overflow_at_any_step_is_as_if_the_step_had_not_been(name, at, bad):
+    step, history, traces = compiled(name)
+    weights, before = history[at]
+    broken = gradients(99)
+    broken["kernel"] = broken["kernel"].at[2, 1].set(bad)
+    weights, state, updates = step(broken, before, weights)
+    for leaf in jax.tree.leaves(updates):
+        assert not leaf.any()
+        assert np.signbit(leaf).all()
+    assert bits((weights, state.inner_state)) == bits((history[at][0], before.inner_state))
+    scale = state.loss_scale
+    assert scale.loss_scale == before.loss_scale.loss_scale / 2
+    assert (scale.counter, scale.consecutive_skipped, scale.total_skipped) == (0, 1, 1)
+    assert not state.grads_finite
+    # Another scale, the same steps: it is a power of two still.
+    for i in range(at, STEPS):
+        weights, state, _ = step(gradients(i), state, weights)
+    end_weights, end = history[STEPS]
+    assert bits((weights, state.inner_state)) == bits((end_weights, end.inner_state))
+    assert bits(weights) != bits(params())
+    assert state.grads_finite
+    scale = state.loss_scale
+    assert (scale.consecutive_skipped, scale.total_skipped) == (0, 1)
+    assert len(traces) == 1
+
+
+def test_an_overflow_in_the_scaling_itself_is_skipped():
+    # 1e30 is finite, times 2**100 it is not; and a scale that is halved until it fits.
+    scale = DynamicLossScale(loss_scale=2.0**100, max_loss_scale=2.0**100)
+    tx = loss_scaled(optax.sgd(1.0), scale)
+    state, skipped = tx.init(jnp.zeros(2)), 0
+    while True:
+        grads = state.loss_scale.scale(jnp.array([1e30, 1.0]))
+        updates, state = tx.update(grads, state)
+        if state.grads_finite:
+            break
+        skipped += 1
+    # 1e30 < 2**99.7 and the largest float32 is just below 2**128.
+    assert skipped == 100 - 28
+    np.testing.assert_array_equal(updates, -jnp.array([1e30, 1.0]))
+
+
+@pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(128.0)])
+def test_constant_scales_skip_as_well(scale):
+    tx = loss_scaled(optax.adam(0.1), scale)
+    state = tx.init(params())
+    grads = state.loss_scale.scale(gradients(0))
+    _, state = tx.update(grads, state)
+    before = bits(state.inner_state)
+    updates, state = tx.update({**grads, "bias": jnp.full(4, jnp.nan)}, state)
+    assert bits(state.inner_state) == before
+    assert all(np.signbit(leaf).all() and not leaf.any() for leaf in jax.tree.leaves(updates))
+    assert (state.loss_scale.total_skipped, state.loss_scale.loss_scale) == (1, scale.loss_scale)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_a_scale_that_is_no_power_of_two_costs_a_rounding(name):
+    _, history, _ = compiled(name)
+    expected, _ = history[STEPS]
+    tx = loss_scaled(OPTIMIZERS[name](), StaticLossScale(1000.0))
+    weights, state = params(), tx.init(params())
+    step = jax.jit(tx.update)
+    for i in range(STEPS):
+        updates, state = step(state.loss_scale.scale(gradients(i)), state, weights)
+        weights = optax.apply_updates(weights, updates)
+    for key in weights:
+        np.testing.assert_allclose(weights[key], expected[key], rtol=2e-6, atol=1e-7)
+
+
+def test_clipping_sees_true_gradients():
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+    tx = loss_scaled(clipped, StaticLossScale(2.0**15))
+    small, large = jnp.array([0.3, -0.4]), jnp.array([3.0, -4.0])
+    state = tx.init(small)
+    updates, state = tx.update(small * 2.0**15, state)
+    # A norm of 0.5 is left alone; scaled, it is 16384.
+    np.testing.assert_array_equal(updates, -small)
+    updates, state = tx.update(large * 2.0**15, state)
+    np.testing.assert_allclose(updates, [-0.6, 0.8], rtol=1e-6)
+
+
+def test_unscaling_uses_the_scale_that_was_used():
+    # Grows with every step: divided by the new scale, each update would be half as large.
+    tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=8.0, period=1))
+    state = tx.init(jnp.zeros(2))
+    for scale in (8.0, 16.0, 32.0):
+        assert state.loss_scale.loss_scale == scale
+        updates, state = tx.update(jnp.array([24.0, -40.0]), state)
+        np.testing.assert_array_equal(updates, [-24.0 / scale, 40.0 / scale])
+    # And after an overflow the old scale is not used again.
+    _, state = tx.update(jnp.array([jnp.inf, 0.0]), state)
+    updates, state = tx.update(jnp.array([24.0, -40.0]), state)
+    np.testing.assert_array_equal(updates, [-24.0 / 32, 40.0 / 32])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_gradients_are_unscaled_in_float32(dtype):
+    # The smallest float16s: divided in float16 they would all be zero.
+    scaled = jnp.asarray([2.0**-24, -3 * 2.0**-24, 2.0**-14, 1.0], dtype)
+    tx = loss_scaled(optax.sgd(1.0), StaticLossScale(2.0**15))
+    updates, _ = jax.jit(tx.update)(scaled, tx.init(scaled))
+    expected = -np.asarray(scaled, np.float64) * 2.0**-15
+    assert updates.dtype == jnp.float32
+    np.testing.assert_array_equal(np.float64(updates), expected)
+
+
+def test_donating_the_state_leaves_the_callers_scale():
+    scale = DynamicLossScale()
+    tx = loss_scaled(optax.sgd(0.1, momentum=0.9), scale)
+    step = jax.jit(tx.update, donate_argnums=1)
+    for _ in range(2):
+        state = tx.init(params())
+        old = state
+        _, state = step(gradients(0), state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves((old.inner_state, old.loss_scale)))
+    assert scale.loss_scale == 2.0**15
+    assert scale.counter == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_half_parameters_keep_the_states_dtypes(name, dtype):
+    tx = loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=4.0))
+    first = weights = jax.tree.map(lambda x: x.astype(dtype), params())
+    state = tx.init(weights)
+    step = jax.jit(tx.update)
+    for i in range(3):
+        signature = [(leaf.dtype, leaf.shape, leaf.weak_type) for leaf in jax.tree.leaves(state)]
+        half = jax.tree.map(lambda x: (4 * x).astype(dtype), gradients(i))
+        updates, state = step(half, state, weights)
+        new = [(leaf.dtype, leaf.shape, leaf.weak_type) for leaf in jax.tree.leaves(state)]
+        assert new == signature
+        assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
+        weights = optax.apply_updates(weights, updates)
+        assert weights["kernel"].dtype == dtype
+    assert state.grads_finite
+    assert bits(first) != bits(weights)
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_integer_parameters_are_passed_over(bad):
+    # Their gradients have the dtype float0, which has neither values nor arithmetic.
+    weights = {"w": jnp.array([2.0, -0.0]), "n": jnp.arange(3)}
+    grads = jax.grad(lambda p: 4.0 * jnp.sum(p["w"] ** 2), allow_int=True)(weights)
+    assert grads["n"].dtype == jax.dtypes.float0
+    if bad:
+        grads["w"] = grads["w"].at[0].set(jnp.inf)
+    trained = optax.masked(optax.sgd(0.5, momentum=0.9), {"w": True, "n": False})
+    tx = loss_scaled(trained, StaticLossScale(4.0))
+    updates, state = tx.update(grads, tx.init(weights), weights)
+    assert updates["n"].dtype == jax.dtypes.float0
+    np.testing.assert_array_equal(updates["w"], [-0.0, -0.0] if bad else [-2.0, 0.0])
+    assert bool(state.grads_finite) != bad
+
+
+def test_typed_keys_in_the_state():
+    # Gradient noise has a random key in its state, which must not advance in a skipped step either.
+    noisy = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(1.0))
+    tx = loss_scaled(noisy, StaticLossScale(2.0))
+    grads = jnp.array([1.0, 2.0])
+    plain, _ = noisy.update(grads, noisy.init(grads))
+    state = tx.init(grads)
+    _, state = tx.update(2 * grads.at[0].set(jnp.nan), state)
+    updates, _ = tx.update(2 * grads, state)
+    np.testing.assert_array_equal(updates, plain)
+
+
+def test_extra_arguments_reach_the_optimizer():
+    def update(updates, state, params=None, *, value, **extra):
+        return jax.tree.map(lambda u: u * value, updates), state + extra["other"]
+
+    inner = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
+    tx = loss_scaled(inner, StaticLossScale(4.0))
+    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+    updates, state = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), value=3.0, other=5.0)
+    assert (updates[0], state.inner_state) == (6.0, 5.0)
+    # An optimizer that takes none ignores them, as everywhere in optax.
+    plain = loss_scaled(optax.sgd(1.0), StaticLossScale(4.0))
+    updates, _ = plain.update(jnp.array([8.0]), plain.init(jnp.zeros(1)), value=3.0)
+    assert updates[0] == -2.0
+
+
+def test_the_wrapper_inside_a_chain():
+    tx = optax.chain(loss_scaled(optax.identity(), StaticLossScale(4.0)), optax.scale(-0.5))
+    updates, (state, _) = tx.update(jnp.array([8.0, 2.0]), tx.init(jnp.zeros(2)))
+    assert isinstance(state, LossScaledState)
+    np.testing.assert_array_equal(updates, [-1.0, -0.25])

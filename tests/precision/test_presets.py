@@ -1,0 +1,209 @@
+"""The presets, literally; what can be replaced in them; what is refused and with which words."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from mixedres.precision import (
+    PRESETS,
+    DynamicLossScale,
+    NoOpLossScale,
+    StaticLossScale,
+    get,
+    parse_policy,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# policy (parameters, arithmetic, output), policy of normalisation, loss scale, float32 products.
+EXPECTED = {
+    "fp32": ("f32 f32 f32", "f32 f32 f32", "none", "highest"),
+    "tf32": ("f32 f32 f32", "f32 f32 f32", "none", "tensorfloat32"),
+    "bf16": ("f32 bf16 f32", "f32 f32 bf16", "none", "default"),
+    "fp16": ("f32 f16 f32", "f32 f32 f16", "dynamic", "default"),
+    "fp16_static": ("f32 f16 f32", "f32 f32 f16", 128.0, "default"),
+}
+DTYPES = {"f16": jnp.float16, "bf16": jnp.bfloat16, "f32": jnp.float32, "f64": jnp.float64}
+
+
+def policy(names):
+    return jmp.Policy(*(DTYPES[name] for name in names.split()))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_preset(name):
+    network, norms, loss_scale, matmul = EXPECTED[name]
+    preset = get(name)
+    assert dataclasses.asdict(preset) == {
+        "name": name,
+        "policy": dataclasses.asdict(policy(network)),
+        "norm_policy": dataclasses.asdict(policy(norms)),
+        "loss_scale": loss_scale,
+        "implementation": "casting",
+        "matmul_precision": matmul,
+    }
+
+
+def test_no_preset_is_missing_here():
+    assert list(PRESETS) == list(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_matmul_precisions_are_words_of_jax(name):
+    with jax.default_matmul_precision(get(name).matmul_precision):
+        # Exact in float32, not in bfloat16; on this platform it must be exact whatever the word.
+        x = jnp.array([[1.0 + 2.0**-20]])
+        assert float((x @ jnp.ones((1, 1)))[0, 0]) == 1.0 + 2.0**-20
+
+
+def test_presets_make_their_loss_scales():
+    kinds = {"none": NoOpLossScale, "dynamic": DynamicLossScale, 128.0: StaticLossScale}
+    for name, (_, _, loss_scale, _) in EXPECTED.items():
+        made = get(name).make_loss_scale()
+        assert type(made) is kinds[loss_scale]
+        assert made.loss_scale == {"none": 1, "dynamic": 32768, 128.0: 128}[loss_scale]
+    made = get("fp16").make_loss_scale(loss_scale=4.0, period=7, factor=4.0, max_loss_scale=8.0)
+    assert (made.loss_scale, made.period, made.factor, made.max_loss_scale) == (4, 7, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "changed"),
+    [
+        ("policy", "p=f32,c=bf16,o=f32", {"policy": "f32 bf16 f32", "norm_policy": "f32 f32 bf16"}),
+        ("policy", "c=bf16", {"policy": "f32 bf16 bf16", "norm_policy": "f32 f32 bf16"}),
+        ("policy", "half", {"policy": "f16 f16 f16", "norm_policy": "f16 f32 f16"}),
+        ("policy", policy("f32 f32 f16"), {"policy": "f32 f32 f16", "norm_policy": "f32 f32 f32"}),
+        ("norm_policy", "c=f16", {"norm_policy": "f32 f16 f16"}),
+        ("norm_policy", policy("f32 f32 f32"), {"norm_policy": "f32 f32 f32"}),
+        ("loss_scale", "none", {"loss_scale": "none"}),
+        ("loss_scale", 256, {"loss_scale": 256}),
+        ("loss_scale", "64", {"loss_scale": "64"}),
+        ("implementation", "casting", {}),
+        ("matmul_precision", "highest", {"matmul_precision": "highest"}),
+    ],
+    ids=str,
+)
+def test_a_part_replaced(part, given, changed):
+    changed = {k: policy(v) if k.endswith("policy") else v for k, v in changed.items()}
+    assert get("fp16", **{part: given}) == dataclasses.replace(get("fp16"), **changed)
+
+
+def test_float64_with_x64():
+    with jax.enable_x64(True):
+        full = get("fp32", policy="f64")
+        assert full.policy == full.norm_policy == policy("f64 f64 f64")
+        mixed = get("fp32", policy="p=f64,c=f32,o=f64")
+        assert mixed.norm_policy == policy("f64 f32 f32")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "f64",
+        "p=f32,c=f32,o=f64",
+        "c=float64,o=f32",
+        jmp.Policy(np.float64, np.float32, np.float32),
+        # A dtype object is a dtype too; jmp cannot print a policy made of them.
+        jmp.Policy(*[np.dtype("float64")] * 3),
+    ],
+    ids=["all", "output", "compute", "types", "dtype objects"],
+)
+def test_float64_without_x64_is_refused(given):
+    with pytest.raises(ValueError, match=r"float64.*JAX_ENABLE_X64=1"):
+        parse_policy(given)
+    with pytest.raises(ValueError, match=r"float64.*JAX_ENABLE_X64=1"):
+        get("fp32", norm_policy=given)
+
+
+def test_a_policy_is_returned_as_it_is():
+    given = policy("f32 bf16 f16")
+    assert parse_policy(given) is given
+    assert parse_policy(str(given)) == given
+
+
+BAD_POLICIES = ["c=f16=", "p=f99", "", "c", 3, None, "c=f16,", "x=f16", "f16 f32", "int8"]
+
+
+@pytest.mark.parametrize("text", BAD_POLICIES)
+def test_a_policy_that_does_not_parse(text):
+    with pytest.raises(ValueError) as error:
+        parse_policy(text)
+    assert repr(text) in str(error.value)
+    assert "params=float32,compute=float16,output=float32" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["fp16_rewrite", "bf16_rewrite"])
+def test_reserved_names(name):
+    with pytest.raises(ValueError) as error:
+        get(name)
+    casting = name.split("_")[0]
+    assert repr(name) in str(error.value)
+    assert f"use {casting!r}" in str(error.value)
+    assert casting in PRESETS
+    assert name not in PRESETS
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "fp8"}, ("'fp8'", "fp32, tf32, bf16, fp16, fp16_static")),
+        ({"name": "FP16"}, ("'FP16'", "fp32, tf32, bf16, fp16, fp16_static")),
+        ({"name": None}, ("None", "fp32, tf32, bf16, fp16, fp16_static")),
+        ({"policy": "p=f99"}, ("'p=f99'", "float16, bfloat16, float32")),
+        ({"policy": ""}, ("''", "float16, bfloat16, float32")),
+        ({"norm_policy": "c"}, ("'c'", "float16, bfloat16, float32")),
+        ({"loss_scale": "dynamo"}, ("'dynamo'", "'none', 'dynamic' or a number > 0")),
+        ({"loss_scale": 0}, (" 0 ", "'none', 'dynamic' or a number > 0")),
+        ({"loss_scale": ""}, ("''", "'none', 'dynamic' or a number > 0")),
+        ({"implementation": "rewrite"}, ("'rewrite'", "implementation", "casting")),
+        ({"implementation": ""}, ("''", "implementation", "casting")),
+        ({"matmul_precision": "high"}, ("'high'", "default, tensorfloat32, highest")),
+        ({"matmul_precision": ""}, ("''", "default, tensorfloat32, highest")),
+    ],
+    ids=str,
+)
+def test_errors_say_what_is_allowed(given, words):
+    with pytest.raises(ValueError) as error:
+        get(**{"name": "fp16", **given})
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_presets_are_frozen():
+    preset = get("fp16")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        preset.loss_scale = "none"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        preset.policy.compute_dtype = jnp.float32
+
+
+def imported_by(module, *already):
+    """The modules that importing `module` loads in a new process, beyond those of `already`."""
+    code = f"import {', '.join(('sys', *already))}; old = set(sys.modules); import {module}"
+    code += "; print('\\n'.join(set(sys.modules) - old))"
+    command = [sys.executable, "-W", "error", "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_the_package_can_be_imported_alone():
+    # What jax, jmp and optax load by themselves (optax loads absl) is not this package's doing.
+    loaded = imported_by("mixedres.precision", "jax", "jmp", "optax")
+    assert "mixedres.precision.presets" in loaded
+    roots = {name.split(".")[0] for name in loaded}
+    foreign = {"flax", "absl", "ml_collections", "tensorflow", "orbax", "grain", "sklearn", "scipy"}
+    assert not roots & foreign
+    assert {name for name in loaded if name.startswith("mixedres")} == {
+        "mixedres",
+        "mixedres.precision",
+        "mixedres.precision.loss_scale",
+        "mixedres.precision.loss_scaled",
+        "mixedres.precision.presets",
+    }
+    assert not imported_by("mixedres.precision") & foreign - {"absl"}

@@ -1,0 +1,116 @@
+"""The clock, the limit on steps in flight, and what reaches the log."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from mixedres import metrics
+
+
+class Clock:
+    """A time that moves only when told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    fake = Clock()
+    monkeypatch.setattr(metrics.time, "perf_counter", fake)
+    return fake
+
+
+def test_the_stopwatch_adds_what_lies_between_start_and_stop(clock):
+    watch = metrics.Stopwatch()
+    clock.now += 5
+    assert watch.read() == 0
+    watch.start()
+    clock.now += 2
+    watch.start()  # already running
+    clock.now += 1
+    assert watch.read() == 3
+    watch.stop()
+    clock.now += 10
+    watch.stop()
+    watch.start()
+    clock.now += 4
+    assert watch.read() == 7
+
+
+def test_metrics_come_back_late_in_order_and_completely():
+    flight = metrics.InFlight(ahead=2)
+    out = [flight.push(step, {"loss": jnp.float32(step)}) for step in range(5)]
+    assert [[step for step, _ in done] for done in out] == [[], [], [0], [1], [2]]
+    assert [(step, float(values["loss"])) for step, values in flight.drain()] == [(3, 3.0), (4, 4.0)]
+    assert flight.drain() == []
+
+
+def step_values(loss, finite=1.0):
+    return {"loss": loss, "top1": 0.5, "grads_finite": finite, "loss_scale": 8.0}
+
+
+def make_log(tmp_path, **options):
+    defaults = {"first_step": 0, "skipped": 0, "batch_size": 10, "log_every": 2, "learning_rates": range(100)}
+    writers = metrics.Writers(tmp_path / "metrics.jsonl", defaults["first_step"])
+    progress = metrics.Progress(100, 0, 10)
+    return metrics.RunLog(writers, progress, **(defaults | options))
+
+
+def lines(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
+    log = make_log(tmp_path)
+    log.clock.start()
+    for step, loss, finite in [(1, 4.0, 1.0), (2, 2.0, 1.0), (3, float("inf"), 0.0), (4, 1.0, 1.0), (5, 1.0, 1.0)]:
+        clock.now += 0.5
+        log.train(step, step_values(loss, finite))
+    log.close()
+    first, second = lines(tmp_path)
+    assert (first["step"], first["loss"], first["learning_rate"], first["skipped_steps"]) == (2, 3.0, 1.0, 0)
+    assert first["examples_per_second"] == 20.0
+    # The loss of the skipped step is left out; the rate is that after 2 updates, because step 3 was none.
+    assert (second["step"], second["loss"], second["learning_rate"], second["skipped_steps"]) == (4, 1.0, 2.0, 1)
+    assert log.consecutive_skipped == 0 and log.total_skipped == 1
+
+
+def test_skipped_steps_before_this_start_count(tmp_path):
+    log = make_log(tmp_path, first_step=10, skipped=4)
+    log.train(11, step_values(1.0, 0.0))
+    log.train(12, step_values(1.0, 0.0))
+    log.close()
+    (line,) = lines(tmp_path)
+    assert line["skipped_steps"] == 6 and log.consecutive_skipped == 2
+    assert line["learning_rate"] == 6.0  # 10 - 4 updates
+
+
+def test_a_new_start_drops_lines_after_its_checkpoint_and_broken_ones(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 2}\n{"step": 4}\n{"step": 6}\n{"ste')
+    metrics.Writers(path, first_step=4).close()
+    assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
+
+
+def test_what_is_not_finite_becomes_null(tmp_path):
+    writers = metrics.Writers(tmp_path / "metrics.jsonl", 0)
+    writers.write(1, "eval", {"loss": float("nan"), "top1": 0.5})
+    writers.close()
+    assert lines(tmp_path) == [{"step": 1, "kind": "eval", "loss": None, "top1": 0.5}]
+
+
+def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys):
+    progress = metrics.Progress(total_steps=100, first_step=20, batch_size=32, seconds_between_lines=10)
+    clock.now += 1
+    progress.update(21, {"loss": 2.0}, training_seconds=1.0)
+    assert capsys.readouterr().out == ""
+    clock.now += 10
+    progress.update(40, {"loss": 1.5}, training_seconds=10.0)
+    progress.close()
+    # 20 steps of 32 in 10 s; 60 steps left at 0.5 s each.
+    assert capsys.readouterr().out == "step 40/100  loss 1.5000  64 img/s  about 00:30 left\n"
