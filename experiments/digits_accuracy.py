@@ -62,7 +62,8 @@ def table(rows: list[dict]) -> list[str]:
     ]
     for r in rows:
         spread = f"{r['mean_top1']:.2f} ± {r['std_top1']:.2f} %"
-        lines.append(f"| `{r['preset']}` | {spread} | {r['mean_difference']:+.2f} points | {r['skipped_steps']} |")
+        difference = round(r["mean_difference"], 2) + 0.0  # no "-0.00"
+        lines.append(f"| `{r['preset']}` | {spread} | {difference:+.2f} points | {r['skipped_steps']} |")
     return lines
 
 

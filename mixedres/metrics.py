@@ -16,6 +16,10 @@ import tqdm
 from tensorboardX import SummaryWriter
 
 
+# Bookkeeping that makes no curve.
+NOT_PLOTTED = {"epoch", "examples"}
+
+
 class Writers:
     """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow."""
 
@@ -33,8 +37,8 @@ class Writers:
         # JSON has no NaN: what is not finite becomes null.
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
-        for name, value in values.items():
-            self._events.add_scalar(f"{kind}/{name}", value, step)
+        for name in values.keys() - NOT_PLOTTED:
+            self._events.add_scalar(f"{kind}/{name}", values[name], step)
 
     def close(self) -> None:
         """Flushes both."""

@@ -146,7 +146,7 @@ def test_every_preset_learns_the_batch(preset, tmp_path):
     config = run_cases.tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_batch_size=0)
     summary = train.train(config, tmp_path / "run")
     trained = lines(tmp_path / "run", "train")
-    assert trained[-1]["loss"] < 0.6 * trained[0]["loss"]
+    assert trained[-1]["loss"] < 0.8 * trained[0]["loss"]
     assert summary["loss_scale"]["final"] == (128.0 if preset == "fp16_static" else 1.0)
 
 
