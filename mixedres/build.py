@@ -1,4 +1,4 @@
-"""From a config to the objects that it names. Every mistake in a config is found here, before anything is written."""
+"""From a config to the objects that it names; nothing is written here, so that a mistake costs nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mixedres import data, models, normalize, optimizers, precision, step
-from mixedres.config import ConfigError, errors, validate
+from mixedres.config import ConfigError, errors, flatten, validate
 from mixedres.config_keys import duration_in_steps
 
 
@@ -27,7 +27,8 @@ class Setup:
       config: where it came from.
       precision, source, model: the preset, the data and the network.
       mesh: the devices; batch_size: examples per step over all of them.
-      steps_per_epoch, total_steps, eval_every, checkpoint_every: in steps; the last two may be 0: at the end alone.
+      steps_per_epoch, total_steps, eval_every, checkpoint_every, warmup_steps: in steps; evaluations and checkpoints
+        every 0 steps are made at the end alone.
       learning_rate: function of the number of applied updates.
       tx: the loss-scaled optimizer.
     """
@@ -42,8 +43,14 @@ class Setup:
     total_steps: int
     eval_every: int
     checkpoint_every: int
+    warmup_steps: int
     learning_rate: optax.Schedule
     tx: optax.GradientTransformation
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The config, flat, with the batch size that the number of devices may have decided."""
+        return flatten(self.config) | {"batch_size": self.batch_size}
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -61,7 +68,7 @@ class Setup:
         return NamedSharding(self.mesh, P(step.AXIS))
 
     @property
-    def normalize(self) -> normalize.NormalizeFn:
+    def normalize_fn(self) -> normalize.NormalizeFn:
         """What turns the source's images into the network's input."""
         if self.source.mean is None:
             return normalize.per_image
@@ -78,7 +85,7 @@ class Setup:
         return step.jit_train_step(
             self.mesh,
             apply_fn=self.model.apply,
-            normalize=self.normalize,
+            normalize=self.normalize_fn,
             tx=self.tx,
             label_smoothing=self.config.label_smoothing,
             microbatches=self.config.microbatches,
@@ -88,7 +95,7 @@ class Setup:
 
     def eval_step(self) -> Callable[..., Any]:
         """The jitted (variables, batch, sums) -> sums."""
-        return step.jit_eval_step(self.mesh, apply_fn=self.model.apply, normalize=self.normalize)
+        return step.jit_eval_step(self.mesh, apply_fn=self.model.apply, normalize=self.normalize_fn)
 
     def _allreduce_dtype(self) -> Any:
         return self.precision.policy.compute_dtype if self.config.allreduce_dtype == "compute" else None
@@ -136,6 +143,7 @@ def build(config: ConfigDict) -> Setup:
         total_steps=total_steps,
         eval_every=in_steps(config.eval_every),
         checkpoint_every=in_steps(config.checkpoint_every),
+        warmup_steps=in_steps(config.schedule.warmup),
         learning_rate=learning_rate,
         tx=precision.loss_scaled(tx, loss_scale),
     )
@@ -144,9 +152,14 @@ def build(config: ConfigDict) -> Setup:
 def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
     with errors("config.precision"):
         chosen = precision.get(**config.precision)
-        policy = chosen.policy
-        if jnp.dtype(policy.param_dtype) != jnp.float32:
-            raise ValueError(f"policy '{policy}' must keep parameters in float32; write params=float32")
+        for policy in (chosen.policy, chosen.norm_policy):
+            if jnp.dtype(policy.param_dtype) != jnp.float32:
+                raise ValueError(f"policy '{policy}' must keep parameters in float32; write params=float32")
+        if jnp.dtype(chosen.norm_policy.output_dtype) != jnp.dtype(chosen.policy.compute_dtype):
+            raise ValueError(
+                f"norm_policy '{chosen.norm_policy}' must return the compute dtype of policy '{chosen.policy}'; "
+                f"write output={jnp.dtype(chosen.policy.compute_dtype).name}"
+            )
     options = config.loss_scale
     with errors("config.loss_scale"):
         scale = chosen.make_loss_scale(

@@ -37,9 +37,16 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.StandardSave(state))
 
     def restore(self, step: int, like: Any) -> Any:
-        """The state saved at `step`, with the structure, dtypes and shardings of `like` (arrays or their shapes)."""
+        """The state saved at `step`, with the structure, dtypes and shardings of `like` (arrays or their shapes).
+
+        Raises:
+          OSError: where the checkpoint cannot be read; its text is one line.
+        """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        try:
+            return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+            raise OSError(f"checkpoint {self._manager.directory / str(step)} cannot be read") from error
 
     def close(self) -> None:
         """Waits until everything is on disk."""

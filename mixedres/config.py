@@ -10,7 +10,10 @@ before anything is built.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -52,7 +55,8 @@ def split(argument: str) -> tuple[str, dict[str, str]]:
       ConfigError: for a part that is neither first nor key=value.
     """
     preset, overrides = "fp32", {}
-    for index, part in enumerate(filter(None, argument.split(","))):
+    # A comma inside brackets belongs to the value.
+    for index, part in enumerate(filter(None, re.split(r",(?![^(\[]*[)\]])", argument))):
         key, equals, value = part.partition("=")
         if equals:
             overrides[key.strip()] = value.strip()
@@ -150,17 +154,10 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
     return dict(sorted(flat.items()))
 
 
-class errors:
-    """Turns a ValueError of the library inside the block into a `ConfigError` that names the key."""
-
-    def __init__(self, where: str):
-        """`where`: the key or flag the block reads."""
-        self.where = where
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Re-raises a ValueError as a `ConfigError`."""
-        if isinstance(error, ValueError):
-            raise ConfigError(f"{self.where}: {error}") from error
+@contextlib.contextmanager
+def errors(where: str) -> Iterator[None]:
+    """Turns a ValueError of the library inside the block into a `ConfigError` that begins with `where`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error

@@ -39,7 +39,9 @@ class Key:
 
 
 def duration_in_steps(value: Any, steps_per_epoch: float) -> int:
-    """Steps of a duration: a number or '5 epochs' in epochs, '500 steps' in steps; rounded to the nearest.
+    """Steps of a duration: a number or '5 epochs' in epochs, '500 steps' in steps.
+
+    Rounded to the nearest whole step, halves up, and to no less than 1 unless the duration is 0.
 
     Raises:
       ValueError: for anything else and for negative ones.
@@ -47,8 +49,8 @@ def duration_in_steps(value: Any, steps_per_epoch: float) -> int:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(|epochs?|steps?)\s*", str(value))
     if match is None:
         raise ValueError(f"duration {value!r} is not {DURATION.words}")
-    number = float(match[1])
-    return round(number) if match[2].startswith("step") else round(number * steps_per_epoch)
+    steps = float(match[1]) * (1.0 if match[2].startswith("step") else steps_per_epoch)
+    return max(1, math.floor(steps + 0.5)) if steps else 0
 
 
 def _is_duration(x: Any) -> bool:
@@ -69,8 +71,9 @@ def each(inner: Range) -> Range:
     return Range(lambda x: all(map(inner.allows, x)), f"a tuple, each of it {inner.words}")
 
 
-POSITIVE = Range(lambda x: math.isfinite(x) and x > 0, "> 0")
-NOT_NEGATIVE = Range(lambda x: math.isfinite(x) and x >= 0, ">= 0")
+# Numbers end up in int32 or float32, where 1e300 would be infinite.
+POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
+NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
 GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
 SHARE = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")

@@ -35,7 +35,7 @@ def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
     """Whether the label is among the k largest logits of each example.
 
     Equal logits, which half precision makes common, rank by index, so that top-1 is argmax. An example with a NaN among
-    its logits is wrong: counting the logits above the true one would call it right.
+    its logits, or with a label that is no class, is wrong: counting the logits above the true one would call it right.
 
     Args:
       logits: (batch, num_classes) floats.
@@ -48,4 +48,5 @@ def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
     true = jnp.take_along_axis(logits, labels[:, None], axis=1)
     classes = jnp.arange(logits.shape[1])[None]
     ahead = (logits > true) | ((logits == true) & (classes < labels[:, None]))
-    return (ahead.sum(axis=1) < k) & ~jnp.isnan(logits).any(axis=1)
+    known = (labels >= 0) & (labels < logits.shape[1])
+    return (ahead.sum(axis=1) < k) & known & ~jnp.isnan(logits).any(axis=1)

@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     except flags.UnrecognizedFlagError as error:
         raise ConfigError(f"flag --{error.flagname} is unknown; --help lists them all") from None
     except flags.IllegalFlagValueError as error:
-        raise ConfigError(_illegal_value(str(error))) from None
+        raise ConfigError(_illegal_value(error)) from None
     except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
     except OSError:
@@ -59,6 +59,12 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         ) from None
     except SyntaxError as error:
         raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+    except (AttributeError, ImportError, NameError, KeyError, TypeError) as error:
+        raise ConfigError(f"--config={_given(argv)}: {type(error).__name__}: {error}") from None
+    if values.workdir == "":
+        raise ConfigError("--workdir= is empty; name a directory")
+    if values.clean and values.mode == "eval":
+        raise ConfigError("--clean would remove what --mode=eval evaluates; give one of them")
     if rest[1:]:
         raise ConfigError(f"{rest[1]!r} is not a flag; flags begin with --, and --help lists them all")
     return values
@@ -71,11 +77,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         values = parse(argv)
-        # Imported here so that a mistake in the flags need not wait for it.
+        # Imported here so that a mistake in the flags need not wait for Orbax and the models.
         from mixedres import train
 
-        directory = pathlib.Path(values.workdir or _default_workdir(argv, values.config))
-        directory = directory.expanduser().absolute()
+        name = _default_workdir(argv, values.config) if values.workdir is None else values.workdir
+        directory = pathlib.Path(name).expanduser().absolute()
         if values.mode == "eval":
             train.evaluate(values.config, directory)
         else:
@@ -85,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     except TrainingError as error:
         return _fail(1, error)
     except KeyboardInterrupt:
-        return _fail(130, "interrupted; the same command continues from the newest checkpoint")
+        return _fail(130, "interrupted; a run continues from its newest checkpoint when started again without --clean")
     return 0
 
 
@@ -104,9 +110,12 @@ def _given(argv: Sequence[str]) -> str:
     return ""
 
 
-def _illegal_value(message: str) -> str:
+def _illegal_value(error: flags.IllegalFlagValueError) -> str:
     """absl's message, with the type that the key wants in place of what Python said of the conversion."""
-    given, _, reason = " ".join(message.split()).removeprefix("flag ").partition(": ")
+    lines = str(error).strip().splitlines()
+    given, _, reason = " ".join(lines).removeprefix("flag ").partition(": ")
+    if "Traceback" in reason:  # a ValueError of the config file: its last line says what it was
+        reason = lines[-1]
     path = given.removeprefix("--config.").partition("=")[0]
     wanted = {key.path: f"config.{path} must be of type {key.type.__name__}" for key in KEYS}
     return f"{given}: {wanted.get(path, reason)}"

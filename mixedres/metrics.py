@@ -8,13 +8,14 @@ import pathlib
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import tqdm
 from tensorboardX import SummaryWriter
 
+from mixedres.files import replace_text
 
 # Bookkeeping that makes no curve.
 NOT_PLOTTED = {"epoch", "examples"}
@@ -28,7 +29,7 @@ class Writers:
         if jsonl.exists():
             lines = jsonl.read_text().splitlines(keepends=True)
             kept = [line for line in lines if _step_of(line) <= first_step]
-            jsonl.write_text("".join(kept))
+            replace_text(jsonl, "".join(kept))
         self._file = jsonl.open("a", buffering=1)
         self._events = SummaryWriter(str(jsonl.parent), purge_step=first_step + 1, flush_secs=10)
 
@@ -121,19 +122,20 @@ class RunLog:
         progress: Progress,
         *,
         first_step: int,
-        skipped: int,
+        total_skipped: int,
+        consecutive_skipped: int,
         batch_size: int,
         log_every: int,
-        learning_rates: Sequence[float],
+        learning_rate: Callable[[int], float],
     ):
-        """Args: `skipped` of the `first_step` steps before this start, and the rate after n updates for each n."""
+        """Starts after `first_step` steps, some of them skipped; `learning_rate` is that after so many updates."""
         self.clock = Stopwatch()
         self.step = first_step
         self.last: dict[str, float] = {}
-        self.consecutive_skipped, self.total_skipped = 0, skipped
+        self.consecutive_skipped, self.total_skipped = consecutive_skipped, total_skipped
         self.epoch_loss: float | None = None
         self._writers, self._progress = writers, progress
-        self._batch_size, self._log_every, self._learning_rates = batch_size, log_every, learning_rates
+        self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
         self._line_at = 0.0
         self._since_line: list[dict[str, float]] = []
         self._since_eval: list[dict[str, float]] = []
@@ -149,7 +151,7 @@ class RunLog:
         self._since_eval.append(self.last)
         self._progress.update(step, self.last, self.clock.read())
         if step % self._log_every == 0:
-            self._line(step, float(self._learning_rates[updates_before]))
+            self._line(step, self._learning_rate(updates_before))
 
     def _line(self, step: int, learning_rate: float) -> None:
         now = self.clock.read()

@@ -112,7 +112,8 @@ def create(
     """An optimizer of true (unscaled, float32) gradients.
 
     Args:
-      name: 'sgd', 'lars' (You et al., arXiv 1708.03888) or 'adamw' (arXiv 1711.05101).
+      name: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio |w| / |g + decay * w| where the paper
+        has |w| / (|g| + decay * |w|)) or 'adamw' (arXiv 1711.05101).
       learning_rate: function of the number of applied updates.
       momentum: of sgd and lars, and beta 1 of adamw; in [0, 1).
       nesterov: for sgd and lars.

@@ -122,9 +122,7 @@ def train_step(
         loss_fn=partial(_scaled_loss, apply_fn=apply_fn, normalize=normalize, label_smoothing=label_smoothing),
         microbatches=microbatches,
     )
-    if allreduce_dtype is not None:
-        grads = jax.tree.map(lambda g: g.astype(allreduce_dtype), grads)
-    grads = jax.lax.pmean(grads, AXIS)
+    grads = _mean_over_devices(grads, allreduce_dtype)
     batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
 
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -132,6 +130,7 @@ def train_step(
     finite = opt_state.grads_finite
     ema = _average(state, {"params": params, "batch_stats": batch_stats}, ema_decay)
 
+    # The updates of a skipped step are -0.0 and leave params alone, save for subnormals where a device flushes them.
     params, batch_stats, ema = jmp.select_tree(
         finite, (params, batch_stats, ema), (state.params, state.batch_stats, state.ema)
     )
@@ -243,6 +242,17 @@ def _gradients(
     (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
     grads = jax.tree.map(lambda g: g / microbatches, total)
     return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
+
+
+def _mean_over_devices(grads: Any, dtype: Any) -> Any:
+    """The mean gradient, summed up in `dtype` (None: their own).
+
+    Divided before the cast: the sum of n float16 gradients would overflow where their mean does not.
+    """
+    if dtype is None:
+        return jax.lax.pmean(grads, AXIS)
+    devices = jax.lax.axis_size(AXIS)
+    return jax.lax.psum(jax.tree.map(lambda g: (g / devices).astype(dtype), grads), AXIS)
 
 
 def _average(state: TrainState, new: Any, decay: float) -> Any:

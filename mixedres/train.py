@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import itertools
+import math
 import pathlib
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from ml_collections import ConfigDict
 
 from mixedres import __version__, data, step, summary, workdir
 from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError, TrainingError
+from mixedres.files import write_json
 from mixedres.metrics import InFlight, Progress, RunLog, Writers
+
+# What an evaluation of a finished run must share with its training; devices and batch size may differ.
+EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay")
 
 
 def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -> dict[str, Any]:
@@ -24,15 +32,44 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
-      TrainingError: where training cannot go on.
+      TrainingError: where training cannot go on, or came to nothing.
     """
     setup = build(config)
-    workdir.prepare(directory, config, clean=clean)
-    if (directory / workdir.SUMMARY).exists():
-        print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
-        return json.loads((directory / workdir.SUMMARY).read_text())
+    with workdir.claim(directory, setup.resolved, clean=clean):
+        finished = workdir.read_summary(directory)
+        if finished is not None:
+            print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+            return finished
+        _announce(setup, directory)
+        document = _train(setup, directory)
+        write_json(directory / workdir.SUMMARY, document)
+    result = document["eval"]
+    print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
+    return document
 
+
+def evaluate(config: ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
+    """Evaluates the newest checkpoint in `directory`, writes nothing, and returns top1, top5, loss and examples.
+
+    Raises:
+      ConfigError: for a mistake in the config, and where `directory` has no checkpoint of it.
+    """
+    setup = build(config)
+    workdir.check_same(directory, setup.resolved, EVALUATED)
+    saved = Checkpoints(directory / workdir.CHECKPOINTS)
+    state = _restore(setup, saved)
+    if state is None:
+        raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
     _announce(setup, directory)
+    result = _evaluate(setup, setup.eval_step(), state)
+    saved.close()
+    print(f"step {int(state.step)}: {_describe(result)}")
+    return result
+
+
+def _train(setup: Setup, directory: pathlib.Path) -> dict[str, Any]:
+    """The run itself: state, compiled steps, loop; returns the summary."""
+    config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
     state = _restore(setup, saved) or _init(setup)
@@ -46,40 +83,33 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
         Writers(directory / workdir.METRICS, first_step),
         Progress(setup.total_steps, first_step, setup.batch_size),
         first_step=first_step,
-        skipped=int(state.loss_scale.total_skipped),
+        total_skipped=int(state.loss_scale.total_skipped),
+        consecutive_skipped=int(state.loss_scale.consecutive_skipped),
         batch_size=setup.batch_size,
         log_every=config.log_every,
-        learning_rates=np.asarray(jax.vmap(setup.learning_rate)(jnp.arange(setup.total_steps))),
+        learning_rate=_learning_rates(setup.learning_rate),
     )
     try:
         state, result = _loop(setup, state, saved, train_step, eval_step, log)
     finally:
         log.close()
         saved.close()
-
-    document = _summary(setup, state, first_step, train_step, log, result, compile_seconds)
-    workdir.write_json(directory / workdir.SUMMARY, document)
-    print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
-    return document
+    _check_outcome(state, result)
+    return _summary(setup, state, first_step, train_step, log, result, compile_seconds)
 
 
-def evaluate(config: ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
-    """Evaluates the newest checkpoint in `directory`, writes nothing, and returns top1, top5, loss and examples.
+def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
+    """The schedule as a function on the host.
 
-    Raises:
-      ConfigError: for a mistake in the config, and where `directory` has no checkpoint of it.
+    Evaluated a few thousand updates at a time: asking the device for one number would wait for the steps under way.
     """
-    setup = build(config)
-    workdir.check_same(directory, config)
-    saved = Checkpoints(directory / workdir.CHECKPOINTS)
-    state = _restore(setup, saved)
-    if state is None:
-        raise ConfigError(f"--workdir={directory} has no checkpoint; train first, without --mode=eval")
-    _announce(setup, directory)
-    result = _evaluate(setup, setup.eval_step(), state)
-    saved.close()
-    print(f"step {int(state.step)}: {_describe(result)}")
-    return result
+    size = 4096
+
+    @functools.cache
+    def block(index: int) -> np.ndarray:
+        return np.asarray(jax.vmap(schedule)(jnp.arange(index * size, (index + 1) * size)))
+
+    return lambda updates: float(block(updates // size)[updates % size])
 
 
 def _init(setup: Setup) -> step.TrainState:
@@ -93,9 +123,14 @@ def _restore(setup: Setup, saved: Checkpoints) -> step.TrainState | None:
     latest = saved.latest_step()
     if latest is None:
         return None
+    if latest > setup.total_steps:
+        raise ConfigError(f"the newest checkpoint is of step {latest}, beyond the {setup.total_steps} of this config")
     shapes = jax.eval_shape(setup.init_state)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=setup.replicated), shapes)
-    return saved.restore(latest, like)
+    try:
+        return saved.restore(latest, like)
+    except OSError as error:
+        raise ConfigError(f"{error}; remove that directory to continue from the one before, or --clean") from error
 
 
 def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
@@ -121,7 +156,12 @@ def _loop(
         setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step),
         lambda batch: jax.device_put(batch, setup.split),
     )
+    batches = _filled(batches)
     in_flight, result = InFlight(), None
+    if first_step and config.stop_at_top1 is not None:
+        result = _evaluate(setup, eval_step, state)
+        if result["top1"] >= config.stop_at_top1:
+            return state, result
     for done in range(first_step + 1, setup.total_steps + 1):
         log.clock.start()
         state, metrics = train_step(state, next(batches))
@@ -142,6 +182,12 @@ def _loop(
         if stop:
             break
     return state, result or _evaluate(setup, eval_step, state)
+
+
+def _filled(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches, the first of them already there: filling the pipeline is no part of the rate."""
+    first = jax.block_until_ready(next(batches))
+    return itertools.chain([first], batches)
 
 
 def _due(done: int, every: int) -> bool:
@@ -180,18 +226,28 @@ def _record(finished: list[tuple[int, Any]], log: RunLog, stop_after_skipped: in
             )
 
 
+def _check_outcome(state: step.TrainState, result: dict[str, Any]) -> None:
+    """Raises TrainingError for a run that ended without an update, or with a network that returns no numbers."""
+    skipped = int(state.loss_scale.total_skipped)
+    if skipped == int(state.step):
+        raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")
+    if not math.isfinite(result["loss"]):
+        raise TrainingError("the test loss is not finite: the network diverged; lower config.optimizer.learning_rate")
+
+
 def _announce(setup: Setup, directory: pathlib.Path) -> None:
     config, source = setup.config, setup.source
-    version = setup.model.version
     scale = setup.precision.loss_scale
     devices = f"{len(setup.devices)} {setup.devices[0].device_kind} device" + "s" * (len(setup.devices) > 1)
     print(
-        f"mixedres {__version__}: {config.model.name} v{version} on {config.data.name} "
+        f"mixedres {__version__}: {config.model.name} v{setup.model.version} on {config.data.name} "
         f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
         f"  precision {setup.precision.name}: {setup.precision.policy}, loss scale {scale}\n"
         f"  {setup.total_steps:,} steps of {setup.batch_size} on {devices}; workdir {directory}",
         flush=True,
     )
+    if setup.warmup_steps >= setup.total_steps:
+        print(f"  note: the run ends within the warm-up of {setup.warmup_steps:,} steps")
 
 
 def _describe(result: dict[str, Any]) -> str:
@@ -215,6 +271,7 @@ def _summary(
         "model": setup.config.model.name,
         "train": {
             "steps": steps,
+            "first_step": first_step,  # the rates and seconds below are those of the steps since
             "epochs": steps / setup.steps_per_epoch,
             "examples_per_second": here * setup.batch_size / seconds if here else None,
             "step_time_ms": 1e3 * seconds / here if here else None,

@@ -2,72 +2,100 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-import math
 import os
 import pathlib
 import shutil
-from typing import Any
+from typing import IO, Any
 
-from ml_collections import ConfigDict
+from mixedres.config import ConfigError
+from mixedres.files import write_json
 
-from mixedres.config import ConfigError, flatten
-
-CONFIG, METRICS, SUMMARY, CHECKPOINTS, EVENTS = (
+CONFIG, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     "config.json",
     "metrics.jsonl",
     "summary.json",
     "checkpoints",
-    "events.out.tfevents.*",
+    ".lock",
 )
+EVENTS = "events.out.tfevents.*"
+# Keys that only a config.json of ours has: half the world names its configuration so.
+_MARKS = {"precision.name", "optimizer.decay_mask"}
 
 
-def prepare(workdir: pathlib.Path, config: ConfigDict, *, clean: bool) -> None:
+def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool) -> IO[str]:
     """Makes `workdir` the directory of a run with `config`: a new one, or the continuation of the one in it.
 
     Args:
       workdir: an absolute path.
-      config: of this start.
-      clean: remove an earlier run first. Only what a run writes is removed; a directory with files of its own and no
-        run in it is refused.
+      config: of this start, flat and resolved.
+      clean: remove an earlier run first. Only what a run writes is removed; a directory with files and no run in it is
+        refused.
+
+    Returns:
+      The lock: the run owns the directory until it is closed, or until its process ends in whatever way.
 
     Raises:
-      ConfigError: where the directory cannot be written, holds something else, or holds a run of another config. Then
-        nothing has been written or removed.
+      ConfigError: where the directory cannot be written, is in use, holds something else, or holds a run of another
+        config. Then nothing has been written or removed.
     """
     try:
         _check_writable(workdir)
+        has_run = _check_contents(workdir)
+        if has_run and not clean:
+            check_same(workdir, config)
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = _lock(workdir)
         if clean:
             _remove_run(workdir)
-        elif (workdir / CONFIG).exists():
-            check_same(workdir, config)
-            return
-        elif workdir.exists() and any(workdir.iterdir()):
-            raise ConfigError(
-                f"--workdir={workdir} holds files but no run of mixedres; name an empty or a new directory"
-            )
-        workdir.mkdir(parents=True, exist_ok=True)
-        write_json(workdir / CONFIG, flatten(config))
+        if clean or not has_run:
+            write_json(workdir / CONFIG, config)
     except OSError as error:
         raise ConfigError(
             f"--workdir={workdir} cannot be written ({error.strerror}); name another with --workdir=DIR"
         ) from error
+    return lock
 
 
-def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes `value` so that the file is either the old or the whole new one, whatever happens.
+def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[str, ...] = ("",)) -> None:
+    """Raises `ConfigError` unless `workdir` holds a run whose config has the same values, and lists the differences.
 
-    JSON has no NaN and no infinity: a number that is not finite becomes null.
+    `sections`: beginnings of the keys to compare; all by default.
     """
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(_without_nan(value), indent=2, allow_nan=False) + "\n")
-    os.replace(partial, path)
+    old = _read_config(workdir)
+    if old is None:
+        raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
+    new = json.loads(json.dumps(config))  # tuples become lists, as in the file
+    keys = sorted(key for key in old.keys() | new.keys() if key.startswith(sections))
+    differing = [key for key in keys if old.get(key) != new.get(key)]
+    if differing:
+        listed = "; ".join(f"{key}: {old.get(key)!r} there, {new.get(key)!r} now" for key in differing[:5])
+        more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+        raise ConfigError(
+            f"--workdir={workdir} holds a run with a different config ({listed}{more}); name another --workdir"
+        )
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None where there is none yet."""
+    try:
+        return json.loads((workdir / SUMMARY).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise ConfigError(
+            f"{workdir / SUMMARY} is not readable as JSON; remove it, or start over with --clean"
+        ) from None
+
+
+def _read_config(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The config of the run in `workdir`; None where there is no run of ours."""
+    try:
+        found = json.loads((workdir / CONFIG).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.keys() >= _MARKS else None
 
 
 def _check_writable(workdir: pathlib.Path) -> None:
@@ -80,36 +108,42 @@ def _check_writable(workdir: pathlib.Path) -> None:
         raise PermissionError(13, "no write permission", str(existing))
 
 
-def check_same(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Raises `ConfigError` unless `workdir` holds a run with this config; the error lists the differing keys."""
-    try:
-        old = json.loads((workdir / CONFIG).read_text())
-    except OSError:
-        raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first") from None
-    except ValueError:
+def _check_contents(workdir: pathlib.Path) -> bool:
+    """Whether there is a run; raises where there are files without one."""
+    if _read_config(workdir) is not None:
+        checkpoints = workdir / CHECKPOINTS
+        if checkpoints.exists() and not checkpoints.is_dir():
+            raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")
+        return True
+    # A start that was killed at once leaves its lock and a file it had not finished.
+    if workdir.exists() and any(path.name not in (LOCK, CONFIG + ".part") for path in workdir.iterdir()):
         raise ConfigError(
-            f"{workdir / CONFIG} is not readable as JSON; start over with --clean or name another --workdir"
-        ) from None
-    new = json.loads(json.dumps(flatten(config)))
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    if differing:
-        listed = "; ".join(f"{key}: {old.get(key)!r} there, {new.get(key)!r} now" for key in differing[:5])
-        more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-        raise ConfigError(
-            f"--workdir={workdir} holds a run with a different config ({listed}{more}); "
-            "name another --workdir, or start over with --clean"
+            f"--workdir={workdir} holds files but no run of mixedres, so nothing was written or removed; "
+            "name an empty or a new directory"
         )
+    return False
+
+
+def _lock(workdir: pathlib.Path) -> IO[str]:
+    lock = (workdir / LOCK).open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
+    except OSError:
+        pass  # a file system without locks
+    return lock
 
 
 def _remove_run(workdir: pathlib.Path) -> None:
-    if not workdir.exists() or not any(workdir.iterdir()):
-        return
-    if not (workdir / CONFIG).exists():
-        raise ConfigError(
-            f"--clean: --workdir={workdir} holds no run of mixedres, so nothing was removed; "
-            "name an empty or a new directory"
-        )
-    shutil.rmtree(workdir / CHECKPOINTS, ignore_errors=True)
-    for pattern in (SUMMARY, METRICS, EVENTS, CONFIG):
+    """Removes what a run writes: its files, and the numbered directories in its checkpoints."""
+    for pattern in (SUMMARY, METRICS, EVENTS, CONFIG, "*.part"):
         for path in workdir.glob(pattern):
             path.unlink()
+    checkpoints = workdir / CHECKPOINTS
+    if checkpoints.is_dir():
+        for path in checkpoints.glob("[0-9]*"):
+            shutil.rmtree(path)
+        if not any(checkpoints.iterdir()):
+            checkpoints.rmdir()

@@ -49,6 +49,9 @@ def test_no_preset_after_the_colon_is_fp32():
         (0, 0),
         (" 3epochs ", 60),
         (0.49, 10),
+        (0.0001, 1),  # not 0, which means "at the end alone"
+        ("0.4 steps", 1),
+        (0.125, 3),  # halves go up
     ],
 )
 def test_durations(given, steps):
@@ -76,6 +79,7 @@ def test_the_argument_after_the_colon():
     assert base.split("") == ("fp32", {})
     assert base.split("bf16,a=1,b.c=x=y") == ("bf16", {"a": "1", "b.c": "x=y"})
     assert base.split("model=resnet18") == ("fp32", {"model": "resnet18"})
+    assert base.split("fp16,a=(1,'5 steps'),b=[2,3]") == ("fp16", {"a": "(1,'5 steps')", "b": "[2,3]"})
 
 
 def test_overrides_get_the_type_of_their_key():

@@ -128,6 +128,10 @@ def test_rows_of_nan_are_wrong(k):
     assert result.tolist() == [False, False, False]
 
 
+def test_a_label_that_is_no_class_is_wrong():
+    assert not in_top_k(jnp.zeros((3, 4)), jnp.array([4, -1, 400]), 4).any()
+
+
 def test_every_label_is_among_all_classes():
     logits = jnp.array([[1.0, 1.0, 1.0], [3.0, 2.0, 1.0], [-jnp.inf, 0.0, jnp.inf]])
     for label in range(3):

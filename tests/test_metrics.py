@@ -55,7 +55,8 @@ def step_values(loss, finite=1.0):
 
 
 def make_log(tmp_path, **options):
-    defaults = {"first_step": 0, "skipped": 0, "batch_size": 10, "log_every": 2, "learning_rates": range(100)}
+    defaults = {"first_step": 0, "total_skipped": 0, "consecutive_skipped": 0, "batch_size": 10, "log_every": 2}
+    defaults["learning_rate"] = float  # after n updates: n
     writers = metrics.Writers(tmp_path / "metrics.jsonl", defaults["first_step"])
     progress = metrics.Progress(100, 0, 10)
     return metrics.RunLog(writers, progress, **(defaults | options))
@@ -81,12 +82,12 @@ def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
 
 
 def test_skipped_steps_before_this_start_count(tmp_path):
-    log = make_log(tmp_path, first_step=10, skipped=4)
+    log = make_log(tmp_path, first_step=10, total_skipped=4, consecutive_skipped=1)
     log.train(11, step_values(1.0, 0.0))
     log.train(12, step_values(1.0, 0.0))
     log.close()
     (line,) = lines(tmp_path)
-    assert line["skipped_steps"] == 6 and log.consecutive_skipped == 2
+    assert line["skipped_steps"] == 6 and log.consecutive_skipped == 3
     assert line["learning_rate"] == 6.0  # 10 - 4 updates
 
 

@@ -43,6 +43,15 @@ def test_the_table_of_results_is_made_from_the_file():
     assert "\n".join(digits_accuracy.table(results["rows"])) in README
 
 
+def test_the_cost_of_loss_scaling_is_that_in_the_file():
+    results = json.loads((ROOT / "experiments" / "results" / "loss_scale_overhead.json").read_text())
+    rows = {row["to"]: row for row in results["rows"] if row["step"] == "dynamic"}
+    text = " ".join(README.split())
+    for to, place in (("unchecked", " (95 % interval {:.3f} to {:.3f})"), ("none", " ({:.3f} to {:.3f})")):
+        assert f"{rows[to]['ratio']:.3f}" + place.format(*rows[to]["interval"]) in text
+    assert f"{results['rounds']} rounds" in text
+
+
 def test_the_table_of_presets_is_complete():
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", README, re.MULTILINE)
     shown = {name: (dtype, scale) for name, dtype, scale in rows if name in precision.PRESETS}

@@ -152,6 +152,24 @@ def test_one_bad_device_skips_the_step_on_all():
         assert len(shards) == 8 and len(set(shards)) == 1
 
 
+def test_a_float16_all_reduce_overflows_no_earlier_than_its_mean():
+    """Eight gradients of 10000 sum up to 80000, beyond float16; their mean is 10000."""
+
+    def apply_fn(variables, images, train, mutable):
+        logits = jnp.stack([variables["params"]["w"], jnp.float32(0.0)])
+        return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": {}}
+
+    tx = precision.loss_scaled(optax.sgd(1.0), precision.StaticLossScale(20000.0))
+    mesh = step.make_mesh(jax.devices())
+    state = step.init_state({"params": {"w": jnp.float32(0.0)}, "batch_stats": {}}, tx, ema=False)
+    train_step = step.jit_train_step(
+        mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx, allreduce_dtype=jnp.float16
+    )
+    state, metrics = train_step(state, cases.batch(0) | {"label": np.zeros(16, np.int32)})
+    assert metrics["grads_finite"] == 1
+    np.testing.assert_allclose(state.params["w"], 0.5, rtol=1e-3)
+
+
 def test_microbatches_average_gradients_and_chain_statistics():
     train_step, state = cases.make("fp32", microbatches=4)
     data = cases.batch(2, 32)

@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, how they continue, and when they stop."""
 
 import json
+import time
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from mixedres import models, precision, train, workdir
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError, TrainingError
+from mixedres.data import Synthetic
 from mixedres.metrics import RunLog
 from tests import run_cases, step_cases
 
@@ -81,7 +83,7 @@ def test_evaluation_agrees_with_numpy_on_the_average_weights(finished):
     chosen = precision.get("fp32")
     model = models.create("cifar_resnet8", num_classes=10, policy=chosen.policy)
     (batch,) = setup.source.eval_batches(16)
-    logits = model.apply(state.ema, setup.normalize(batch["image"]), train=False)
+    logits = model.apply(state.ema, setup.normalize_fn(batch["image"]), train=False)
     logits = np.asarray(logits, np.float64)
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(16), batch["label"]]
     np.testing.assert_allclose(summary["eval"]["loss"], losses.mean(), rtol=5e-3)  # float16 against float32
@@ -158,23 +160,73 @@ def test_a_workdir_of_another_config_is_left_alone(finished):
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
-def test_clean_starts_over_and_keeps_other_files(finished, tmp_path):
+def test_clean_starts_over(tmp_path):
     directory = tmp_path / "run"
-    config = run_cases.tiny(steps=2, num_devices=1)
-    train.train(config, directory)
-    (directory / "notes.txt").write_text("mine")
-    other = run_cases.tiny(steps=2, num_devices=1, seed=3)
-    summary = train.train(other, directory, clean=True)
-    assert summary["train"]["steps"] == 2
-    assert (directory / "notes.txt").read_text() == "mine"
+    train.train(run_cases.tiny(steps=2, num_devices=1), directory)
+    summary = train.train(run_cases.tiny(steps=2, num_devices=1, seed=3), directory, clean=True)
+    assert summary["train"]["steps"] == 2 and summary["train"]["first_step"] == 0
     assert len(lines(directory, "eval")) == 1 and len(list(directory.glob(workdir.EVENTS))) == 1
 
 
-def test_clean_refuses_a_directory_that_is_no_run(tmp_path):
-    (tmp_path / "thesis.txt").write_text("three years")
-    with pytest.raises(ConfigError, match="nothing was removed"):
-        train.train(run_cases.tiny(), tmp_path, clean=True)
-    assert (tmp_path / "thesis.txt").read_text() == "three years"
+def test_filling_the_input_pipeline_is_no_part_of_the_rate(tmp_path, monkeypatch):
+    draw = Synthetic._batch
+
+    def slow(self, *args):
+        time.sleep(3.0)
+        return draw(self, *args)
+
+    monkeypatch.setattr(Synthetic, "_batch", slow)
+    summary = train.train(run_cases.tiny(steps=2, eval_every=0), tmp_path / "run")
+    assert summary["train"]["seconds"] < 3.0
+
+
+def test_a_run_without_a_single_update_is_no_success(tmp_path):
+    config = run_cases.tiny("fp16", precision__loss_scale=2.0**60, steps=2, eval_every=0)
+    with pytest.raises(TrainingError, match="all 2 steps were skipped"):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / workdir.SUMMARY).exists()
+
+
+def test_a_network_that_diverged_is_no_success(tmp_path):
+    config = run_cases.tiny(optimizer__learning_rate=1e9, optimizer__lr_batch_size=0, steps=6, eval_every=0)
+    with pytest.raises(TrainingError, match="test loss is not finite"):
+        train.train(config, tmp_path / "run")
+
+
+def test_an_evaluation_may_use_other_devices_and_batches_but_no_other_model(finished):
+    directory, _, summary = finished
+    other = run_cases.tiny("fp16", ema_decay=0.9, num_devices=1, batch_size=16, log_every=7)
+    # Other devices add up the losses in another order.
+    assert train.evaluate(other, directory) == pytest.approx(summary["eval"], rel=1e-6)
+    with pytest.raises(ConfigError, match=r"model\.name: 'cifar_resnet8' there, 'cifar_resnet14' now"):
+        train.evaluate(run_cases.tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), directory)
+
+
+def test_a_reached_accuracy_is_remembered_without_a_summary(tmp_path):
+    config = run_cases.tiny(steps=40, stop_at_top1=1 / 16)
+    steps = train.train(config, tmp_path / "run")["train"]["steps"]
+    (tmp_path / "run" / workdir.SUMMARY).unlink()
+    again = train.train(config, tmp_path / "run")
+    assert again["train"]["steps"] == again["train"]["first_step"] == steps
+
+
+def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path):
+    config = run_cases.tiny(steps=2, num_devices=1)
+    train.train(config, tmp_path / "run")
+    (tmp_path / "run" / workdir.SUMMARY).unlink()
+    for path in (tmp_path / "run" / workdir.CHECKPOINTS / "2").rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"checkpoints/2 cannot be read; remove that directory") as caught:
+        train.train(config, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_learning_rates_on_the_host_are_those_of_the_schedule():
+    setup = build(run_cases.tiny(steps=20000))
+    rate = train._learning_rates(setup.learning_rate)
+    for updates in (0, 1, 4095, 4096, 19999):
+        np.testing.assert_allclose(rate(updates), setup.learning_rate(updates), rtol=1e-6)
 
 
 def test_the_first_state_depends_on_the_seed_alone():

@@ -2,46 +2,127 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
-from mixedres import workdir
+from mixedres import files, workdir
+from mixedres.build import build
 from mixedres.config import ConfigError
 from tests import run_cases
+
+
+def claim(directory, clean=False, **overrides):
+    """Claims and releases `directory`, as a run that ends at once."""
+    workdir.claim(directory, build(run_cases.tiny(**overrides)).resolved, clean=clean).close()
+
+
+def contents(directory):
+    return {path.name for path in directory.iterdir()}
 
 
 def test_no_write_permission_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch):
     # The superuser may write anywhere, so the answer of the system is what is replaced.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match=r"no write permission.*--workdir=DIR"):
-        workdir.prepare(tmp_path / "a" / "b", run_cases.tiny(), clean=False)
-    assert list(tmp_path.iterdir()) == []
+        claim(tmp_path / "a" / "b")
+    assert contents(tmp_path) == set()
 
 
-def test_files_of_somebody_else_are_refused(tmp_path):
+@pytest.mark.parametrize("clean", [False, True])
+def test_files_of_somebody_else_are_refused(tmp_path, clean):
+    """Others have a config.json and checkpoints, too."""
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="holds files but no run"):
-        workdir.prepare(tmp_path, run_cases.tiny(), clean=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    (tmp_path / workdir.CONFIG).write_text('{"architectures": ["BertModel"]}')
+    (tmp_path / workdir.CHECKPOINTS / "1").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"holds files but no run.*nothing was written or removed"):
+        claim(tmp_path, clean)
+    assert contents(tmp_path) == {"thesis.txt", workdir.CONFIG, workdir.CHECKPOINTS}
+    assert (tmp_path / workdir.CHECKPOINTS / "1").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", '{"seed":', "{}", '"x"'])
+def test_a_config_that_is_none_of_ours_is_no_traceback(tmp_path, text):
+    (tmp_path / workdir.CONFIG).write_text(text)
+    with pytest.raises(ConfigError, match="no run of mixedres"):
+        claim(tmp_path)
+    with pytest.raises(ConfigError, match="no run of mixedres"):
+        workdir.check_same(tmp_path, {})
 
 
 def test_the_same_config_continues_and_another_lists_its_differences(tmp_path):
-    workdir.prepare(tmp_path / "run", run_cases.tiny(), clean=False)
-    workdir.prepare(tmp_path / "run", run_cases.tiny(), clean=False)
+    claim(tmp_path / "run")
+    claim(tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
-        workdir.prepare(tmp_path / "run", run_cases.tiny(seed=1, batch_size=32), clean=False)
+        claim(tmp_path / "run", seed=1, batch_size=32)
     assert "batch_size: 16 there, 32 now; seed: 0 there, 1 now" in str(caught.value)
 
 
-def test_an_unreadable_config_is_no_traceback(tmp_path):
-    (tmp_path / workdir.CONFIG).write_text('{"seed":')
-    with pytest.raises(ConfigError, match=r"not readable as JSON.*--clean"):
-        workdir.prepare(tmp_path, run_cases.tiny(), clean=False)
+def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
+    """The data position and the learning rate are those of a batch size."""
+    config = run_cases.tiny(batch_size_per_device=4, num_devices=2)
+    config.batch_size = None
+    workdir.claim(tmp_path / "run", build(config).resolved, clean=False).close()
+    config.num_devices = 4
+    with pytest.raises(ConfigError, match="batch_size: 8 there, 16 now"):
+        workdir.claim(tmp_path / "run", build(config).resolved, clean=False)
+
+
+def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
+    claim(tmp_path)
+    for name in (workdir.SUMMARY, workdir.METRICS, "events.out.tfevents.1.host", "summary.json.part", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    for name in ("12", "weights of mine"):
+        (tmp_path / workdir.CHECKPOINTS / name).mkdir(parents=True)
+    claim(tmp_path, clean=True, seed=3)
+    assert contents(tmp_path) == {workdir.CONFIG, workdir.LOCK, workdir.CHECKPOINTS, "notes.txt"}
+    assert contents(tmp_path / workdir.CHECKPOINTS) == {"weights of mine"}
+    assert json.loads((tmp_path / workdir.CONFIG).read_text())["seed"] == 3
+
+
+def test_a_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):
+    (tmp_path / workdir.LOCK).write_text("")
+    (tmp_path / (workdir.CONFIG + ".part")).write_text('{"see')
+    claim(tmp_path)
+    assert (tmp_path / workdir.CONFIG).exists()
+
+
+def test_checkpoints_that_are_a_file_are_found_before_training(tmp_path):
+    claim(tmp_path)
+    (tmp_path / workdir.CHECKPOINTS).write_text("")
+    with pytest.raises(ConfigError, match="is no directory"):
+        claim(tmp_path)
+
+
+def test_a_directory_has_one_owner_until_its_process_ends(tmp_path):
+    code = (
+        "import pathlib, sys; from mixedres import workdir\n"
+        "config = {'precision.name': 'a', 'optimizer.decay_mask': 'b'}\n"
+        f"lock = workdir.claim(pathlib.Path({str(tmp_path)!r}), config, clean=False); "
+        "print('mine', flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with owner:
+        assert owner.stdout.readline() == "mine\n"
+        before = (tmp_path / workdir.CONFIG).read_text()
+        with pytest.raises(ConfigError, match="in use by another run"):
+            claim(tmp_path, clean=True)
+        assert (tmp_path / workdir.CONFIG).read_text() == before
+        owner.kill()
+    claim(tmp_path, clean=True)
+
+
+def test_a_summary_that_was_damaged_is_no_traceback(tmp_path):
+    assert workdir.read_summary(tmp_path) is None
+    (tmp_path / workdir.SUMMARY).write_text('{"eval"')
+    with pytest.raises(ConfigError, match=r"summary\.json is not readable"):
+        workdir.read_summary(tmp_path)
 
 
 def test_json_is_whole_or_old_and_has_no_nan(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
-    workdir.write_json(path, {"eval": {"loss": float("nan"), "top1": 0.5}, "n": 3})
+    files.write_json(path, {"eval": {"loss": float("nan"), "top1": 0.5}, "n": 3})
     assert json.loads(path.read_text()) == {"eval": {"loss": None, "top1": 0.5}, "n": 3}
 
     def fail(*_):
@@ -49,5 +130,5 @@ def test_json_is_whole_or_old_and_has_no_nan(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        workdir.write_json(path, {"n": 4})
+        files.write_json(path, {"n": 4})
     assert json.loads(path.read_text())["n"] == 3

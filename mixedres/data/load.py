@@ -38,7 +38,10 @@ def load(
         return digits.load(image_size=image_size, pad=pad, flip=flip)
     if name == "synthetic":
         if num_classes is None or train_examples is None:
-            raise ValueError("synthetic data needs num_classes and train_examples")
+            raise ValueError(
+                "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
+                "--config.data.train_examples=50000, say"
+            )
         return Synthetic(
             image_shape=(image_size, image_size, channels),
             num_classes=num_classes,

@@ -46,7 +46,7 @@ class InMemory:
       train_images, train_labels, eval_images, eval_labels: (n, h, w, c) uint8 and (n,) integers.
       num_classes, mean, std: see `Source`.
       pad: pixels of zero padding before the random crop; 0: no crop.
-      flip: mirror every second image.
+      flip: mirror an image with probability 1/2.
     """
 
     train_images: np.ndarray
@@ -122,7 +122,7 @@ class Synthetic:
     """One fixed random batch, again and again: the speed of a step without the cost of its data.
 
     The reference's distribution: pixels from a normal of mean 127 and deviation 60, truncated at two deviations
-    (so within uint8), labels uniform below ``num_classes - 1``. The test set is the same batch, once.
+    (so within uint8), labels uniform below ``num_classes - 1``. The test set is the batch of seed 0, once.
     """
 
     image_shape: tuple[int, int, int]
@@ -140,16 +140,14 @@ class Synthetic:
 
     def eval_batches(self, batch_size: int) -> Iterator[Batch]:
         """One batch of which `eval_examples` count."""
+        batch = self._batch(batch_size, 0)
         for start in range(0, self.eval_examples, batch_size):
-            mask = np.arange(batch_size) < self.eval_examples - start
-            yield self._batch(batch_size, 0) | {"mask": mask}
+            yield batch | {"mask": np.arange(batch_size) < self.eval_examples - start}
 
     def _batch(self, batch_size: int, seed: int) -> Batch:
         rng = np.random.default_rng((seed, 2))
-        images = rng.normal(size=(batch_size, *self.image_shape))
-        outside = np.abs(images) > 2
-        while outside.any():
-            images[outside] = rng.normal(size=int(outside.sum()))
-            outside = np.abs(images) > 2
+        images = rng.standard_normal((batch_size, *self.image_shape), dtype=np.float32)
+        while (outside := np.flatnonzero(np.abs(images) > 2)).size:
+            images.reshape(-1)[outside] = rng.standard_normal(outside.size, dtype=np.float32)
         labels = rng.integers(0, max(self.num_classes - 1, 1), batch_size, dtype=np.int32)
         return {"image": np.rint(127 + 60 * images).astype(np.uint8), "label": labels}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -80,7 +81,7 @@ def create(
         raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
     blocks = {
         (False, False): resnet.BasicBlock,
-        (True, False): resnet.BottleneckBlock,
+        (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
         (False, True): resnet.PreactBasicBlock,
         (True, True): resnet.PreactBottleneckBlock,
     }
@@ -105,7 +106,7 @@ def create(
 
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
     """(is a bottleneck network, blocks per stage, version, has the stem for small images) of a name."""
-    match = re.fullmatch(r"(cifar_)?resnet(\d+)", name)
+    match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
     if match is None:
         raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")
     size, small_images = int(match[2]), match[1] is not None

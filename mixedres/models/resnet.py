@@ -31,7 +31,6 @@ class BasicBlock(nn.Module):
 
     filters: int
     stride: int
-    version: str
     conv: ModuleFn
     norm: ModuleFn
     zero_init_last: bool
@@ -50,11 +49,11 @@ class BasicBlock(nn.Module):
 
 
 class BottleneckBlock(nn.Module):
-    """1x1 - 3x3 - 1x1 with the activation after the sum (v1, v1.5)."""
+    """1x1 - 3x3 - 1x1 with the activation after the sum: v1 where `stride_first`, else v1.5."""
 
     filters: int
     stride: int
-    version: str
+    stride_first: bool
     conv: ModuleFn
     norm: ModuleFn
     zero_init_last: bool
@@ -62,7 +61,7 @@ class BottleneckBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
-        stride1, stride2 = (self.stride, 1) if self.version == "1" else (1, self.stride)
+        stride1, stride2 = (self.stride, 1) if self.stride_first else (1, self.stride)
         y = self.conv(self.filters, 1, stride1, name="conv1")(x)
         y = nn.relu(self.norm(name="norm1")(y, train))
         y = self.conv(self.filters, 3, stride2, name="conv2")(y)
@@ -80,7 +79,6 @@ class PreactBasicBlock(nn.Module):
 
     filters: int
     stride: int
-    version: str
     conv: ModuleFn
     norm: ModuleFn
     zero_init_last: bool
@@ -102,7 +100,6 @@ class PreactBottleneckBlock(nn.Module):
 
     filters: int
     stride: int
-    version: str
     conv: ModuleFn
     norm: ModuleFn
     zero_init_last: bool
@@ -149,7 +146,7 @@ class ResNet(nn.Module):
     Attributes:
       stage_sizes: blocks per stage; stage i has `filters * 2**i` filters and, from the second on, stride 2.
       block: one of the four block classes above.
-      version: '1', '1.5' or '2'.
+      version: '1', '1.5' or '2'; '2' has no norm in the stem and one before the last pool.
       filters: filters of the stem and of the first stage.
       small_images: a 3x3 stem of stride 1 without pooling (CIFAR) instead of 7x7 of stride 2 with it.
       num_classes: outputs of the head.
@@ -164,7 +161,7 @@ class ResNet(nn.Module):
     """
 
     stage_sizes: Sequence[int]
-    block: type[nn.Module]
+    block: ModuleFn
     version: str
     filters: int
     small_images: bool
@@ -199,7 +196,6 @@ class ResNet(nn.Module):
                 x = self.block(
                     filters=self.filters * 2 ** (stage - 1),
                     stride=2 if stage > 1 and index == 0 else 1,
-                    version=self.version,
                     conv=conv,
                     norm=norm,
                     zero_init_last=self.zero_init_last,

@@ -34,6 +34,9 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     bit-identical to the one before and every update is -0.0, the one number that leaves any parameter's bits as they
     are when added to it (0.0 would turn a -0.0 into 0.0).
 
+    The verdict is on the gradients: an optimizer whose own float32 arithmetic overflows on finite gradients, as a rate
+    of 1e30 can, is not caught.
+
     With several devices, average the scaled gradients over them first, so that all agree on the verdict.
 
     Args:

@@ -1,0 +1,27 @@
+"""Files that are either the old or the whole new one, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes `value` as JSON, which has no NaN and no infinity: a number that is not finite becomes null."""
+    replace_text(path, json.dumps(_without_nan(value), indent=2, allow_nan=False) + "\n")
+
+
+def replace_text(path: pathlib.Path, text: str) -> None:
+    """Replaces the file by one with this `text`."""
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
