@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from mixedres.config import ConfigError, TrainingError, check_key
+from mixedres.config import ConfigError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
 
 USAGE = """\
@@ -44,8 +44,6 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_boolean("clean", False, "remove an earlier run first", flag_values=values)
     try:
         rest = values(list(argv))
-        if values.config is None:
-            raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
         getattr(values.config, "seed", None)  # a file that could not be read says so only when it is used
     except flags.UnrecognizedFlagError as error:
         raise ConfigError(f"flag --{error.flagname} is unknown; --help lists them all") from None
@@ -61,6 +59,11 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
     except (AttributeError, ImportError, NameError, KeyError, TypeError) as error:
         raise ConfigError(f"--config={_given(argv)}: {type(error).__name__}: {error}") from None
+    if not _given(argv):
+        raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
+    if not isinstance(values.config, ConfigDict):
+        raise ConfigError(f"--config={_given(argv)}: get_config must return a ConfigDict, not {values.config!r}")
+    validate(values.config)
     if values.workdir == "":
         raise ConfigError("--workdir= is empty; name a directory")
     if values.clean and values.mode == "eval":
