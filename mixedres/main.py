@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -139,4 +140,11 @@ def _key_help() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    status = main(sys.argv)
+    if status == 130:
+        # Everything is closed by now, and the interpreter's own shutdown can crash (segmentation fault, seen with JAX
+        # 0.10.2) where Ctrl-C came during a compilation.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
