@@ -154,7 +154,10 @@ def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossS
         chosen = precision.get(**config.precision)
         for policy in (chosen.policy, chosen.norm_policy):
             if jnp.dtype(policy.param_dtype) != jnp.float32:
-                raise ValueError(f"policy '{policy}' must keep parameters in float32; write params=float32")
+                raise ValueError(
+                    f"policy '{policy}' must keep parameters in float32; write such as "
+                    "params=float32,compute=float16,output=float32"
+                )
         if jnp.dtype(chosen.norm_policy.output_dtype) != jnp.dtype(chosen.policy.compute_dtype):
             raise ValueError(
                 f"norm_policy '{chosen.norm_policy}' must return the compute dtype of policy '{chosen.policy}'; "

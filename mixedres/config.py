@@ -104,7 +104,11 @@ def _literal(text: str, wanted: type) -> Any:
 
 def _nearest(path: str) -> str:
     inside = [key for key in _BY_PATH if key.startswith(f"{path}.")]
-    close = inside or difflib.get_close_matches(path, _BY_PATH, n=3, cutoff=0.5)
+    close = (
+        [key for key in inside if key == f"{path}.name"]
+        or inside
+        or difflib.get_close_matches(path, _BY_PATH, n=3, cutoff=0.5)
+    )
     return f"did you mean {' or '.join(close)}?" if close else "no key is like it"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from absl import flags
@@ -58,8 +59,11 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         ) from None
     except SyntaxError as error:
         raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
-    except (AttributeError, ImportError, NameError, KeyError, TypeError) as error:
-        raise ConfigError(f"--config={_given(argv)}: {type(error).__name__}: {error}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the config file did wrong
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise ConfigError(f"--config={_given(argv)}, line {line}: {type(error).__name__}: {error}") from None
     if not _given(argv):
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
     if not isinstance(values.config, ConfigDict):

@@ -38,8 +38,9 @@ class Writers:
         # JSON has no NaN: what is not finite becomes null.
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
-        for name in values.keys() - NOT_PLOTTED:
-            self._events.add_scalar(f"{kind}/{name}", values[name], step)
+        for name, value in plain.items():
+            if name not in NOT_PLOTTED and value is not None:
+                self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
         """Flushes both."""

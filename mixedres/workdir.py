@@ -72,8 +72,9 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[st
     if differing:
         listed = "; ".join(f"{key}: {old.get(key)!r} there, {new.get(key)!r} now" for key in differing[:5])
         more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+        way_out = ", or start over with --clean" if sections == ("",) else ""
         raise ConfigError(
-            f"--workdir={workdir} holds a run with a different config ({listed}{more}); name another --workdir"
+            f"--workdir={workdir} holds a run with a different config ({listed}{more}); name another --workdir{way_out}"
         )
 
 

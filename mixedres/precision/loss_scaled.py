@@ -45,7 +45,17 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
 
     Returns:
       An optax transformation with state `LossScaledState`; its updates are float32 (float64 for float64 gradients).
+
+    Raises:
+      TypeError: where `tx` is no optax transformation or `loss_scale` none of the three.
     """
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")
+    if not isinstance(loss_scale, LossScale):
+        raise TypeError(
+            f"loss_scale must be a loss scale of mixedres.precision, got {loss_scale!r}; make one with "
+            "precision.make_loss_scale('dynamic') or precision.get('fp16').make_loss_scale()"
+        )
     inner = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> LossScaledState:

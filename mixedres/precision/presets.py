@@ -69,8 +69,9 @@ def get(
 
     Args:
       name: a key of `PRESETS`.
-      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32' or
-        'c=bf16'. Without a `norm_policy`, normalisation computes in float32 and returns the compute dtype.
+      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In
+        jmp's grammar what is left out follows what is there: 'c=bf16' has bfloat16 outputs as well. Without a
+        `norm_policy`, normalisation computes in float32 and returns the compute dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting'.
       matmul_precision: 'default', 'tensorfloat32' or 'highest'.

@@ -284,3 +284,11 @@ def test_the_wrapper_inside_a_chain():
     updates, (state, _) = tx.update(jnp.array([8.0, 2.0]), tx.init(jnp.zeros(2)))
     assert isinstance(state, LossScaledState)
     np.testing.assert_array_equal(updates, [-1.0, -0.25])
+
+
+@pytest.mark.parametrize("scale", ["dynamic", 128.0, None, 1])
+def test_what_is_no_loss_scale_is_refused_at_once(scale):
+    with pytest.raises(TypeError, match=r"must be a loss scale.*make_loss_scale"):
+        loss_scaled(optax.sgd(0.1), scale)
+    with pytest.raises(TypeError, match="must be an optax transformation"):
+        loss_scaled(NoOpLossScale(), optax.sgd(0.1))
