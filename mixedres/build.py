@@ -130,7 +130,7 @@ def build(config: ConfigDict) -> Setup:
         )
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
-    total_steps = config.steps or max(in_steps(config.epochs), 1)
+    total_steps = config.steps or in_steps(config.epochs)
     learning_rate, tx = _optimizer(config, batch_size, total_steps, in_steps)
     return Setup(
         config=config,

@@ -11,7 +11,7 @@ from typing import Any
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as JSON, which has no NaN and no infinity: a number that is not finite becomes null."""
-    replace_text(path, json.dumps(_without_nan(value), indent=2, allow_nan=False) + "\n")
+    replace_text(path, json.dumps(without_nan(value), indent=2, allow_nan=False) + "\n")
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
@@ -21,7 +21,8 @@ def replace_text(path: pathlib.Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """`value`, a number, a text or a (nested) dict, with None in the place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
+        return {key: without_nan(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pathlib
 import sys
 import time
@@ -15,7 +14,7 @@ import jax
 import tqdm
 from tensorboardX import SummaryWriter
 
-from mixedres.files import replace_text
+from mixedres.files import replace_text, without_nan
 
 # Bookkeeping that makes no curve.
 NOT_PLOTTED = {"epoch", "examples"}
@@ -35,8 +34,7 @@ class Writers:
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Writes `values` of `kind` ('train' or 'eval') after `step` steps."""
-        # JSON has no NaN: what is not finite becomes null.
-        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        plain = without_nan(dict(values))
         self._file.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         for name, value in plain.items():
             if name not in NOT_PLOTTED and value is not None:
@@ -110,8 +108,7 @@ class RunLog:
 
     Attributes:
       clock: the seconds spent in training steps.
-      step: the newest finished step.
-      last: its metrics.
+      last: the metrics of the newest finished step.
       consecutive_skipped, total_skipped: steps whose update was not applied, since the last applied one and since
         the start of the run.
       epoch_loss: mean training loss between the last two evaluations; None before the first.
@@ -122,16 +119,14 @@ class RunLog:
         writers: Writers,
         progress: Progress,
         *,
-        first_step: int,
         total_skipped: int,
         consecutive_skipped: int,
         batch_size: int,
         log_every: int,
         learning_rate: Callable[[int], float],
     ):
-        """Starts after `first_step` steps, some of them skipped; `learning_rate` is that after so many updates."""
+        """The counts are those before this start; `learning_rate` is a function of the updates applied so far."""
         self.clock = Stopwatch()
-        self.step = first_step
         self.last: dict[str, float] = {}
         self.consecutive_skipped, self.total_skipped = consecutive_skipped, total_skipped
         self.epoch_loss: float | None = None
@@ -144,7 +139,7 @@ class RunLog:
     def train(self, step: int, values: Mapping[str, Any]) -> None:
         """Takes the metrics of a finished step."""
         updates_before = step - 1 - self.total_skipped
-        self.step, self.last = step, {name: float(value) for name, value in values.items()}
+        self.last = {name: float(value) for name, value in values.items()}
         skipped = not self.last["grads_finite"]
         self.consecutive_skipped = (self.consecutive_skipped + 1) * skipped
         self.total_skipped += skipped

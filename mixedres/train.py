@@ -82,7 +82,6 @@ def _train(setup: Setup, directory: pathlib.Path) -> dict[str, Any]:
     log = RunLog(
         Writers(directory / workdir.METRICS, first_step),
         Progress(setup.total_steps, first_step, setup.batch_size),
-        first_step=first_step,
         total_skipped=int(state.loss_scale.total_skipped),
         consecutive_skipped=int(state.loss_scale.consecutive_skipped),
         batch_size=setup.batch_size,
@@ -152,15 +151,12 @@ def _loop(
 ) -> tuple[step.TrainState, dict[str, Any]]:
     """Steps to the end, with evaluations and checkpoints; returns the last state and evaluation."""
     config, first_step = setup.config, int(state.step)
-    batches = data.prefetch(
-        setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step),
-        lambda batch: jax.device_put(batch, setup.split),
-    )
-    batches = _filled(batches)
+    batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step)
+    batches = _filled(_on_devices(setup, batches))
     in_flight, result = InFlight(), None
     if first_step and config.stop_at_top1 is not None:
         result = _evaluate(setup, eval_step, state)
-        if result["top1"] >= config.stop_at_top1:
+        if _is_good_enough(result, config):
             return state, result
     for done in range(first_step + 1, setup.total_steps + 1):
         log.clock.start()
@@ -176,12 +172,20 @@ def _loop(
         if evaluate_now:
             result = _evaluate(setup, eval_step, state)
             log.eval(done, done / setup.steps_per_epoch, result)
-        stop = config.stop_at_top1 is not None and result and result["top1"] >= config.stop_at_top1
+        stop = _is_good_enough(result, config)
         if save_now or stop:
             saved.save(done, state)
         if stop:
             break
     return state, result or _evaluate(setup, eval_step, state)
+
+
+def _on_devices(setup: Setup, batches: Iterator[data.Batch]) -> Iterator[Any]:
+    return data.prefetch(batches, lambda batch: jax.device_put(batch, setup.split))
+
+
+def _is_good_enough(result: dict[str, Any] | None, config: ConfigDict) -> bool:
+    return config.stop_at_top1 is not None and result is not None and result["top1"] >= config.stop_at_top1
 
 
 def _filled(batches: Iterator[Any]) -> Iterator[Any]:
@@ -197,11 +201,8 @@ def _due(done: int, every: int) -> bool:
 def _evaluate(setup: Setup, eval_step: Any, state: step.TrainState) -> dict[str, Any]:
     """Top-1, top-5 and mean loss over every test example, each counted once."""
     sums = jax.device_put(step.zero_sums(), setup.replicated)
-    batches = data.prefetch(
-        setup.source.eval_batches(setup.batch_size), lambda batch: jax.device_put(batch, setup.split)
-    )
     in_flight = InFlight()
-    for index, batch in enumerate(batches):
+    for index, batch in enumerate(_on_devices(setup, setup.source.eval_batches(setup.batch_size))):
         sums = eval_step(state.eval_variables, batch, sums)
         in_flight.push(index, sums)
     host = jax.device_get(sums)

@@ -55,9 +55,9 @@ def step_values(loss, finite=1.0):
 
 
 def make_log(tmp_path, **options):
-    defaults = {"first_step": 0, "total_skipped": 0, "consecutive_skipped": 0, "batch_size": 10, "log_every": 2}
+    defaults = {"total_skipped": 0, "consecutive_skipped": 0, "batch_size": 10, "log_every": 2}
     defaults["learning_rate"] = float  # after n updates: n
-    writers = metrics.Writers(tmp_path / "metrics.jsonl", defaults["first_step"])
+    writers = metrics.Writers(tmp_path / "metrics.jsonl", 0)
     progress = metrics.Progress(100, 0, 10)
     return metrics.RunLog(writers, progress, **(defaults | options))
 
@@ -82,7 +82,7 @@ def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
 
 
 def test_skipped_steps_before_this_start_count(tmp_path):
-    log = make_log(tmp_path, first_step=10, total_skipped=4, consecutive_skipped=1)
+    log = make_log(tmp_path, total_skipped=4, consecutive_skipped=1)
     log.train(11, step_values(1.0, 0.0))
     log.train(12, step_values(1.0, 0.0))
     log.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -40,7 +41,8 @@ def _zero() -> jax.Array:
     return jnp.zeros((), jnp.int32)
 
 
-def _is_inexact(x: Any) -> bool:
+def is_inexact(x: Any) -> bool:
+    """Whether `x` is of a floating-point (or complex) dtype."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
@@ -50,18 +52,9 @@ def _widen(x: Any) -> Any:
     return jnp.asarray(x, jnp.float32 if dtype.itemsize < 4 else dtype)
 
 
-def _multiply(tree: T, scale: Any) -> T:
-    def leaf(x: Any) -> Any:
-        return _widen(x) * scale.astype(_widen(x).dtype) if _is_inexact(x) else x
-
-    return jax.tree.map(leaf, tree)
-
-
-def _divide(tree: T, scale: Any) -> T:
-    def leaf(x: Any) -> Any:
-        return _widen(x) / scale.astype(_widen(x).dtype) if _is_inexact(x) else x
-
-    return jax.tree.map(leaf, tree)
+def map_inexact(function: Callable[[Any], Any], tree: T) -> T:
+    """`function` of every floating-point leaf, halves widened to float32; other leaves as they are."""
+    return jax.tree.map(lambda x: function(_widen(x)) if is_inexact(x) else x, tree)
 
 
 def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
@@ -137,16 +130,30 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
 
     def unscale(self, tree: T) -> T:
         """The tree with half-precision leaves widened to float32, as the other loss scales return it."""
-        return jax.tree.map(lambda x: _widen(x) if _is_inexact(x) else x, tree)
+        return map_inexact(lambda x: x, tree)
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
         """Counts a skipped step where `grads_finite` (a boolean scalar) is false."""
         return self._count(jnp.asarray(grads_finite, bool))
 
 
+class _Scaled(_Counted):
+    """What a scale other than 1 does to a tree, in place of jmp's methods of these names."""
+
+    loss_scale: Any
+
+    def scale(self, tree: T) -> T:
+        """The tree times the scale; half-precision leaves come back in float32, so that they cannot overflow."""
+        return map_inexact(lambda x: x * self.loss_scale.astype(x.dtype), tree)
+
+    def unscale(self, tree: T) -> T:
+        """The tree divided by the scale, in float32 at least: halves are widened before the division."""
+        return map_inexact(lambda x: x / self.loss_scale.astype(x.dtype), tree)
+
+
 @_register
 @dataclasses.dataclass(frozen=True)
-class StaticLossScale(_Counted, jmp.StaticLossScale):
+class StaticLossScale(_Scaled, jmp.StaticLossScale):
     """A fixed scale, float32; a leaf, so that a checkpoint holds it and a new value needs no new compilation.
 
     Attributes:
@@ -162,14 +169,6 @@ class StaticLossScale(_Counted, jmp.StaticLossScale):
         _check_number("loss_scale", self.loss_scale)
         self._convert(loss_scale=jnp.float32)
 
-    def scale(self, tree: T) -> T:
-        """The tree times the scale; half-precision leaves come back in float32, so that they cannot overflow."""
-        return _multiply(tree, self.loss_scale)
-
-    def unscale(self, tree: T) -> T:
-        """The tree divided by the scale, in float32 at least: halves are widened before the division."""
-        return _divide(tree, self.loss_scale)
-
     def adjust(self, grads_finite: Any) -> StaticLossScale:
         """Counts a skipped step where `grads_finite` (a boolean scalar) is false; the scale stays."""
         return self._count(jnp.asarray(grads_finite, bool))
@@ -177,7 +176,7 @@ class StaticLossScale(_Counted, jmp.StaticLossScale):
 
 @_register
 @dataclasses.dataclass(frozen=True)
-class DynamicLossScale(_Counted, jmp.DynamicLossScale):
+class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     """Doubles after `period` consecutive finite steps, halves on every other; clamped to [min, max].
 
     A product that would pass `max_loss_scale` leaves the scale as it is, so it is never infinite. Defaults and rule
@@ -228,14 +227,6 @@ class DynamicLossScale(_Counted, jmp.DynamicLossScale):
                 f"loss_scale {scale:g} is not between min_loss_scale {low:g} and max_loss_scale {high:g}; "
                 "set min_loss_scale or max_loss_scale as well"
             )
-
-    def scale(self, tree: T) -> T:
-        """The tree times the scale; half-precision leaves come back in float32, so that they cannot overflow."""
-        return _multiply(tree, self.loss_scale)
-
-    def unscale(self, tree: T) -> T:
-        """The tree divided by the scale, in float32 at least: halves are widened before the division."""
-        return _divide(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """The loss scale for the next step, given whether this step's gradients were finite (a boolean scalar)."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jmp
 import optax
 
-from mixedres.precision.loss_scale import LossScale
+from mixedres.precision.loss_scale import LossScale, is_inexact
 
 
 class LossScaledState(NamedTuple):
@@ -93,5 +93,4 @@ def _keep(finite: jax.Array, update: Any) -> Any:
 
 def _all_finite(tree: Any) -> jax.Array:
     """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value."""
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    return jmp.all_finite(leaves)
+    return jmp.all_finite([x for x in jax.tree.leaves(tree) if is_inexact(x)])
