@@ -1,0 +1,101 @@
+"""Everything that differs between JAX 0.10 and 0.12, and the little that has no public name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+_JAX_TREE = os.path.dirname(jax.__file__) + os.sep
+
+
+def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(jaxpr, consts) of a closed or an open jaxpr; since JAX 0.11 they are one class."""
+    if hasattr(jaxpr, "consts"):
+        return jaxpr.jaxpr, tuple(jaxpr.consts)
+    return jaxpr, ()
+
+
+def closed(jaxpr: Any) -> Any:
+    """A jaxpr that `jax.extend.core.jaxpr_as_fun` takes."""
+    return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
+
+
+def struct(array: Any, dtype: Any) -> Any:
+    """What `jax.make_jaxpr` takes for `array` in another dtype, varying over the same mesh axes."""
+    return jax.typeof(array).update(dtype=np.dtype(dtype), weak_type=False)
+
+
+def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
+    """(number of constants, number of carries) of a scan."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def without_consts(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
+    """An open jaxpr that takes its constants as first arguments, and those constants."""
+    inner, consts = opened(jaxpr)
+    constvars = list(inner.constvars)
+    if not constvars:
+        return inner, ()
+    info = inner.debug_info
+    info = info._replace(arg_names=("",) * len(constvars) + tuple(info.arg_names or ())) if info is not None else None
+    invars = [*constvars, *inner.invars]
+    return Jaxpr([], invars, inner.outvars, inner.eqns, inner.effects, info), consts
+
+
+def bind(eqn: JaxprEqn, *operands: Any, **changed: Any) -> list[Any]:
+    """Evaluates one equation on `operands`, with the parameters in `changed` replaced; a list of results."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def as_written(eqn: JaxprEqn) -> Iterator[None]:
+    """Gives what is evaluated inside the source line, the name stack and the context of `eqn`, for errors and profiles."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """'file:line (function)' of the innermost frame outside JAX that made `eqn`; '' if there is none."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ""
+    code, lasti = traceback.raw_frames()
+    for frame_code, offset in zip(code, lasti, strict=True):
+        if not frame_code.co_filename.startswith((_JAX_TREE, "<frozen")):
+            frame = source_info_util.raw_frame_to_frame(frame_code, offset)
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
+
+
+def name_stack(eqn: JaxprEqn) -> str:
+    """The named scopes around `eqn`, such as 'ResNet/block_0/conv'."""
+    return str(eqn.source_info.name_stack)
+
+
+def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """All equations of a jaxpr and of the jaxprs in their parameters."""
+    for eqn in opened(jaxpr)[0].eqns:
+        yield eqn
+        for inner in _jaxprs(tuple(eqn.params.values())):
+            yield from equations(inner)
+
+
+def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, Jaxpr | ClosedJaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _jaxprs(tuple(value))

@@ -1,0 +1,118 @@
+"""Evaluates a coloured program: every node in its dtype, with a cast where two dtypes meet.
+
+A float32 value that a half node reads is cast once for every reader. The compiler merges the copies, and the gradients of
+the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000 times
+would lose 5 % of its gradient). A half value that float32 nodes read is cast once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal
+
+from mixedres.autocast import calls, compat, custom_rules
+from mixedres.autocast.cells import Cell, cast, cells, is_f32, plain
+from mixedres.autocast.graph import Graph, Node, Path
+
+# Their derivative is a sum over the copies: they read float32, and the result is cast, so that it is summed in float32.
+COPIES = ("gather", "broadcast_in_dim", "broadcast_to")
+BROADCASTING = ("add", "sub", "mul", "div", "rem", "atan2", "max", "min", "clamp")
+
+
+def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+    """The results of the program of `graph` on `args`, in the dtypes of the original.
+
+    `rewrite` is the transformation itself, for the derivatives of custom rules, which are programs of their own.
+    """
+    inner, _ = compat.opened(graph.jaxpr)
+    results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
+    return [plain(value) for value in results]
+
+
+class Evaluator:
+    """Walks the bodies of a graph. Values of float32 travel as cells, all others as they are."""
+
+    def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
+        self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
+
+    def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
+        """The results of a body, as cells where they are float32, each in the dtype it was computed in."""
+        inner, consts = compat.opened(jaxpr)
+        env = dict(zip(inner.constvars, cells(inner.constvars, consts), strict=True))
+        env.update(zip(inner.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            if not isinstance(atom, Literal):
+                return env[atom]
+            return Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val
+
+        for index, eqn in enumerate(inner.eqns):
+            with compat.as_written(eqn):
+                results = self.equation(eqn, (*path, index), [read(atom) for atom in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in inner.outvars]
+
+    def equation(self, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+        node = self.graph.by_path.get(path)
+        if node is None and self.graph.has_half(path):
+            return calls.EVALUATE[eqn.primitive.name](self, eqn, path, args)
+        if node is not None and node.program is not None:
+            results = custom_rules.rewritten(eqn, [plain(arg) for arg in args], self.rewrite)
+        elif node is not None and node.half:
+            results = self.half_node(node, args)
+        elif eqn.primitive.name == "convert_element_type":
+            return self.convert(eqn, args)
+        else:
+            results = compat.bind(eqn, *(plain(arg) for arg in args))
+        return cells(eqn.outvars, results)
+
+    def half_node(self, node: Node, args: list[Any]) -> list[Any]:
+        eqn, dtype = node.eqn, self.dtype
+        name = eqn.primitive.name
+        if name == "custom_jvp_call":
+            operands = [arg.half(dtype) if isinstance(arg, Cell) else arg for arg in args]
+            return custom_rules.in_half(eqn, operands, dtype, self.graph.lists)
+        if name == "convert_element_type":
+            return [args[0].half(dtype) if isinstance(args[0], Cell) else cast(args[0], dtype)]
+        if name in COPIES and _copies(eqn):
+            return [cast(result, dtype) for result in compat.bind(eqn, *(plain(arg) for arg in args))]
+        shape = eqn.outvars[0].aval.shape
+        operands = [_operand(node, arg, shape, dtype) for arg in args]
+        return compat.bind(eqn, *operands, **custom_rules.in_dtype(eqn.params, dtype))
+
+    def convert(self, eqn: JaxprEqn, args: list[Any]) -> list[Any]:
+        """A conversion of the original program that stays: from what is there, without rounding twice."""
+        (arg,) = args
+        target = eqn.params["new_dtype"]
+        if isinstance(arg, Cell) and not is_f32(eqn.outvars[0].aval):
+            array = arg.half(target) if target == self.dtype else arg.f32()
+            return [array] if array.dtype == target else compat.bind(eqn, array)
+        (result,) = compat.bind(eqn, plain(arg))
+        if not is_f32(eqn.outvars[0].aval):
+            return [result]
+        return [Cell(result, None if isinstance(arg, Cell) else arg)]
+
+
+def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """An operand of a half node; one that the op broadcasts is broadcast in float32, because its gradient is a sum."""
+    if not isinstance(arg, Cell):
+        return arg
+    own = jnp.shape(arg.array)
+    broadcast = node.primitive in BROADCASTING and not isinstance(arg.array, np.ndarray)
+    if broadcast and math.prod(own) < math.prod(shape):
+        return cast(jnp.broadcast_to(arg.f32(), shape), dtype)
+    return arg.half(dtype)
+
+
+def _copies(eqn: JaxprEqn) -> bool:
+    """Whether a result may hold an element of the operand more than once."""
+    if eqn.primitive.name == "gather":
+        return True
+    return not isinstance(eqn.invars[0], Literal) and math.prod(eqn.outvars[0].aval.shape) > math.prod(
+        eqn.invars[0].aval.shape
+    )

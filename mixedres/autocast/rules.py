@@ -1,0 +1,199 @@
+"""The rule table: which primitive may run in half precision. Data, and the frozen `Lists` that users edit.
+
+Categories and their meaning are those of TensorFlow's rewrite (auto_mixed_precision_lists.h), carried over to the
+primitives that JAX decomposes its functions into:
+
+  allow   always half: matrix units make it fast, and they sum in float32.
+  infer   half between allow ops, unless something unsafe comes before.
+  deny    always float32, and infer ops after it too: small or large results, long sums.
+  clear   does no arithmetic that rounds: follows its neighbours.
+
+What is on no list runs in float32 and stops every propagation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend.core import Primitive, primitives
+
+CATEGORIES = ("allow", "infer", "deny", "clear")
+LEVELS = ("default", "allow_only", "infer_as_deny")
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ALLOW = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")
+
+# The result may leave the range of float16, or needs more digits than a half type has: softmax, losses, solvers.
+DENY_RANGE = _names("""
+    exp exp2 expm1 log log1p log2 pow erf_inv lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad
+    zeta bessel_i0e bessel_i1e regularized_incomplete_beta sinh cosh tan asin acos asinh acosh atanh cumprod cumlogsumexp
+    reduce_prod nextafter fft cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu lu_pivots_to_permutation
+    triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve linear_solve
+    custom_linear_solve
+""")
+# Sums and squares: they must be computed in float32, but what is made of them (a normalised activation) fits half.
+DENY_SUMS = _names("""
+    reduce_sum cumsum reduce_window_sum scatter-add scatter_add scatter-mul scatter_mul scatter-sub scatter_sub psum
+    psum2 psum_invariant reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter integer_pow square sqrt
+    rsqrt cbrt symmetric_product
+""")
+# On the deny list for their range alone.
+BFLOAT16_INFER = _names("integer_pow square")
+INFER = _names("""
+    add sub mul div rem add_any tanh logistic erf erfc sin cos atan atan2 select_and_scatter_add reciprocal
+    one_minus_square
+""")
+CLEAR = _names("""
+    neg abs sign floor ceil round max min clamp select_n broadcast_in_dim broadcast_to reshape squeeze expand_dims
+    transpose rev slice dynamic_slice dynamic_update_slice concatenate pad gather split stack unstack tile scatter
+    scatter-max scatter_max scatter-min scatter_min reduce_max reduce_min argmax argmin reduce_window_max
+    reduce_window_min cummax cummin sort top_k approx_top_k select_and_gather_add eq ne lt le gt ge eq_to lt_to le_to
+    is_finite copy copy_p stop_gradient name optimization_barrier convert_element_type device_put sharding_constraint
+    mesh_cast reshard layout_constraint pvary pbroadcast pcast all_gather all_gather_invariant all_to_all ppermute pmax
+    pmin real zeros_like
+""")
+
+# Recursed into, never coloured as a whole. The simple ones evaluate one body on their operands.
+SIMPLE_CALLS = _names("jit pjit closed_call core_call call remat2 checkpoint shard_map")
+STRUCTURE = SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
+# Known to JAX outside `jax.extend.core.primitives`, and left off the lists on purpose: what they do to a value is not
+# ours to judge, or they look at its bits.
+UNLISTED = _names("""
+    reduce_precision bitcast_convert_type iota random_bits random_wrap random_unwrap random_clone pure_callback
+    io_callback debug_callback debug_print ffi_call pallas_call reduce reduce_window custom_partitioning
+    custom_vmap_call composite linear_call run_state core_map eval_jaxpr call_exported polynomial cudnn_fusion
+    dot_product_attention_fwd dot_product_attention_bwd scaled_dot scaled_matmul imag conj complex
+""")
+
+
+class OwnName(str):
+    """The name of a primitive that a user defined: JAX does not know it, and it was given as a `Primitive`."""
+
+    __slots__ = ()
+
+
+def known_primitives() -> frozenset[str]:
+    """Names of the primitives that a list may hold: those JAX makes public, and those on the lists of this file."""
+    public = {value.name for name, value in vars(primitives).items() if name.endswith("_p")}
+    return (public | ALLOW | DENY_RANGE | DENY_SUMS | INFER | CLEAR | UNLISTED) - STRUCTURE
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """Which primitive names are on which list; the rest is unlisted: float32, and a barrier to propagation.
+
+    Attributes:
+      allow, infer, deny, clear: primitive names as they stand in a jaxpr ('dot_general', 'reduce_sum'), as sets; a
+        `jax.extend.core.Primitive` of your own is accepted for its name.
+
+    Raises:
+      ValueError: for a name that is on two lists, that JAX does not know, or that is a call (jit, scan, ...).
+      TypeError: for anything but names.
+    """
+
+    allow: frozenset[str] = ALLOW
+    infer: frozenset[str] = INFER
+    deny: frozenset[str] = DENY_RANGE | DENY_SUMS
+    clear: frozenset[str] = CLEAR
+
+    def __post_init__(self) -> None:
+        for category in CATEGORIES:
+            object.__setattr__(self, category, _checked(category, getattr(self, category)))
+        seen: dict[str, str] = {}
+        for category in CATEGORIES:
+            for name in sorted(getattr(self, category)):
+                if name in seen:
+                    raise ValueError(f"{name!r} is on two lists, {seen[name]!r} and {category!r}; leave it on one")
+                seen[name] = category
+
+    def category(self, name: str) -> str:
+        """'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
+        return next((category for category in CATEGORIES if name in getattr(self, category)), "unlisted")
+
+    def moved(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
+        """These lists with the names in `changes`, {'deny': {'tanh'}}, moved from where they were to where it says.
+
+        The key 'unlisted' takes names off every list.
+
+        Raises:
+          ValueError: for a key that is not a list, a name in two of them, or one unknown to JAX.
+        """
+        if unknown := [key for key in changes if key not in (*CATEGORIES, "unlisted")]:
+            raise ValueError(f"{unknown[0]!r} is not a list; use {', '.join(CATEGORIES)} or unlisted")
+        targets = {key: _checked(key, names) for key, names in changes.items()}
+        counted: dict[str, str] = {}
+        for key, names in targets.items():
+            for name in sorted(names):
+                if name in counted:
+                    raise ValueError(f"{name!r} is on two lists, {counted[name]!r} and {key!r}; leave it on one")
+                counted[name] = key
+        return Lists(**{key: (getattr(self, key) - set(counted)) | targets.get(key, frozenset()) for key in CATEGORIES})
+
+    def at_level(self, level: str) -> Lists:
+        """These lists as `level` changes them.
+
+        'default' leaves them. 'allow_only' empties infer, deny and clear, so that only the products run in half, each
+        between two casts (the original's TENSOR_CORES_ONLY). 'infer_as_deny' computes infer ops in float32, and what
+        follows them (its TREAT_INFER_AS_DENY).
+
+        Raises:
+          ValueError: for another level.
+        """
+        if level == "default":
+            return self
+        if level == "allow_only":
+            return Lists(allow=self.allow, infer=frozenset(), deny=frozenset(), clear=frozenset())
+        if level == "infer_as_deny":
+            return Lists(allow=self.allow, infer=frozenset(), deny=self.deny | self.infer, clear=self.clear)
+        raise ValueError(f"level {level!r} is unknown; use one of {', '.join(LEVELS)}")
+
+    @classmethod
+    def default(cls, dtype: Any) -> Lists:
+        """The lists for a half dtype: bfloat16 has the range of float32, so that powers are safe in it."""
+        return cls() if jnp.dtype(dtype) == jnp.float16 else cls().moved({"infer": BFLOAT16_INFER})
+
+    @classmethod
+    def of(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: Any) -> Lists:
+        """The lists that a user means: None for the default, a mapping of moves on it, or lists.
+
+        Raises:
+          TypeError: for anything else.
+          ValueError: see `moved`.
+        """
+        if lists is None:
+            return cls.default(dtype)
+        if isinstance(lists, Lists):
+            return lists
+        if isinstance(lists, Mapping):
+            return cls.default(dtype).moved(lists)
+        raise TypeError(f"lists must be a Lists, a dict such as {{'deny': {{'tanh'}}}} or None, got {lists!r}")
+
+
+def _checked(category: str, names: Iterable[Any]) -> frozenset[str]:
+    if isinstance(names, (str, Primitive)):
+        names = (names,)
+    if not isinstance(names, Iterable):
+        raise TypeError(f"the {category} list must hold names of primitives, got {names!r}")
+    known = known_primitives()
+    checked = set()
+    for name in names:
+        if isinstance(name, Primitive | OwnName):
+            checked.add(OwnName(getattr(name, "name", name)))
+            continue
+        if not isinstance(name, str):
+            raise TypeError(f"the {category} list must hold names of primitives, got {name!r}")
+        if name in STRUCTURE:
+            raise ValueError(f"{name!r} is a call: what is inside is coloured, so it can be on no list")
+        if name not in known:
+            raise ValueError(
+                f"{name!r}, on the {category} list, is no primitive of JAX; print jax.make_jaxpr(fn)(*args) to see names"
+            )
+        checked.add(name)
+    return frozenset(checked)
