@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from mixedres import data, models, normalize, optimizers, precision, step
+from mixedres import autocast, data, models, normalize, optimizers, precision, step
 from mixedres.config import ConfigError, errors, flatten, validate
 from mixedres.config_keys import duration_in_steps
 
@@ -84,7 +84,7 @@ class Setup:
         """The jitted (state, batch) -> (state, metrics)."""
         return step.jit_train_step(
             self.mesh,
-            apply_fn=self.model.apply,
+            apply_fn=self.precision.rewrite(self.model.apply),
             normalize=self.normalize_fn,
             tx=self.tx,
             label_smoothing=self.config.label_smoothing,
@@ -95,7 +95,9 @@ class Setup:
 
     def eval_step(self) -> Callable[..., Any]:
         """The jitted (variables, batch, sums) -> sums."""
-        return step.jit_eval_step(self.mesh, apply_fn=self.model.apply, normalize=self.normalize_fn)
+        return step.jit_eval_step(
+            self.mesh, apply_fn=self.precision.rewrite(self.model.apply), normalize=self.normalize_fn
+        )
 
     def _allreduce_dtype(self) -> Any:
         return self.precision.policy.compute_dtype if self.config.allreduce_dtype == "compute" else None
@@ -117,12 +119,13 @@ def build(config: ConfigDict) -> Setup:
             f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
+    policy, norm_policy = chosen.network_policies
     with errors("config.model"):
         model = models.create(
             **config.model,
             num_classes=source.num_classes,
-            policy=chosen.policy,
-            norm_policy=chosen.norm_policy,
+            policy=policy,
+            norm_policy=norm_policy,
             momentum=config.batch_norm.momentum,
             epsilon=config.batch_norm.epsilon,
             axis_name=step.AXIS if config.batch_norm.sync else None,
@@ -150,8 +153,10 @@ def build(config: ConfigDict) -> Setup:
 
 
 def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
+    with errors("config.autocast"):
+        rewrite = _rewrite_options(config)
     with errors("config.precision"):
-        chosen = precision.get(**config.precision)
+        chosen = precision.get(**config.precision, **rewrite)
         for policy in (chosen.policy, chosen.norm_policy):
             if jnp.dtype(policy.param_dtype) != jnp.float32:
                 raise ValueError(
@@ -173,6 +178,16 @@ def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossS
             max_loss_scale=options.max,
         )
     return chosen, scale
+
+
+def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
+    """Lists and level of the graph rewrite, with the lists from their texts, 'tanh,exp'."""
+    options = config.autocast.to_dict()
+    level = options.pop("level")
+    moves = {key: {name.strip() for name in text.split(",")} for key, text in options.items() if text.strip()}
+    if moves:
+        autocast.Lists().moved(moves)  # here, so that the message names config.autocast
+    return {"lists": moves or None, "level": level}
 
 
 def _devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mixedres import precision
+from mixedres import autocast, precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +139,14 @@ KEYS = (
     Key("precision.policy", str, None, "jmp policy of the network: params=float32,compute=float16,output=float32"),
     Key("precision.norm_policy", str, None, "jmp policy of batch normalisation; not set: float32 inside"),
     Key("precision.loss_scale", object, None, "none, dynamic or a number > 0; not set: the preset's"),
-    Key("precision.implementation", str, None, "casting; not set: the preset's"),
+    Key("precision.implementation", str, None, "casting or graph_rewrite; not set: the preset's"),
     Key("precision.matmul_precision", str, None, "default, tensorfloat32 or highest; not set: the preset's"),
+    Key("autocast.level", str, "default", f"of the graph rewrite: {', '.join(autocast.LEVELS)}"),
+    Key("autocast.allow", str, "", "primitives it always computes in half, with commas: dot_general,tanh"),
+    Key("autocast.infer", str, "", "primitives in half between those"),
+    Key("autocast.deny", str, "", "primitives in float32, and what depends on them"),
+    Key("autocast.clear", str, "", "primitives that follow their neighbours"),
+    Key("autocast.unlisted", str, "", "primitives in float32, whose neighbours are not affected"),
     Key("loss_scale.initial", float, 2.0**15, "of the dynamic loss scale", POSITIVE),
     Key("loss_scale.period", int, 2000, "finite steps before it grows", POSITIVE),
     Key("loss_scale.factor", float, 2.0, "by which it grows and shrinks", GROWING),

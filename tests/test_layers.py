@@ -28,10 +28,12 @@ LAYERS = {
     "summary": 2,
     "models": 1,
     "data": 1,
-    "precision": 0,
+    "precision": 1,
+    "autocast": 0,
 }
 # What a package may import from outside, besides the standard library.
 FOREIGN = {
+    "autocast": {"jax", "numpy"},
     "precision": {"jax", "jmp", "optax", "numpy"},
     "models": {"flax", "jax", "jmp"},
     "data": {"numpy", "scipy", "sklearn"},
@@ -127,6 +129,7 @@ def test_a_whole_run_never_imports_tensorflow(tmp_path):
 @pytest.mark.parametrize(
     "module, absent",
     [
+        ("mixedres.autocast", ["flax", "jmp", "optax", "absl", "ml_collections", "mixedres.precision"]),
         ("mixedres.precision", ["flax", "absl", "ml_collections", "orbax", "sklearn", "tensorboardX"]),
         ("mixedres.data", ["flax", "jax", "sklearn", "mixedres.precision"]),
         ("mixedres.models", ["orbax", "sklearn", "ml_collections", "mixedres.precision"]),

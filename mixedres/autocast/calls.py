@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _inline(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
-    """jit and other plain calls: their body, under their name; shardings become constraints, inner donation is dropped."""
+    """jit and other plain calls: their body, under their name; shardings become constraints, donation is dropped."""
     params = eqn.params
     args = _constrained(args, params.get("in_shardings", ()))
     with jax.named_scope(params.get("name", eqn.primitive.name)):
@@ -131,6 +131,7 @@ EVALUATE: dict[str, Callable[..., list[Any]]] = {
     "closed_call": _inline,
     "core_call": _inline,
     "call": _inline,
+    "eval_jaxpr": _inline,
     "remat2": _remat,
     "checkpoint": _remat,
     "shard_map": _shard_map,

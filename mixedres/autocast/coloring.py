@@ -1,9 +1,9 @@
 """Colours the graph: which node computes in half. First the whole graph, then the rewrite.
 
-The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear spreads),
-with two changes that JAX needs. It decomposes normalisation into sums and products, so a second, weaker taint marks what
-comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbours only where the
-values stay the same as without that: TensorFlow's last pass may round a value that also feeds a float32 op.
+The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear
+spreads), with two changes that JAX needs. It decomposes normalisation into sums and products, so a second, weaker taint
+marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbours
+only where no value is rounded that was not: TensorFlow's last pass may round one that also feeds a float32 op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from mixedres.autocast.graph import Graph, Node, Value, out_of_range
+from mixedres.autocast.constants import out_of_range
+from mixedres.autocast.graph import Graph, Node, Value
 
 RANGE, SUM = "range", "sum"
 # A float16 counter stops at 2048: the derivative of a maximum counts how many elements attain it.
@@ -64,7 +65,7 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
 
 
 def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
-    """Taints deny ops and what follows them through infer ops, and through clear ops on the way to deny or infer ops."""
+    """Taints deny ops and what follows through infer ops, and through clear ops on the way to deny or infer ops."""
     roots = []
     for node in nodes:
         if node.category == "deny":

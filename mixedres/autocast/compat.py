@@ -61,7 +61,7 @@ def bind(eqn: JaxprEqn, *operands: Any, **changed: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def as_written(eqn: JaxprEqn) -> Iterator[None]:
-    """Gives what is evaluated inside the source line, the name stack and the context of `eqn`, for errors and profiles."""
+    """What is evaluated inside has the source line, name stack and context of `eqn`, for errors and profiles."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield

@@ -42,7 +42,7 @@ def in_half(eqn: JaxprEqn, operands: Sequence[Any], dtype: np.dtype, lists: List
 
 
 def rewritten(eqn: JaxprEqn, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
-    """The results of a custom rule that contains products: its function and its derivative rewritten, float32 around."""
+    """The results of a custom rule with products inside: its function and derivative rewritten, float32 around."""
     primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
     if eqn.primitive.name == "custom_jvp_call":
         function = jax.custom_jvp(primal)

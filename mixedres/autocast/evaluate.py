@@ -1,8 +1,8 @@
 """Evaluates a coloured program: every node in its dtype, with a cast where two dtypes meet.
 
-A float32 value that a half node reads is cast once for every reader. The compiler merges the copies, and the gradients of
-the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000 times
-would lose 5 % of its gradient). A half value that float32 nodes read is cast once.
+A float32 value that half nodes read is cast once for every reader. The compiler merges the copies, and the gradients
+of the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000
+times would lose 5 % of its gradient). A half value that float32 nodes read is cast once.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Evaluator:
         return [read(atom) for atom in inner.outvars]
 
     def equation(self, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+        """The results of the equation at `path`: as its node says, or of its bodies where it is a call."""
         node = self.graph.by_path.get(path)
         if node is None and self.graph.has_half(path):
             return calls.EVALUATE[eqn.primitive.name](self, eqn, path, args)
@@ -72,6 +73,7 @@ class Evaluator:
         return cells(eqn.outvars, results)
 
     def half_node(self, node: Node, args: list[Any]) -> list[Any]:
+        """The results of a half node, as arrays."""
         eqn, dtype = node.eqn, self.dtype
         name = eqn.primitive.name
         if name == "custom_jvp_call":

@@ -91,7 +91,6 @@ def explain(
 
     Args and errors are those of `autocast`; arrays may be given as `jax.ShapeDtypeStruct`.
     """
-    rewrite = autocast(fn, dtype, lists, level=level)
     half, resolved = checked(fn, dtype, lists, level)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
@@ -101,7 +100,6 @@ def explain(
         name = getattr(fn, "__name__", type(fn).__name__)
         return Report(name, half, tuple(_decisions(graph)), down, up, tuple(_notes(graph)), jaxpr)
 
-    del rewrite
     return explained
 
 
@@ -128,7 +126,9 @@ def _decisions(graph: Graph, scope: str = "") -> Iterator[Decision]:
         dtype = _compute_dtype(node, ins, outs)
         places = "/".join(part for part in (scope.rstrip("/"), node.scope, compat.name_stack(node.eqn)) if part)
         reason = node.reason or _default_reason(node, dtype)
-        yield Decision(node.primitive, node.category, dtype, reason, places, compat.source_line(node.eqn), ins, outs)
+        # A body that JAX traced earlier does not know who called it now: the call does.
+        source = next(filter(None, map(compat.source_line, (node.eqn, *graph.callers(node)))), "")
+        yield Decision(node.primitive, node.category, dtype, reason, places, source, ins, outs)
 
 
 def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:

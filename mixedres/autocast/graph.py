@@ -8,21 +8,18 @@ a body that is called twice is coloured twice.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from mixedres.autocast import compat
-from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, Lists
+from mixedres.autocast.constants import folded, known, out_of_range
+from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, STRUCTURE, Lists
 
 Path = tuple[int, ...]
-# Larger constants are not looked at: they would have to be fetched from a device.
-SMALL_CONSTANT = 16
 
 
 @dataclasses.dataclass(eq=False)
@@ -105,13 +102,20 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A program: its nodes in order of evaluation, and the dtype that half stands for."""
+    """A program: its nodes in order of evaluation, what half stands for, the lists, and the calls by their paths."""
 
     jaxpr: Any
     nodes: list[Node]
     dtype: np.dtype
     lists: Lists
     by_path: dict[Path, Node]
+    calls: dict[Path, JaxprEqn]
+
+    def callers(self, node: Node) -> Iterator[JaxprEqn]:
+        """The calls that `node` is in, the innermost first."""
+        for depth in range(len(node.path) - 1, 0, -1):
+            if node.path[:depth] in self.calls:
+                yield self.calls[node.path[:depth]]
 
     def has_half(self, path: Path) -> bool:
         """Whether anything under `path` is computed in half."""
@@ -128,15 +132,18 @@ class _Builder:
     def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None]) -> None:
         self.lists, self.dtype, self.color = lists, dtype, color
         self.nodes: list[Node] = []
+        self.calls: dict[Path, JaxprEqn] = {}
 
     def jaxpr(self, jaxpr: Any, path: Path, scope: str, args: list[Value]) -> list[Value]:
         """Adds a body whose arguments are the values `args`; its results."""
         inner, consts = compat.opened(jaxpr)
-        env = {var: _constant_value(var.aval, const) for var, const in zip(inner.constvars, consts, strict=True)}
+        env = {
+            v: Value(v.aval, constant=known(v.aval, const)) for v, const in zip(inner.constvars, consts, strict=True)
+        }
         env.update(zip(inner.invars, args, strict=True))
 
         def read(atom: Any) -> Value:
-            return _constant_value(atom.aval, atom.val) if isinstance(atom, Literal) else env[atom]
+            return Value(atom.aval, constant=known(atom.aval, atom.val)) if isinstance(atom, Literal) else env[atom]
 
         for index, eqn in enumerate(inner.eqns):
             here = (*path, index)
@@ -146,6 +153,8 @@ class _Builder:
 
     def equation(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
+        if name in STRUCTURE:
+            self.calls[path] = eqn
         if name in SIMPLE_CALLS:
             body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
@@ -165,7 +174,7 @@ class _Builder:
     ) -> list[Value]:
         outs = [Value(var.aval) for var in eqn.outvars]
         if len(outs) == 1 and not program:
-            outs[0].constant = _folded(eqn, ins)
+            outs[0].constant = folded(eqn, [value.constant for value in ins])
         return self.add(Node(path, eqn, category, scope, ins, outs, sums, program)).outs
 
     def add(self, node: Node) -> Node:
@@ -235,7 +244,7 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
     args = [Value(var.aval) for var in compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
-    graph = Graph(jaxpr, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes})
+    graph = Graph(jaxpr, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes}, builder.calls)
     color(graph)
     graph.index_regions()
     return graph
@@ -274,32 +283,3 @@ def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str
         for category, sums in inner:
             found[category] = found.get(category, True) and sums
     yield from found.items()
-
-
-def out_of_range(constant: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether a finite number other than 0 would overflow or lose digits to underflow in `dtype`."""
-    if not jnp.issubdtype(constant.dtype, jnp.floating):
-        return False
-    limits = jnp.finfo(dtype)
-    size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
-    return bool(np.any((size > float(limits.max)) | (size < float(limits.smallest_normal))))
-
-
-def _constant_value(aval: Any, const: Any) -> Value:
-    if isinstance(const, jax.Array) or math.prod(getattr(aval, "shape", (0,))) > SMALL_CONSTANT:
-        return Value(aval)
-    try:
-        return Value(aval, constant=np.asarray(const))
-    except (TypeError, ValueError):
-        return Value(aval)
-
-
-def _folded(eqn: JaxprEqn, ins: list[Value]) -> np.ndarray | None:
-    """The constant that a reshaped, broadcast or converted constant is; None for anything else."""
-    if len(ins) != 1 or ins[0].constant is None or ins[0].constant.size != 1:
-        return None
-    if eqn.primitive.name in ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast"):
-        return ins[0].constant
-    if eqn.primitive.name == "convert_element_type":
-        return ins[0].constant.astype(eqn.params["new_dtype"])
-    return None

@@ -33,8 +33,8 @@ ALLOW = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")
 # The result may leave the range of float16, or needs more digits than a half type has: softmax, losses, solvers.
 DENY_RANGE = _names("""
     exp exp2 expm1 log log1p log2 pow erf_inv lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad
-    zeta bessel_i0e bessel_i1e regularized_incomplete_beta sinh cosh tan asin acos asinh acosh atanh cumprod cumlogsumexp
-    reduce_prod nextafter fft cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu lu_pivots_to_permutation
+    zeta bessel_i0e bessel_i1e regularized_incomplete_beta sinh cosh tan asin acos asinh acosh atanh cumprod
+    cumlogsumexp reduce_prod nextafter fft cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu lu_pivots_to_permutation
     triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve linear_solve
     custom_linear_solve
 """)
@@ -61,14 +61,14 @@ CLEAR = _names("""
 """)
 
 # Recursed into, never coloured as a whole. The simple ones evaluate one body on their operands.
-SIMPLE_CALLS = _names("jit pjit closed_call core_call call remat2 checkpoint shard_map")
+SIMPLE_CALLS = _names("jit pjit closed_call core_call call eval_jaxpr remat2 checkpoint shard_map")
 STRUCTURE = SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
 # Known to JAX outside `jax.extend.core.primitives`, and left off the lists on purpose: what they do to a value is not
 # ours to judge, or they look at its bits.
 UNLISTED = _names("""
     reduce_precision bitcast_convert_type iota random_bits random_wrap random_unwrap random_clone pure_callback
     io_callback debug_callback debug_print ffi_call pallas_call reduce reduce_window custom_partitioning
-    custom_vmap_call composite linear_call run_state core_map eval_jaxpr call_exported polynomial cudnn_fusion
+    custom_vmap_call composite linear_call run_state core_map call_exported polynomial cudnn_fusion
     dot_product_attention_fwd dot_product_attention_bwd scaled_dot scaled_matmul imag conj complex
 """)
 
@@ -193,7 +193,7 @@ def _checked(category: str, names: Iterable[Any]) -> frozenset[str]:
             raise ValueError(f"{name!r} is a call: what is inside is coloured, so it can be on no list")
         if name not in known:
             raise ValueError(
-                f"{name!r}, on the {category} list, is no primitive of JAX; print jax.make_jaxpr(fn)(*args) to see names"
+                f"{name!r}, on the {category} list, is no primitive of JAX; jax.make_jaxpr(fn)(*args) shows names"
             )
         checked.add(name)
     return frozenset(checked)

@@ -29,10 +29,10 @@ def autocast(
 ) -> Callable[..., Any]:
     """`fn` with its products, and what is safe around them, computed in a half dtype.
 
-    The graph of `fn` is traced, coloured as a whole by `lists`, and evaluated with casts where two dtypes meet. Arguments,
-    results and their gradients keep their dtypes: parameters stay float32. A program without float32 products comes back
-    bit for bit. Composes with jax.jit, grad, vmap, checkpoint, shard_map, in either order. Every call traces `fn` anew, so
-    put it inside a `jax.jit`: `jax.jit(autocast(fn))`.
+    The graph of `fn` is traced, coloured as a whole by `lists`, and evaluated with casts where two dtypes meet.
+    Arguments, results and their gradients keep their dtypes: parameters stay float32. A program without float32
+    products comes back bit for bit. Composes with jax.jit, grad, vmap, checkpoint, shard_map, in either order. Every
+    call traces `fn` anew, so put it inside a `jax.jit`: `jax.jit(autocast(fn))`.
 
     Args:
       fn: a function of pytrees of arrays that returns pytrees of arrays. Arguments that are no arrays (strings, None,
@@ -103,7 +103,8 @@ def _check_arrays(fn: Callable[..., Any], results: Any) -> None:
             name = getattr(fn, "__name__", repr(fn))
             where = f" at {jax.tree_util.keystr(path)}" if path else ""
             raise TypeError(
-                f"{name} returns a {type(leaf).__name__}{where}; a function under autocast returns arrays only, as under jax.jit"
+                f"{name} returns a {type(leaf).__name__}{where}; under autocast, as under jax.jit, a function returns "
+                "arrays only"
             )
 
 

@@ -1,8 +1,9 @@
-"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp and optax."""
+"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.autocast`."""
 
 from mixedres.precision.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, make_loss_scale
 from mixedres.precision.loss_scaled import LossScaledState, loss_scaled
 from mixedres.precision.presets import PRESETS, Precision, get, parse_policy
+from mixedres.precision.rewritten import Rewritten, enable_rewrite
 
 __all__ = [
     "PRESETS",
@@ -11,7 +12,9 @@ __all__ = [
     "LossScaledState",
     "NoOpLossScale",
     "Precision",
+    "Rewritten",
     "StaticLossScale",
+    "enable_rewrite",
     "get",
     "loss_scaled",
     "make_loss_scale",

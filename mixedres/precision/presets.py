@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres.autocast import LEVELS, Lists, ListsLike, autocast
 from mixedres.precision.loss_scale import LossScale, make_loss_scale
 
-IMPLEMENTATIONS = ("casting",)
+IMPLEMENTATIONS = ("casting", "graph_rewrite")
 MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
 
 
@@ -24,9 +26,11 @@ class Precision:
       policy: parameters, computation and output of the network.
       norm_policy: the same for normalisation layers; their statistics are float32 whatever it says.
       loss_scale: 'none', 'dynamic' or a number > 0.
-      implementation: 'casting': the layers cast their inputs and weights themselves.
+      implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
+        built in float32, and `mixedres.autocast` decides op by op what runs in the compute dtype.
       matmul_precision: what a float32 product means on hardware with reduced ones ('highest' is true float32,
         'tensorfloat32' has a 10-bit mantissa, 'default' is the platform's own choice: TF32 on recent GPUs).
+      lists, level: of the graph rewrite; see `mixedres.autocast.autocast`.
     """
 
     name: str
@@ -35,6 +39,22 @@ class Precision:
     loss_scale: str | float
     implementation: str
     matmul_precision: str
+    lists: Lists | None = None
+    level: str = "default"
+
+    @property
+    def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
+        """The policies (network, normalisation) that the layers are built with; float32 for the graph rewrite."""
+        if self.implementation == "graph_rewrite":
+            full = jmp.get_policy(_FULL)
+            return full, full
+        return self.policy, self.norm_policy
+
+    def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` as this precision computes it: itself where the layers cast, else its graph rewritten."""
+        if self.implementation == "casting":
+            return fn
+        return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
         """A new loss scale as `loss_scale` says; `dynamic` are the options of `DynamicLossScale`."""
@@ -52,8 +72,9 @@ PRESETS: dict[str, tuple[str, str | float, str, str]] = {
     "bf16": (_BFLOAT16, "none", "casting", "default"),
     "fp16": (_FLOAT16, "dynamic", "casting", "default"),
     "fp16_static": (_FLOAT16, 128.0, "casting", "default"),
+    "fp16_rewrite": (_FLOAT16, "dynamic", "graph_rewrite", "default"),
+    "bf16_rewrite": (_BFLOAT16, "none", "graph_rewrite", "default"),
 }
-RESERVED = ("fp16_rewrite", "bf16_rewrite")
 
 
 def get(
@@ -64,6 +85,8 @@ def get(
     loss_scale: str | float | None = None,
     implementation: str | None = None,
     matmul_precision: str | None = None,
+    lists: ListsLike = None,
+    level: str = "default",
 ) -> Precision:
     """The preset called `name`, with any part replaced.
 
@@ -73,17 +96,13 @@ def get(
         jmp's grammar what is left out follows what is there: 'c=bf16' has bfloat16 outputs as well. Without a
         `norm_policy`, normalisation computes in float32 and returns the compute dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
-      implementation: 'casting'.
+      implementation: 'casting' or 'graph_rewrite'.
       matmul_precision: 'default', 'tensorfloat32' or 'highest'.
+      lists, level: of the graph rewrite; see `mixedres.autocast.autocast`.
 
     Raises:
       ValueError: for a name, a text or a number that is not allowed; the message says what is.
     """
-    if name in RESERVED:
-        raise ValueError(
-            f"precision {name!r} is reserved for the automatic graph rewrite, which this version does not have; "
-            f"use {name.removesuffix('_rewrite')!r}, which casts in the layers"
-        )
     if name not in PRESETS:
         raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
     preset_policy, preset_scale, preset_implementation, preset_matmul = PRESETS[name]
@@ -91,7 +110,7 @@ def get(
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
     loss_scale = preset_scale if loss_scale is None else loss_scale
     make_loss_scale(loss_scale)  # raises for a spec that is not one
-    return Precision(
+    chosen = Precision(
         name=name,
         policy=network,
         norm_policy=norms,
@@ -102,7 +121,32 @@ def get(
         matmul_precision=_one_of(
             "matmul precision", preset_matmul if matmul_precision is None else matmul_precision, MATMUL_PRECISIONS
         ),
+        lists=None if lists is None else Lists.of(lists, network.compute_dtype),
+        level=_one_of("level", level, LEVELS),
     )
+    _check_rewrite(chosen, norms_given=norm_policy is not None)
+    return chosen
+
+
+def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
+    """Refuses what the graph rewrite would ignore, or would be ignored without it."""
+    name = precision.name
+    if precision.implementation == "casting":
+        if precision.lists is not None or precision.level != "default":
+            raise ValueError(f"lists and level are of the graph rewrite, but precision {name!r} casts in the layers")
+        return
+    compute = jnp.dtype(precision.policy.compute_dtype).name
+    if compute not in ("float16", "bfloat16"):
+        raise ValueError(
+            f"implementation 'graph_rewrite' needs a half compute dtype, and precision {name!r} computes in {compute}; "
+            "use fp16_rewrite or bf16_rewrite"
+        )
+    if precision.matmul_precision == "highest":
+        raise ValueError(
+            "matmul precision 'highest' asks for float32 products, of which 'graph_rewrite' casts none; use 'default'"
+        )
+    if norms_given:
+        raise ValueError("norm_policy has no effect under 'graph_rewrite': normalisation is float32 inside")
 
 
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:

@@ -29,6 +29,8 @@ EXPECTED = {
     "bf16": ("f32 bf16 f32", "f32 f32 bf16", "none", "default"),
     "fp16": ("f32 f16 f32", "f32 f32 f16", "dynamic", "default"),
     "fp16_static": ("f32 f16 f32", "f32 f32 f16", 128.0, "default"),
+    "fp16_rewrite": ("f32 f16 f32", "f32 f32 f16", "dynamic", "default"),
+    "bf16_rewrite": ("f32 bf16 f32", "f32 f32 bf16", "none", "default"),
 }
 DTYPES = {"f16": jnp.float16, "bf16": jnp.bfloat16, "f32": jnp.float32, "f64": jnp.float64}
 
@@ -46,8 +48,10 @@ def test_a_preset(name):
         "policy": dataclasses.asdict(policy(network)),
         "norm_policy": dataclasses.asdict(policy(norms)),
         "loss_scale": loss_scale,
-        "implementation": "casting",
+        "implementation": "graph_rewrite" if name.endswith("_rewrite") else "casting",
         "matmul_precision": matmul,
+        "lists": None,
+        "level": "default",
     }
 
 
@@ -139,23 +143,37 @@ def test_a_policy_that_does_not_parse(text):
     assert "params=float32,compute=float16,output=float32" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["fp16_rewrite", "bf16_rewrite"])
-def test_reserved_names(name):
-    with pytest.raises(ValueError) as error:
-        get(name)
-    casting = name.split("_")[0]
-    assert repr(name) in str(error.value)
-    assert f"use {casting!r}" in str(error.value)
-    assert casting in PRESETS
-    assert name not in PRESETS
+@pytest.mark.parametrize(("name", "casting"), [("fp16_rewrite", "fp16"), ("bf16_rewrite", "bf16")])
+def test_the_rewrite_differs_in_its_implementation_alone(name, casting):
+    assert get(casting, implementation="graph_rewrite") == dataclasses.replace(get(name), name=casting)
+    assert get(name, implementation="casting") == dataclasses.replace(get(casting), name=name)
+
+
+def test_what_the_network_is_built_with():
+    full = policy("f32 f32 f32")
+    assert get("fp16_rewrite").network_policies == (full, full)
+    assert get("fp16").network_policies == (get("fp16").policy, get("fp16").norm_policy)
+
+
+def test_rewrite_of_a_function():
+    def product(x):
+        return x @ x
+
+    x = jnp.full((2, 2), 1.0 + 2.0**-10)
+    assert get("fp16").rewrite(product) is product
+    # (1 + e)^2 * 2 = 2 + 4e + ..: one unit of float16 at 2 is 2e, of bfloat16 16e.
+    assert float(get("fp16_rewrite").rewrite(product)(x)[0, 0]) == 2.0 + 2.0**-8
+    assert float(get("bf16_rewrite").rewrite(product)(x)[0, 0]) == 2.0
+    kept = get("fp16_rewrite", lists={"unlisted": {"dot_general"}}).rewrite(product)
+    assert float(kept(x)[0, 0]) == float(product(x)[0, 0]) != 2.0 + 2.0**-8
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"name": "fp8"}, ("'fp8'", "fp32, tf32, bf16, fp16, fp16_static")),
-        ({"name": "FP16"}, ("'FP16'", "fp32, tf32, bf16, fp16, fp16_static")),
-        ({"name": None}, ("None", "fp32, tf32, bf16, fp16, fp16_static")),
+        ({"name": "fp8"}, ("'fp8'", "fp32, tf32, bf16, fp16, fp16_static, fp16_rewrite, bf16_rewrite")),
+        ({"name": "FP16"}, ("'FP16'", "fp32, tf32, bf16, fp16, fp16_static, fp16_rewrite, bf16_rewrite")),
+        ({"name": None}, ("None", "fp32, tf32, bf16, fp16, fp16_static, fp16_rewrite, bf16_rewrite")),
         ({"policy": "p=f99"}, ("'p=f99'", "float16, bfloat16, float32")),
         ({"policy": ""}, ("''", "float16, bfloat16, float32")),
         ({"norm_policy": "c"}, ("'c'", "float16, bfloat16, float32")),
@@ -163,7 +181,16 @@ def test_reserved_names(name):
         ({"loss_scale": 0}, (" 0 ", "'none', 'dynamic' or a number > 0")),
         ({"loss_scale": ""}, ("''", "'none', 'dynamic' or a number > 0")),
         ({"implementation": "rewrite"}, ("'rewrite'", "implementation", "casting")),
-        ({"implementation": ""}, ("''", "implementation", "casting")),
+        ({"implementation": ""}, ("''", "implementation", "casting, graph_rewrite")),
+        ({"name": "fp32", "implementation": "graph_rewrite"}, ("'fp32'", "half compute dtype", "fp16_rewrite")),
+        ({"name": "tf32", "implementation": "graph_rewrite"}, ("'tf32'", "float32", "bf16_rewrite")),
+        ({"name": "fp16_rewrite", "policy": "f32"}, ("'fp16_rewrite'", "computes in float32")),
+        ({"name": "fp16_rewrite", "matmul_precision": "highest"}, ("'highest'", "use 'default'")),
+        ({"name": "fp16_rewrite", "norm_policy": "c=f16"}, ("norm_policy", "no effect")),
+        ({"name": "fp16_rewrite", "lists": {"deny": {"tnah"}}}, ("'tnah'", "deny", "no primitive")),
+        ({"name": "fp16_rewrite", "level": "fast"}, ("'fast'", "default, allow_only, infer_as_deny")),
+        ({"lists": {"deny": {"tanh"}}}, ("'fp16'", "casts in the layers")),
+        ({"level": "allow_only"}, ("'fp16'", "casts in the layers")),
         ({"matmul_precision": "high"}, ("'high'", "default, tensorfloat32, highest")),
         ({"matmul_precision": ""}, ("''", "default, tensorfloat32, highest")),
     ],
@@ -199,11 +226,13 @@ def test_the_package_can_be_imported_alone():
     roots = {name.split(".")[0] for name in loaded}
     foreign = {"flax", "absl", "ml_collections", "tensorflow", "orbax", "grain", "sklearn", "scipy"}
     assert not roots & foreign
-    assert {name for name in loaded if name.startswith("mixedres")} == {
+    own = {name for name in loaded if name.startswith("mixedres") and not name.startswith("mixedres.autocast")}
+    assert own == {
         "mixedres",
         "mixedres.precision",
         "mixedres.precision.loss_scale",
         "mixedres.precision.loss_scaled",
         "mixedres.precision.presets",
+        "mixedres.precision.rewritten",
     }
     assert not imported_by("mixedres.precision") & foreign - {"absl"}

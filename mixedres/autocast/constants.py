@@ -1,0 +1,46 @@
+"""Numbers that are known before the program runs, and whether a half type can hold them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+# Larger constants are not looked at: what they hold is data.
+SMALL = 16
+# Operations that only reshape, move or convert one number.
+_KEEP = ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast")
+
+
+def known(aval: Any, const: Any) -> np.ndarray | None:
+    """The number of a literal or a small constant of the host; None for arrays on a device: they are not fetched."""
+    if isinstance(const, jax.Array) or math.prod(getattr(aval, "shape", (0,))) > SMALL:
+        return None
+    try:
+        return np.asarray(const)
+    except (TypeError, ValueError):
+        return None
+
+
+def folded(eqn: JaxprEqn, operands: list[np.ndarray | None]) -> np.ndarray | None:
+    """The number that a reshaped, broadcast or converted number is; None for anything else."""
+    if len(operands) != 1 or operands[0] is None or operands[0].size != 1:
+        return None
+    if eqn.primitive.name in _KEEP:
+        return operands[0]
+    if eqn.primitive.name == "convert_element_type":
+        return operands[0].astype(eqn.params["new_dtype"])
+    return None
+
+
+def out_of_range(constant: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether a finite number other than 0 would overflow or lose digits to underflow in `dtype`."""
+    if not jnp.issubdtype(constant.dtype, jnp.floating):
+        return False
+    limits = jnp.finfo(dtype)
+    size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
+    return bool(np.any((size > float(limits.max)) | (size < float(limits.smallest_normal))))
