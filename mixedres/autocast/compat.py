@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-_JAX_TREE = os.path.dirname(jax.__file__) + os.sep
+# Frames that say nothing about who wrote an operation, and those of libraries.
+_NOBODY = (os.path.dirname(jax.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")
+_INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep)
 
 
 def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -68,15 +71,19 @@ def as_written(eqn: JaxprEqn) -> Iterator[None]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """'file:line (function)' of the innermost frame outside JAX that made `eqn`; '' if there is none."""
+    """'file:line (function)' of the code that wrote `eqn`: its innermost frame outside installed packages.
+
+    Where there is none, the innermost one outside JAX; '' where JAX does not know.
+    """
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ""
-    code, lasti = traceback.raw_frames()
-    for frame_code, offset in zip(code, lasti, strict=True):
-        if not frame_code.co_filename.startswith((_JAX_TREE, "<frozen")):
-            frame = source_info_util.raw_frame_to_frame(frame_code, offset)
-            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    frames = list(zip(*traceback.raw_frames(), strict=True))
+    outside_jax = [frame for frame in frames if not frame[0].co_filename.startswith(_NOBODY)]
+    own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
+    for code, offset in (own or outside_jax)[:1]:
+        frame = source_info_util.raw_frame_to_frame(code, offset)
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
 
 

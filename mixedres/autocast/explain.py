@@ -69,18 +69,24 @@ class Report:
         pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions)
         return dict(sorted(collections.Counter(pairs).items()))
 
+    def summary(self) -> str:
+        """How much became half, in one line."""
+        floats = [d for d in self.decisions if d.dtype is not None]
+        products = [d for d in floats if d.category == "allow"]
+        half, half_products = (sum(d.dtype == self.dtype for d in some) for some in (floats, products))
+        return (
+            f"{half_products} of {len(products)} operations of the allow list and {half} of all {len(floats)} in "
+            f"{self.dtype}; {self.casts_down} casts down, {self.casts_up} up"
+        )
+
     def to_html(self, path: str | pathlib.Path) -> None:
         """Writes the report as a page to browse: filters by dtype and category, the reason of each operation."""
         pathlib.Path(path).write_text(page.render(self), encoding="utf-8")
 
     def __str__(self) -> str:
         floats = [d for d in self.decisions if d.dtype is not None]
-        half = sum(d.dtype == self.dtype for d in floats)
-        head = (
-            f"autocast of {self.function} to {self.dtype}: {half} of {len(floats)} floating-point operations in "
-            f"{self.dtype}, {self.casts_down} casts down, {self.casts_up} up"
-        )
-        rows = [(d.primitive, d.category, str(d.dtype), d.reason, d.path, d.source) for d in floats]
+        head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
+        rows = [(d.primitive, d.category, str(d.dtype), d.reason, d.path, page.short_source(d.source)) for d in floats]
         return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *_table(rows)])
 
 

@@ -8,18 +8,20 @@ a body that is called twice is coloured twice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import JaxprEqn
 
-from mixedres.autocast import compat
-from mixedres.autocast.constants import folded, known, out_of_range
-from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, STRUCTURE, Lists
+from mixedres.autocast.constants import out_of_range
+from mixedres.autocast.rules import Lists
 
 Path = tuple[int, ...]
+# Why a node must be float32: its result may leave the range of half, or its arithmetic sums; the result of a sum,
+# once normalised, may be stored in half.
+RANGE, SUM = "range", "sum"
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,6 +59,7 @@ class Node:
       scope: the calls around it, for people: 'jit(relu)/scan body'.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
+      taint: RANGE or SUM where it must be float32, '' elsewhere (set by the colouring, as are half and reason).
       program: for a custom derivative rule that contains allow ops: its body as a program of its own.
     """
 
@@ -68,7 +71,6 @@ class Node:
     outs: list[Value]
     sums: bool = False
     program: Graph | None = None
-    # Set by the colouring.
     half: bool = False
     taint: str = ""
     reason: str = ""
@@ -86,6 +88,13 @@ class Node:
     def touches_f32(self) -> bool:
         """Whether any operand or result is float32."""
         return any(value.is_f32 for value in (*self.ins, *self.outs))
+
+    def unfit_constant(self, dtype: np.dtype) -> float | None:
+        """A constant operand that `dtype` cannot represent; None if there is none."""
+        for value in self.ins:
+            if value.is_f32 and value.constant is not None and out_of_range(value.constant, dtype):
+                return float(value.constant.reshape(-1)[0])
+        return None
 
     def consumers(self) -> Iterator[Node]:
         """The nodes that read a float32 result."""
@@ -128,158 +137,13 @@ class Graph:
         }
 
 
-class _Builder:
-    def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None]) -> None:
-        self.lists, self.dtype, self.color = lists, dtype, color
-        self.nodes: list[Node] = []
-        self.calls: dict[Path, JaxprEqn] = {}
-
-    def jaxpr(self, jaxpr: Any, path: Path, scope: str, args: list[Value]) -> list[Value]:
-        """Adds a body whose arguments are the values `args`; its results."""
-        inner, consts = compat.opened(jaxpr)
-        env = {
-            v: Value(v.aval, constant=known(v.aval, const)) for v, const in zip(inner.constvars, consts, strict=True)
-        }
-        env.update(zip(inner.invars, args, strict=True))
-
-        def read(atom: Any) -> Value:
-            return Value(atom.aval, constant=known(atom.aval, atom.val)) if isinstance(atom, Literal) else env[atom]
-
-        for index, eqn in enumerate(inner.eqns):
-            here = (*path, index)
-            outs = self.equation(eqn, here, scope, [read(atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(atom) for atom in inner.outvars]
-
-    def equation(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
-        name = eqn.primitive.name
-        if name in STRUCTURE:
-            self.calls[path] = eqn
-        if name in SIMPLE_CALLS:
-            body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
-            return self.jaxpr(body, (*path, 0), _inside(scope, label), ins)
-        if name == "scan":
-            return self.scan(eqn, path, scope, ins)
-        if name == "while":
-            return self.while_loop(eqn, path, scope, ins)
-        if name == "cond":
-            return self.cond(eqn, path, scope, ins)
-        if name in ("custom_jvp_call", "custom_vjp_call"):
-            return self.custom_rule(eqn, path, scope, ins)
-        return self.leaf(eqn, path, scope, ins, self.lists.category(name), name in DENY_SUMS)
-
-    def leaf(
-        self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value], category: str, sums: bool, program: Any = None
-    ) -> list[Value]:
-        outs = [Value(var.aval) for var in eqn.outvars]
-        if len(outs) == 1 and not program:
-            outs[0].constant = folded(eqn, [value.constant for value in ins])
-        return self.add(Node(path, eqn, category, scope, ins, outs, sums, program)).outs
-
-    def add(self, node: Node) -> Node:
-        for value in node.ins:
-            value.consumers.append(node)
-        for value in node.outs:
-            value.producer = node
-        self.nodes.append(node)
-        return node
-
-    def merge(self, path: Path, scope: str, ins: list[Value], aval: Any) -> Node:
-        return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
-
-    def carries(self, path: Path, scope: str, initial: list[Value]) -> list[Node]:
-        """One merge a carry: its operands are the initial and, later, the next value; its result is the state."""
-        return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
-
-    def close(self, merges: list[Node], following: list[Value]) -> list[Value]:
-        for node, value in zip(merges, following, strict=True):
-            node.ins.append(value)
-            value.consumers.append(node)
-        return [node.outs[0] for node in merges]
-
-    def scan(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
-        num_consts, num_carry = compat.scan_arity(eqn.params)
-        state = self.carries(path, scope, ins[num_consts : num_consts + num_carry])
-        slices = ins[num_consts + num_carry :]
-        args = [*ins[:num_consts], *(node.outs[0] for node in state), *slices]
-        results = self.jaxpr(eqn.params["jaxpr"], (*path, 0), _inside(scope, "scan"), args)
-        return [*self.close(state, results[:num_carry]), *results[num_carry:]]
-
-    def while_loop(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
-        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        state = self.carries(path, scope, ins[cond_consts + body_consts :])
-        values = [node.outs[0] for node in state]
-        self.jaxpr(eqn.params["cond_jaxpr"], (*path, 0), _inside(scope, "while test"), [*ins[:cond_consts], *values])
-        consts = ins[cond_consts : cond_consts + body_consts]
-        results = self.jaxpr(eqn.params["body_jaxpr"], (*path, 1), _inside(scope, "while"), [*consts, *values])
-        return self.close(state, results)
-
-    def cond(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
-        branches = [
-            self.jaxpr(branch, (*path, i), _inside(scope, f"cond branch {i}"), ins[1:])
-            for i, branch in enumerate(eqn.params["branches"])
-        ]
-        return [
-            self.merge((*path, -1, i), scope, list(results), eqn.outvars[i].aval).outs[0]
-            for i, results in enumerate(zip(*branches, strict=True))
-        ]
-
-    def custom_rule(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
-        """A function with its own derivative: one node, or with products inside a program of its own."""
-        body = eqn.params["call_jaxpr"]
-        categories = dict(_categories(body, self.lists, self.dtype))
-        if "allow" in categories:
-            program = build(body, self.lists, self.dtype, self.color, _inside(scope, _name(body)))
-            return self.leaf(eqn, path, scope, ins, "unlisted", False, program if program.has_half(()) else None)
-        if eqn.primitive.name == "custom_vjp_call":
-            return self.leaf(eqn, path, scope, ins, "unlisted", False)
-        worst = next((c for c in ("unlisted", "deny", "infer", "clear") if c in categories), "clear")
-        return self.leaf(eqn, path, _inside(scope, _name(body)), ins, worst, categories.get("deny", False))
-
-
-def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], scope: str = "") -> Graph:
-    """The graph of a closed jaxpr, coloured by `color`."""
-    builder = _Builder(lists, dtype, color)
-    args = [Value(var.aval) for var in compat.opened(jaxpr)[0].invars]
-    for value in builder.jaxpr(jaxpr, (), scope, args):
-        value.returned = True
-    graph = Graph(jaxpr, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes}, builder.calls)
-    color(graph)
-    graph.index_regions()
-    return graph
-
-
-def _inside(scope: str, label: str) -> str:
-    return f"{scope}/{label}" if scope else label
-
-
-def _name(jaxpr: Any) -> str:
-    """What a person would call a custom derivative rule: the function it was made of, if it says."""
-    eqns = compat.opened(jaxpr)[0].eqns
-    names = [eqn.params["name"] for eqn in eqns if "name" in eqn.params and eqn.primitive.name in ("jit", "pjit")]
-    info = getattr(compat.opened(jaxpr)[0], "debug_info", None)
-    return names[0] if len(eqns) == 1 and names else getattr(info, "func_name", None) or "custom rule"
-
-
-def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str, bool]]:
-    """(category, is a sum) of every equation on float32 in a body; a sum never hides another deny op."""
-    found: dict[str, bool] = {}
-    for eqn in compat.opened(jaxpr)[0].eqns:
-        name = eqn.primitive.name
-        atoms = [*eqn.invars, *eqn.outvars]
-        if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
-            continue
-        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-        if name in SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
-            inner = list(_categories(body, lists, dtype))
-        elif name in ("scan", "while", "cond"):
-            bodies = [value for key in ("jaxpr", "cond_jaxpr", "body_jaxpr") if (value := eqn.params.get(key))]
-            nested = [list(_categories(b, lists, dtype)) for b in (*bodies, *eqn.params.get("branches", ()))]
-            inner = [("unlisted", False), *(item for items in nested for item in items if item[0] == "allow")]
-        else:
-            outside = any(isinstance(a, Literal) and out_of_range(np.asarray(a.val), dtype) for a in eqn.invars)
-            inner = [("deny", True)] if outside else [(lists.category(name), name in DENY_SUMS)]
-        for category, sums in inner:
-            found[category] = found.get(category, True) and sums
-    yield from found.items()
+def reach(roots: Iterable[Node], step: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool]) -> set[Node]:
+    """Nodes that `step` leads to from `roots`, through nodes that `enter` accepts; a root only if it is led to."""
+    found: set[Node] = set()
+    queue = list(roots)
+    while queue:
+        for node in step(queue.pop()):
+            if node not in found and enter(node):
+                found.add(node)
+                queue.append(node)
+    return found

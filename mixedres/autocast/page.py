@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 # The category colours are a set that stays apart for colour-blind readers (Okabe and Ito, 2008).
 _STYLE = """
 :root { --ink: #1d2330; --soft: #667; --line: #dde; --half: #e2f2ea; --full: #fff; }
-body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); margin: 2rem auto; max-width: 1200px; padding: 0 1rem; }
+body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); margin: 2rem auto; max-width: 1200px;
+padding: 0 1rem; }
 h1 { font-size: 1.3rem; margin: 0 0 .3rem; } p { margin: .2rem 0; } .note { border-left: 4px solid #e69f00;
 padding: .2rem .6rem; background: #fdf6e3; } .bar { display: flex; height: 22px; margin: .8rem 0 .2rem;
 border-radius: 4px; overflow: hidden; } .bar span { display: block; min-width: 2px; }
@@ -52,11 +54,10 @@ def render(report: Report) -> str:
     dtypes = sorted({_dtype(d) for d in decisions}, key=lambda name: (name != report.dtype.name, name))
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
     title = f"autocast of {html.escape(report.function)} to {report.dtype}"
-    head, *_ = str(report).split("\n", 1)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body><h1>{title}</h1>'
-        f"<p>{html.escape(head.partition(': ')[2])}</p>{notes}{_bar(report)}"
+        f"<p>{html.escape(report.summary())}</p>{notes}{_bar(report)}"
         f"<form>{_boxes('dtype', dtypes)}{_boxes('category', categories)}"
         '<input type="search" id="words" placeholder="name, reason, path, file" aria-label="search"></form>'
         '<p id="shown"></p><table><thead><tr><th>operation</th><th>category</th><th>dtype</th><th>why</th>'
@@ -64,6 +65,13 @@ def render(report: Report) -> str:
         f"{''.join(_row(d, report.dtype.name) for d in decisions)}</tbody></table>"
         f"<script>{_SCRIPT}</script></body></html>\n"
     )
+
+
+def short_source(source: str) -> str:
+    """A source line with its file relative to the working directory or to where packages are installed."""
+    for start in (f"{os.getcwd()}{os.sep}", "site-packages/", "dist-packages/"):
+        source = source.rpartition(start)[2]
+    return source
 
 
 def _dtype(decision: Decision) -> str:
@@ -109,7 +117,9 @@ def _row(decision: Decision, half: str) -> str:
         f'<td class="op" title="{html.escape(types)}">{html.escape(decision.primitive)}</td>',
         f"<td>{_chip(decision.category)}</td><td>{dtype}</td>",
         f'<td title="{html.escape(types)}">{html.escape(decision.reason)}</td>',
-        f'<td class="path">{html.escape(decision.path)}</td><td class="source">{html.escape(decision.source)}</td>',
+        f'<td class="path">{html.escape(decision.path)}</td>',
+        f'<td class="source">{html.escape(short_source(decision.source))}</td>',
     ]
     title = html.escape(f"{decision.primitive}: {decision.reason}")
-    return f'<tr class="{shade}" title="{title}" data-category="{decision.category}" data-dtype="{dtype}">{"".join(cells)}</tr>'
+    data = f'data-category="{decision.category}" data-dtype="{dtype}"'
+    return f'<tr class="{shade}" title="{title}" {data}>{"".join(cells)}</tr>'

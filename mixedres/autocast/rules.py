@@ -34,9 +34,9 @@ ALLOW = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")
 DENY_RANGE = _names("""
     exp exp2 expm1 log log1p log2 pow erf_inv lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad
     zeta bessel_i0e bessel_i1e regularized_incomplete_beta sinh cosh tan asin acos asinh acosh atanh cumprod
-    cumlogsumexp reduce_prod nextafter fft cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu lu_pivots_to_permutation
-    triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve linear_solve
-    custom_linear_solve
+    cumlogsumexp reduce_prod nextafter fft cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu
+    lu_pivots_to_permutation triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve
+    linear_solve custom_linear_solve
 """)
 # Sums and squares: they must be computed in float32, but what is made of them (a normalised activation) fits half.
 DENY_SUMS = _names("""

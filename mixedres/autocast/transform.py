@@ -13,7 +13,8 @@ import numpy as np
 
 from mixedres.autocast.coloring import color
 from mixedres.autocast.evaluate import run
-from mixedres.autocast.graph import Graph, build
+from mixedres.autocast.flatten import build
+from mixedres.autocast.graph import Graph
 from mixedres.autocast.rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
