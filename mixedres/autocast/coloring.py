@@ -9,7 +9,6 @@ only where no value is rounded that was not: TensorFlow's last pass may round on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +16,13 @@ from jax import lax
 from jax.extend.core import Literal
 
 from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, reach
+from mixedres.autocast.rules import BROADCASTING, COPIES
 from mixedres.autocast.spreading import spread
 
 # A float16 counter stops at 2048: the derivative of a maximum counts how many elements attain it.
 LONGEST_FLOAT16_COUNT = 2048
 # Ops that add to a running value, by which a small update would be lost in half.
+SPREADING = (*BROADCASTING, *COPIES)
 ADDITIONS = ("add", "add_any", "sub")
 
 
@@ -35,10 +36,11 @@ def color(graph: Graph) -> None:
         return
     products = {*allowed, *(node for node in nodes if node.program)}
     after = products | reach(products, Node.consumers, lambda node: True)
-    pinned = _pinned(nodes, graph.dtype, after)
+    additions, running = _running_values(nodes, after)
+    pinned = _pinned(nodes, graph.dtype, additions)
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
-    spread(nodes, graph.dtype, after, pinned)
+    spread(nodes, graph.dtype, after - running, pinned)
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
@@ -86,22 +88,40 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
                     queue.append((follower, words))
 
 
-def _pinned(nodes: list[Node], dtype: np.dtype, after: set[Node]) -> dict[Node, str]:
+def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
     """Infer and clear nodes that stay in float32 although nothing before them is unsafe, with the reason."""
-    pinned: dict[Node, str] = {}
-    for node in _running_values(nodes, after):
-        pinned[node] = "adds to a running float32 value: in half, small updates would be lost"
+    pinned = dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
     for node in nodes:
         if dtype == jnp.float16 and node.primitive in ("reduce_max", "reduce_min"):
             before, left = node.eqn.invars[0].aval, node.eqn.outvars[0].aval
             if math.prod(before.shape) > LONGEST_FLOAT16_COUNT * math.prod(left.shape):
                 pinned[node] = "its derivative counts equal elements, and float16 counts to 2048"
+        if node.category in ("infer", "clear") and len(node.outs) == 1 and _only_broadcast(node):
+            pinned[node] = "read by broadcasting alone: its gradient is a sum"
         if any(value.returned for value in node.outs):
             pinned.update({last: "its result is returned" for last in _last_infer(node)})
         if node.category == "merge":
             for source in node.producers():
                 pinned.update({last: "its result is loop state or a result of cond" for last in _last_infer(source)})
     return pinned
+
+
+def _only_broadcast(node: Node) -> bool:
+    """Whether every reader, through clear ops, spreads the result over a larger array: a bias, a gate per channel."""
+
+    def spreads(reader: Node) -> bool:
+        if reader.category not in ("infer", "clear") or len(reader.outs) != 1:
+            return False
+        if reader.primitive in SPREADING and _size(reader) > _size(node):
+            return True
+        return reader.category == "clear" and _only_broadcast(reader)
+
+    readers = list(node.consumers())
+    return bool(readers) and all(spreads(reader) for reader in readers)
+
+
+def _size(node: Node) -> int:
+    return math.prod(node.eqn.outvars[0].aval.shape)
 
 
 def _last_infer(node: Node) -> set[Node]:
@@ -113,34 +133,39 @@ def _last_infer(node: Node) -> set[Node]:
     return {source for source in sources if source.category == "infer"}
 
 
-def _running_values(nodes: list[Node], after: set[Node]) -> Iterable[Node]:
-    """Additions to a value that came from outside, of the same shape: parameters, moments, states of unrolled loops."""
-    running: set[Value] = set()
+def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set[Node]]:
+    """(additions to a value from outside, all nodes that hand such a running value on).
 
-    def is_running(atom: object, value: Value, shape: tuple[int, ...]) -> bool:
-        if isinstance(atom, Literal) or not value.is_f32 or value.constant is not None or atom.aval.shape != shape:
+    Parameters, moments, states of unrolled loops: a small update would be lost by rounding what it is added to. A value
+    runs if it is the sum of something of its shape that no allow op has touched, or of a running one; multiplying by a
+    number, clipping, selecting, reshaping keep it running.
+    """
+    additions: set[Node] = set()
+    running: set[Node] = set()
+
+    def runs(atom: object, value: Value, shape: tuple[int, ...]) -> bool:
+        if isinstance(atom, Literal) or not value.is_f32 or atom.aval.shape != shape:
             return False
-        return value in running or value.producer is None or value.producer not in after
+        if value.constant is not None and value.constant.size == 1:
+            return False
+        return value.producer is None or value.producer in running or value.producer not in after
 
     for node in nodes:
-        if node.eqn is None or len(node.outs) != 1 or node not in after:
+        if node.eqn is None or len(node.outs) != 1 or node not in after or _size(node) == 1:
             continue
         shape = node.eqn.outvars[0].aval.shape
-        if math.prod(shape) == 1:
-            continue
-        operands = zip(node.eqn.invars, node.ins, strict=True)
-        if node.primitive in ADDITIONS and any(is_running(atom, value, shape) for atom, value in operands):
-            running.add(node.outs[0])
-            yield node
-        elif _scales(node) and any(value in running for value in node.ins):
-            running.add(node.outs[0])
+        if node.primitive in ADDITIONS:
+            if any(runs(atom, value, shape) for atom, value in zip(node.eqn.invars, node.ins, strict=True)):
+                additions.add(node)
+                running.add(node)
+        elif (node.category == "clear" or _scales(node)) and any(value.producer in running for value in node.ins):
+            running.add(node)
+    return additions, running
 
 
 def _scales(node: Node) -> bool:
-    """Whether a node only multiplies by a number, or moves or renames its operand."""
-    if node.primitive in ("mul", "div"):
-        return sum(math.prod(atom.aval.shape) > 1 for atom in node.eqn.invars) == 1
-    return node.primitive in ("reshape", "transpose", "neg", "squeeze", "copy", "convert_element_type")
+    """Whether a node multiplies an array by a number."""
+    return node.primitive in ("mul", "div") and sum(math.prod(atom.aval.shape) > 1 for atom in node.eqn.invars) == 1
 
 
 def _infer_between(nodes: list[Node], allowed: list[Node], pinned: dict[Node, str]) -> None:

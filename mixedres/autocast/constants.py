@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -10,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-# Larger constants are not looked at: what they hold is data.
+# Larger ones are not looked at for small numbers: data have some, and lose little by them.
 SMALL = 16
 # Operations that only reshape, move or convert one number.
 _KEEP = ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast")
 
 
-def known(aval: Any, const: Any) -> np.ndarray | None:
-    """The number of a literal or a small constant of the host; None for arrays on a device: they are not fetched."""
-    if isinstance(const, jax.Array) or math.prod(getattr(aval, "shape", (0,))) > SMALL:
+def known(const: Any) -> np.ndarray | None:
+    """The numbers of a literal or a constant of the host, and of one element of a device; None for other arrays."""
+    if isinstance(const, jax.core.Tracer) or (not hasattr(const, "dtype") and not np.isscalar(const)):
         return None
+    if isinstance(const, jax.Array) and (const.size != 1 or not const.is_fully_addressable):
+        return None  # fetching it would wait for the device
     try:
         return np.asarray(const)
     except (TypeError, ValueError):
@@ -43,4 +44,5 @@ def out_of_range(constant: np.ndarray, dtype: np.dtype) -> bool:
         return False
     limits = jnp.finfo(dtype)
     size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
-    return bool(np.any((size > float(limits.max)) | (size < float(limits.smallest_normal))))
+    underflows = constant.size <= SMALL and np.any(size < float(limits.smallest_normal))
+    return bool(underflows or np.any(size > float(limits.max)))

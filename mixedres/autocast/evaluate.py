@@ -18,10 +18,7 @@ from jax.extend.core import JaxprEqn, Literal
 from mixedres.autocast import calls, compat, custom_rules
 from mixedres.autocast.cells import Cell, cast, cells, is_f32, plain
 from mixedres.autocast.graph import Graph, Node, Path
-
-# Their derivative is a sum over the copies: they read float32, and the result is cast, so that it is summed in float32.
-COPIES = ("gather", "broadcast_in_dim", "broadcast_to")
-BROADCASTING = ("add", "sub", "mul", "div", "rem", "atan2", "max", "min", "clamp")
+from mixedres.autocast.rules import BROADCASTING, COPIES
 
 
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:

@@ -166,8 +166,8 @@ def _notes(graph: Graph) -> Iterator[str]:
     nodes = list(_all_nodes(graph))
     products = [node for node in nodes if node.category == "allow"]
     kept = [node for node in products if not node.half and node.reason]
-    if not products:
-        yield "no operation of the allow list: the function is left as it is"
+    if not any(node.half or node.reason for node in products):
+        yield "no operation of the allow list has float32 operands: the function is left as it is"
     for reason, count in collections.Counter(node.reason for node in kept).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"

@@ -24,13 +24,11 @@ class _Builder:
     def jaxpr(self, jaxpr: Any, path: Path, scope: str, args: list[Value]) -> list[Value]:
         """Adds a body whose arguments are the values `args`; its results."""
         inner, consts = compat.opened(jaxpr)
-        env = {
-            v: Value(v.aval, constant=known(v.aval, const)) for v, const in zip(inner.constvars, consts, strict=True)
-        }
+        env = {v: Value(v.aval, constant=known(const)) for v, const in zip(inner.constvars, consts, strict=True)}
         env.update(zip(inner.invars, args, strict=True))
 
         def read(atom: Any) -> Value:
-            return Value(atom.aval, constant=known(atom.aval, atom.val)) if isinstance(atom, Literal) else env[atom]
+            return Value(atom.aval, constant=known(atom.val)) if isinstance(atom, Literal) else env[atom]
 
         for index, eqn in enumerate(inner.eqns):
             here = (*path, index)

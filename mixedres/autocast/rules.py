@@ -60,6 +60,11 @@ CLEAR = _names("""
     pmin real zeros_like
 """)
 
+# Ops of two operands, one of which may be smaller than the result, and ops that repeat elements of their operand. The
+# gradient of what is repeated is a sum: it is read in float32, so that it is summed in float32.
+BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
+COPIES = _names("gather broadcast_in_dim broadcast_to")
+
 # Recursed into, never coloured as a whole. The simple ones evaluate one body on their operands.
 SIMPLE_CALLS = _names("jit pjit closed_call core_call call eval_jaxpr remat2 checkpoint shard_map")
 STRUCTURE = SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
@@ -184,14 +189,13 @@ def _checked(category: str, names: Iterable[Any]) -> frozenset[str]:
     known = known_primitives()
     checked = set()
     for name in names:
-        if isinstance(name, Primitive | OwnName):
-            checked.add(OwnName(getattr(name, "name", name)))
-            continue
+        if isinstance(name, Primitive):
+            name = OwnName(name.name)
         if not isinstance(name, str):
             raise TypeError(f"the {category} list must hold names of primitives, got {name!r}")
         if name in STRUCTURE:
             raise ValueError(f"{name!r} is a call: what is inside is coloured, so it can be on no list")
-        if name not in known:
+        if name not in known and not isinstance(name, OwnName):
             raise ValueError(
                 f"{name!r}, on the {category} list, is no primitive of JAX; jax.make_jaxpr(fn)(*args) shows names"
             )

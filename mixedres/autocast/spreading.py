@@ -11,8 +11,15 @@ STEPS = ("floor", "ceil", "round", "sign")
 SELECTS_BY_VALUE = ("sort", "top_k", "approx_top_k", "select_and_gather_add")
 
 
-def spread(nodes: list[Node], dtype: np.dtype, after: set[Node], pinned: dict[Node, str]) -> None:
-    """Makes clear ops half where that rounds nothing anew, and sums of half branches, until nothing changes."""
+def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
+    """Makes clear ops half where that rounds nothing anew, and sums of half branches, until nothing changes.
+
+    Args:
+      nodes: those on float32, coloured so far.
+      dtype: the half dtype.
+      storable: nodes that an allow op comes before, and that hold no running value: they may be rounded once more.
+      pinned: nodes that stay in float32, with the reason.
+    """
     clear = [node for node in nodes if node.category == "clear"]
     for node in clear:
         if not node.taint:
@@ -28,7 +35,7 @@ def spread(nodes: list[Node], dtype: np.dtype, after: set[Node], pinned: dict[No
             for node in order:
                 if node.half:
                     continue
-                reason = _clear_reason(node, dtype, after) if node.category == "clear" else _sum_reason(node)
+                reason = _clear_reason(node, dtype, storable) if node.category == "clear" else _sum_reason(node)
                 if reason:
                     node.half, node.reason, changed = True, reason, True
 
@@ -56,7 +63,7 @@ def _sum_reason(node: Node) -> str:
     )
 
 
-def _clear_reason(node: Node, dtype: np.dtype, after: set[Node]) -> str:
+def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
     """Why a clear node may be half now; '' if it may not."""
     if _exact_in_half(node, dtype):
         return "clear, all its inputs are half"
@@ -66,7 +73,7 @@ def _clear_reason(node: Node, dtype: np.dtype, after: set[Node]) -> str:
         return ""
     if _all_consumers_half(node, dtype):
         return "clear, only half ops read it"
-    if node.taint != RANGE and node in after and any(c.half for c in node.consumers()) and _only_safe_readers(node):
+    if node.taint != RANGE and node in storable and any(c.half for c in node.consumers()) and _only_safe_readers(node):
         return "clear, stored in half for the allow op that reads it"
     return ""
 

@@ -1,0 +1,249 @@
+"""The rules of the colouring, each on a graph small enough to be written down."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mixedres.autocast import autocast, explain
+from tests.autocast.graphs import colors
+
+X = jax.random.uniform(jax.random.key(0), (4, 4), minval=0.5, maxval=1.5)
+W = jax.random.normal(jax.random.key(1), (4, 4))
+
+
+def dot(x):
+    return lax.dot(x, W)
+
+
+def chain(*functions):
+    """The functions one after the other."""
+
+    def run(x):
+        for function in functions:
+            x = function(x)
+        return x
+
+    return run
+
+
+def unlisted(x):
+    return lax.reduce_precision(x, 8, 23)  # float32 itself: a barrier that changes no number
+
+
+def relu(x):
+    return lax.max(x, 0.0)
+
+
+CHAINS = {
+    # Infer ops need an allow op before and after them.
+    "allow infer allow": ((dot, lax.tanh, dot), "dot f16, tanh f16, dot f16"),
+    "allow infer infer allow": ((dot, lax.tanh, lax.sin, dot), "dot f16, tanh f16, sin f16, dot f16"),
+    "allow infer output": ((dot, lax.tanh), "dot f16, tanh f32"),
+    "infer allow": ((lax.tanh, dot), "tanh f32, dot f16"),
+    "allow infer clear infer allow": (
+        (dot, lax.tanh, lax.neg, lax.sin, dot),
+        "dot f16, tanh f16, neg f16, sin f16, dot f16",
+    ),
+    # What is unsafe stays unsafe through infer and clear ops, until a product.
+    "deny chain": (
+        (lax.exp, lax.tanh, lax.neg, lax.sin, lax.neg, dot, lax.tanh),
+        "exp f32, tanh f32, neg f32, sin f32, neg f16, dot f16, tanh f32",
+    ),
+    "deny stops at allow": ((lax.exp, dot, lax.tanh, dot), "exp f32, dot f16, tanh f16, dot f16"),
+    "deny between": ((dot, lax.tanh, lax.exp, lax.sin, dot), "dot f16, tanh f32, exp f32, sin f32, dot f16"),
+    "deny clear infer": ((dot, lax.exp, lax.neg, lax.tanh, dot), "dot f16, exp f32, neg f32, tanh f32, dot f16"),
+    "deny clear clear allow": ((dot, lax.exp, lax.neg, lax.abs, dot), "dot f16, exp f32, neg f16, abs f16, dot f16"),
+    # An op on no list stops everything.
+    "unlisted infer": ((dot, unlisted, lax.tanh, dot), "dot f16, reduce_precision f32, tanh f32, dot f16"),
+    "infer unlisted": ((dot, lax.tanh, unlisted, dot), "dot f16, tanh f32, reduce_precision f32, dot f16"),
+    "deny unlisted": (
+        (lax.exp, unlisted, dot, lax.tanh, dot),
+        "exp f32, reduce_precision f32, dot f16, tanh f16, dot f16",
+    ),
+    # Clear ops follow: half operands are exact, and half readers round the same.
+    "allow clear output": ((dot, relu, lax.neg), "dot f16, max f16, neg f16"),
+    "allow clear deny": ((dot, relu, lax.exp), "dot f16, max f16, exp f32"),
+    "clear allow": ((relu, lax.neg, dot), "max f16, neg f16, dot f16"),
+    "clear infer allow": ((relu, lax.tanh, dot), "max f32, tanh f32, dot f16"),
+    "allow infer clear output": ((dot, lax.tanh, lax.neg), "dot f16, tanh f32, neg f32"),
+    # Without a product nothing changes.
+    "no allow": ((lax.tanh, lax.neg, lax.exp), "tanh f32, neg f32, exp f32"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chain(name):
+    functions, expected = CHAINS[name]
+    assert colors(chain(*functions), X) == expected
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chain_through_jit_has_the_same_colors(name):
+    functions, expected = CHAINS[name]
+    assert colors(jax.jit(chain(*(jax.jit(chain(function)) for function in functions))), X) == expected
+
+
+def test_softmax_between_products_is_float32():
+    def attention(x):
+        scores = dot(x)
+        return dot(jax.nn.softmax(scores))
+
+    found = {d.primitive: str(d.dtype) for d in explain(attention)(X).decisions}
+    assert {found[name] for name in ("exp", "reduce_sum", "div")} == {"float32"}
+    np.testing.assert_allclose(autocast(attention)(X), attention(X), atol=5e-3)
+
+
+def test_a_reason_is_given_for_every_operation():
+    for functions, _ in CHAINS.values():
+        for decision in explain(chain(*functions))(X).decisions:
+            assert decision.reason, decision
+
+
+def test_a_clear_op_shared_with_a_deny_op_is_not_rounded():
+    """TensorFlow's last pass makes the transpose half because a product reads it, and rounds what log reads."""
+
+    def shared(x):
+        turned = lax.transpose(x, (1, 0))
+        return lax.log(turned), dot(turned)
+
+    assert colors(shared, X) == "transpose f32, log f32, dot f16"
+    logs, product = autocast(shared)(X)
+    np.testing.assert_array_equal(logs, shared(X)[0])
+    assert not np.array_equal(product, shared(X)[1])
+
+
+def test_a_clear_op_whose_result_is_returned_is_not_rounded():
+    def returned(x):
+        turned = lax.transpose(x, (1, 0))
+        return turned, dot(turned)
+
+    assert colors(returned, X) == "transpose f32, dot f16"
+    np.testing.assert_array_equal(autocast(returned)(X)[0], X.T)
+
+
+def test_a_clear_op_with_one_float32_operand_is_not_rounded():
+    # One operand is half, the other would be rounded before exp reads it.
+    assert colors(lambda x: lax.exp(lax.max(dot(x), x)), X) == "dot f16, max f32, exp f32"
+    assert colors(lambda x: dot(lax.max(dot(x), x)), X) == "dot f16, max f16, dot f16"
+
+
+@pytest.mark.parametrize(("constant", "color"), [(0.5, "f16"), (0.1, "f32")])
+def test_a_clear_op_with_a_constant_is_exact_only_if_the_constant_is(constant, color):
+    # 0.1 is not a half number: the maximum of half numbers and 0.1 would change.
+    assert colors(lambda x: lax.exp(lax.max(dot(x), constant)), X) == f"dot f16, max {color}, exp f32"
+
+
+def test_after_a_norm_the_activation_is_stored_in_half():
+    kernel = jnp.ones((3, 3, 2, 2))
+
+    def conv(x):
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def block(x):
+        y = conv(x)
+        centered = y - jnp.mean(y, (0, 1, 2), keepdims=True)
+        variance = jnp.mean(centered * centered, (0, 1, 2), keepdims=True)
+        y = lax.max(centered * lax.rsqrt(variance + 1e-3), 0.0)
+        return lax.sin(conv(y) + y)  # the residual addition reads the same activation
+
+    decisions = explain(block)(jnp.ones((2, 4, 4, 2))).decisions
+    by_name = {}
+    for decision in decisions:
+        by_name.setdefault(decision.primitive, []).append(decision)
+    (activation,) = by_name["max"]
+    assert (str(activation.dtype), activation.reason) == (
+        "float16",
+        "clear, stored in half for the allow op that reads it",
+    )
+    for name in ("reduce_sum", "rsqrt"):
+        assert {str(d.dtype) for d in by_name[name]} == {"float32"}
+
+
+def test_after_an_exponential_a_shared_activation_is_not_stored_in_half():
+    def block(x):
+        y = relu(lax.exp(dot(x)))
+        return lax.sin(dot(y) + y)
+
+    assert colors(block, X) == "dot f16, exp f32, max f32, dot f16, add f32, sin f32"
+
+
+@pytest.mark.parametrize("step", [lax.floor, lax.ceil, lax.round, lax.sign])
+def test_steps_are_never_rounded_early(step):
+    # 2.9999 is 3 in half, and so would be its floor.
+    name = step.__name__
+    assert colors(chain(step, dot), X) == f"{name} f32, dot f16"
+    assert colors(chain(dot, step, dot), X) == f"dot f16, {name} f16, dot f16"
+    x = jnp.array([[2.9999, 3.0001, -1e-9, 1e-9]] * 4)
+    small = chain(step, lambda x: lax.dot(x, jnp.eye(4)))
+    np.testing.assert_array_equal(autocast(small)(x), small(x))
+
+
+def test_a_sort_that_moves_others_is_not_rounded_early():
+    def sorted_with_indices(x):
+        _, indices = lax.sort((x, lax.broadcasted_iota(jnp.int32, (4, 4), 1)), num_keys=1)
+        return dot(lax.convert_element_type(indices, jnp.float32))
+
+    def both(x):
+        values, indices = lax.sort((x, lax.broadcasted_iota(jnp.int32, (4, 4), 1)), num_keys=1)
+        return dot(values), indices
+
+    x = jnp.array([[1.00003, 1.00002, 1.00001, 1.0]] * 4)  # all 1 in half
+    np.testing.assert_array_equal(autocast(both)(x)[1], [[3, 2, 1, 0]] * 4)
+    assert "sort f32" in colors(both, X)
+    assert "sort f32" in colors(sorted_with_indices, X)
+    assert colors(chain(lax.sort, dot), X) == "sort f16, dot f16"
+
+
+@pytest.mark.parametrize("dtype, color", [(jnp.float16, "f32"), (jnp.bfloat16, "bf16")])
+@pytest.mark.parametrize("constant", [1e-8, np.float32(1e-8), 70000.0, -1e30])
+def test_constants_outside_of_the_range(constant, dtype, color):
+    def shifted(x):
+        return dot(dot(x) + constant)
+
+    half = "f16" if dtype == jnp.float16 else "bf16"
+    assert colors(shifted, X, dtype=dtype) == f"dot {half}, add {color}, dot {half}"
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0, 1e-3, 65504.0, jnp.inf, -jnp.inf])
+def test_constants_inside_of_the_range(constant):
+    assert colors(lambda x: dot(dot(x) + constant), X) == "dot f16, add f16, dot f16"
+
+
+def test_a_mask_constant_is_found_inside_jit():
+    mask = np.eye(4, dtype=bool)
+
+    def masked(x):
+        return dot(jnp.where(mask, dot(x), -1e30))
+
+    assert "select_n f32" in colors(masked, X)
+    # A row that is masked everywhere has a softmax: in half it would be -inf - -inf.
+    attention = autocast(lambda x: dot(jax.nn.softmax(jnp.where(jnp.zeros((4, 4), bool), dot(x), -1e30))))
+    np.testing.assert_allclose(attention(X), W.mean(0, keepdims=True).repeat(4, 0), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "dot f16, tanh f16, max f16, dot f16, max f16, neg f16"),
+        ({"level": "default"}, "dot f16, tanh f16, max f16, dot f16, max f16, neg f16"),
+        ({"level": "allow_only"}, "dot f16, tanh f32, max f32, dot f16, max f32, neg f32"),
+        ({"level": "infer_as_deny"}, "dot f16, tanh f32, max f16, dot f16, max f16, neg f16"),
+        ({"lists": {"deny": {"tanh"}}}, "dot f16, tanh f32, max f16, dot f16, max f16, neg f16"),
+        ({"lists": {"unlisted": {"max"}}}, "dot f16, tanh f32, max f32, dot f16, max f32, neg f32"),
+        ({"lists": {"unlisted": {"dot_general"}}}, "dot f32, tanh f32, max f32, dot f32, max f32, neg f32"),
+    ],
+)
+def test_options_change_the_colors(options, expected):
+    fn = chain(dot, lax.tanh, relu, dot, relu, lax.neg)
+    assert colors(fn, X, **options) == expected
+    np.testing.assert_allclose(autocast(fn, **options)(X), fn(X), rtol=1e-2, atol=1e-2)
+
+
+def test_bfloat16_may_square_between_products():
+    def squared(x):
+        return dot(lax.square(dot(x)))
+
+    assert colors(squared, X) == "dot f16, square f32, dot f16"
+    assert colors(squared, X, dtype=jnp.bfloat16) == "dot bf16, square bf16, dot bf16"

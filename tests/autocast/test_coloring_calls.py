@@ -1,0 +1,198 @@
+"""Colours across loops, branches and calls, at the borders of a program, and of values that are no float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mixedres.autocast import autocast, explain
+from tests.autocast.graphs import SHORT, colors, conversions, equations
+
+X = jax.random.uniform(jax.random.key(0), (4, 4), minval=0.5, maxval=1.5)
+W = jax.random.normal(jax.random.key(1), (4, 4)) * 0.5
+
+
+def dot(x):
+    return lax.dot(x, W)
+
+
+def results_of(primitive, fn, *args):
+    """The dtypes of the results of the only equation of `primitive` in the rewritten program."""
+    (eqn,) = [eqn for eqn in equations(explain(fn)(*args).jaxpr) if eqn.primitive.name == primitive]
+    return [SHORT.get(str(var.aval.dtype), str(var.aval.dtype)) for var in eqn.outvars]
+
+
+def test_a_carry_is_float32():
+    def loop(x):
+        return lax.scan(lambda c, _: (lax.tanh(dot(c)), None), x, None, length=3)[0]
+
+    assert colors(loop, X) == "dot f16, tanh f32"
+    assert results_of("scan", loop, X) == ["f32"]
+
+
+def test_a_scan_of_two_colors():
+    def loop(x):
+        carry, ys = lax.scan(lambda c, y: (c + lax.tanh(dot(y)), lax.sin(dot(y))), x, jnp.stack([x, x]))
+        return carry, dot(ys[0])
+
+    assert results_of("scan", loop, X) == ["f32", "f16"]
+    found = {d.primitive: SHORT[str(d.dtype)] for d in explain(loop)(X).decisions}
+    assert [found[name] for name in ("tanh", "add", "sin")] == ["f32", "f32", "f16"]
+
+
+def test_a_carry_keeps_small_updates():
+    # 1 + n/4096 in half: every single step would be lost, and a gate between two products would be rounded.
+    def loop(x):
+        return lax.scan(lambda c, _: (c + lax.dot(x, x) / 4096 + 0 * dot(c), None), x, None, length=32)[0]
+
+    np.testing.assert_allclose(autocast(loop)(jnp.eye(4)), jnp.eye(4) * (1 + 32 / 4096), rtol=1e-6)
+
+
+def test_a_while_loop_keeps_its_state_in_float32():
+    def loop(x):
+        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, lax.tanh(dot(s[1]))), (0, x))[1]
+
+    assert colors(loop, X) == "lt none, add none, dot f16, tanh f32"
+    assert results_of("while", loop, X) == ["int32", "f32"]
+
+
+def test_the_results_of_cond_are_float32():
+    def branches(x):
+        return dot(lax.cond(x[0, 0] > 0, lambda x: lax.tanh(dot(x)), dot, x))
+
+    assert results_of("cond", branches, X) == ["f32"]
+    found = [(d.primitive, SHORT[str(d.dtype)]) for d in explain(branches)(X).decisions]
+    # In the order of the branches: the false one is a product, the true one a product and a tanh.
+    expected = [("dot_general", "f16"), ("dot_general", "f16"), ("tanh", "f32"), ("dot_general", "f16")]
+    assert [item for item in found if item[0] in ("dot_general", "tanh")] == expected
+
+
+def test_one_body_called_twice_has_two_colorings():
+    activation = jax.jit(lax.tanh)
+
+    def twice(x):
+        return activation(dot(activation(dot(x))))
+
+    assert colors(twice, X) == "dot f16, tanh f16, dot f16, tanh f32"
+    np.testing.assert_allclose(autocast(twice)(X), twice(X), atol=5e-3)
+
+
+def test_the_residuals_of_a_checkpoint_are_half():
+    def block(x):
+        return lax.sin(dot(jax.checkpoint(lambda x: dot(lax.sin(x)))(dot(x))))
+
+    assert colors(block, X) == "dot f16, sin f16, dot f16, dot f16, sin f32"
+    (eqn,) = [e for e in equations(explain(block)(X).jaxpr) if e.primitive.name in ("remat2", "checkpoint", "remat")]
+    assert {SHORT[str(v.aval.dtype)] for v in eqn.outvars} == {"f16"}
+
+
+def test_an_argument_that_is_returned_keeps_its_bits():
+    x = jnp.nextafter(X, 2.0)
+    same, negative, _ = autocast(lambda x: (x, -x, dot(x)))(x)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_array_equal(negative, -x)
+
+
+def test_a_result_that_is_also_used_keeps_its_dtype():
+    first, _ = autocast(lambda x: (dot(x), dot(dot(x))))(X)
+    assert first.dtype == jnp.float32
+    np.testing.assert_array_equal(first, lax.dot(X.astype(jnp.float16), W.astype(jnp.float16)).astype(jnp.float32))
+
+
+def test_a_conversion_to_half_reuses_the_half_value():
+    def converted(x):
+        return dot(x).astype(jnp.float16)
+
+    report = explain(converted)(X)
+    assert (report.casts_down, report.casts_up) == (2, 0)  # the two operands
+    np.testing.assert_array_equal(autocast(converted)(X), lax.dot(X.astype(jnp.float16), W.astype(jnp.float16)))
+
+
+def test_a_product_reads_the_half_value_that_was_converted():
+    report = explain(lambda x: dot(x.astype(jnp.float32)))(X.astype(jnp.float16))
+    assert report.casts_down == 1  # the weight alone
+
+
+def test_a_conversion_to_the_other_half_type():
+    def through(x):
+        return dot(x.astype(jnp.bfloat16).astype(jnp.float32))
+
+    np.testing.assert_allclose(autocast(through)(X), through(X), rtol=5e-3, atol=5e-3)
+    np.testing.assert_allclose(autocast(through, jnp.bfloat16)(X), through(X), rtol=3e-2, atol=3e-2)
+    assert explain(through, jnp.bfloat16)(X).casts_down == 2  # the weight, and the one that was there
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_products_of_half_arguments_are_left(dtype):
+    x = X.astype(dtype)
+    square = lambda x: lax.dot(x, x)  # noqa: E731
+    for target in (jnp.float16, jnp.bfloat16):
+        assert colors(square, x, dtype=target) == f"dot {SHORT[dtype.dtype.name]}"
+        assert str(jax.make_jaxpr(autocast(square, target))(x)) == str(jax.make_jaxpr(square)(x))
+    np.testing.assert_array_equal(autocast(square)(x), square(x))
+
+
+def test_products_of_integers_are_left():
+    counts = jnp.arange(16).reshape(4, 4) + 5000
+
+    def both(x, counts):
+        return dot(x), lax.dot(counts, counts)
+
+    assert colors(both, X, counts) == "dot f16, dot none"
+    product, exact = autocast(both)(X, counts)
+    assert (product.dtype, exact.dtype) == (jnp.float32, jnp.int32)
+    np.testing.assert_array_equal(exact, lax.dot(counts, counts))
+
+
+def test_float64_is_left_and_noted():
+    with jax.enable_x64(True):
+        wide = jnp.asarray(X, jnp.float64) / 3
+
+        def both(x, wide):
+            return lax.dot(x, x), lax.dot(wide, wide), lax.exp(wide)
+
+        assert colors(both, X, wide) == "dot f16, dot f64, exp f64"
+        report = explain(both)(X, wide)
+        assert "2 operations compute in float64, which the rewrite leaves as it is" in report.notes
+        for got, expected in zip(autocast(both)(X, wide)[1:], both(X, wide)[1:], strict=True):
+            assert got.dtype == jnp.float64
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_a_product_that_asks_for_precision_is_left():
+    def precise(x):
+        return lax.dot(x, W, precision=lax.Precision.HIGHEST), lax.dot(x, W)
+
+    assert colors(precise, X) == "dot f32, dot f16"
+    np.testing.assert_array_equal(autocast(precise)(X)[0], precise(X)[0])
+    (note,) = explain(precise)(X).notes
+    assert note.startswith("1 of 2 operations of the allow list are not cast: precision=")
+
+
+def test_report_counts_conversions_and_colors():
+    report = explain(lambda x: lax.exp(dot(lax.tanh(dot(x)))))(X)
+    assert report.counts() == {("allow", "float16"): 2, ("deny", "float32"): 1, ("infer", "float16"): 1}
+    assert (report.casts_down, report.casts_up) == (3, 1)
+    assert conversions(report.jaxpr) == 4
+    assert "3 casts down, 1 up" in str(report)
+
+
+def test_a_decision_says_where_the_operation_is():
+    @jax.jit
+    def inside(x):
+        with jax.named_scope("mine"):
+            return dot(x)
+
+    (decision,) = explain(inside)(X).decisions
+    assert (decision.primitive, decision.category, decision.reason) == ("dot_general", "allow", "on the allow list")
+    assert "inside" in decision.path and "mine" in decision.path
+    assert "test_coloring_calls.py:" in decision.source and "(dot)" in decision.source
+    assert decision.in_dtypes == (jnp.float16, jnp.float16)
+    assert decision.out_dtypes == (jnp.float16,)
+
+
+def test_explain_takes_shapes():
+    shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    assert explain(dot)(shape).decisions == explain(dot)(X).decisions
+    assert explain(lambda x: dot(x) + 1)(shape).casts_down == 2

@@ -1,0 +1,300 @@
+"""Whole networks under autocast, against the same networks with casts written into their layers."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import losses, models, precision
+from mixedres.autocast import autocast, compat
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+LOSS_SCALE = 2.0**10
+# Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.
+SEEDS, MARGIN = 3, 1.1
+# Small enough for few relu masks to flip, or a batch large enough for the mean over them to settle.
+RESNETS = [("resnet18", "1.5", 32, 16, 2), ("cifar_resnet8", "2", 16, 8, SEEDS)]
+
+
+def resnet_loss(name, version, preset, half=None):
+    """(loss(params, stats, images, labels), model); the preset 'rewrite' is the float32 network under autocast."""
+    chosen = precision.get("fp32" if preset == "rewrite" else preset)
+    model = models.create(
+        name,
+        version=version,
+        num_classes=10,
+        policy=chosen.policy,
+        norm_policy=chosen.norm_policy,
+        zero_init_last=False,
+    )
+
+    def loss(params, stats, images, labels):
+        variables = {"params": params, "batch_stats": stats}
+        logits, new = model.apply(variables, images, train=True, mutable=["batch_stats"])
+        return losses.cross_entropy(logits, labels).mean() * LOSS_SCALE, new["batch_stats"]
+
+    return (autocast(loss, half or jnp.float16) if preset == "rewrite" else loss), model
+
+
+def resnet_avals(model, size=32, batch=2):
+    variables = jax.eval_shape(
+        functools.partial(model.init, train=False), jax.random.key(0), jnp.zeros((batch, size, size, 3))
+    )
+    images, labels = jax.ShapeDtypeStruct((batch, size, size, 3), "float32"), jax.ShapeDtypeStruct((batch,), "int32")
+    return variables["params"], variables["batch_stats"], images, labels
+
+
+def products(jaxpr):
+    return [e for e in compat.equations(jaxpr) if e.primitive.name in PRODUCTS]
+
+
+def assert_all_products_half(jaxpr, dtype=jnp.float16):
+    found = products(jaxpr)
+    assert found
+    assert all(atom.aval.dtype == dtype for e in found for atom in e.invars)
+
+
+def half_sums(jaxpr):
+    sums = ("reduce_sum", "cumsum", "reduce_window_sum")
+    return [e for e in compat.equations(jaxpr) if e.primitive.name in sums and e.invars[0].aval.dtype != jnp.float32]
+
+
+def converts(jaxpr, half=jnp.float16):
+    pairs = ((jnp.float32, half), (half, jnp.float32))
+    eqns = (e for e in compat.equations(jaxpr) if e.primitive.name == "convert_element_type")
+    return sum((e.invars[0].aval.dtype, e.params["new_dtype"]) in pairs for e in eqns)
+
+
+def residual_bytes(loss, args):
+    """Bytes that the backward pass keeps of what the forward pass computed, by dtype."""
+    params, *rest = args
+    vjp = jax.make_jaxpr(lambda p, *rest: jax.vjp(lambda p: loss(p, *rest)[0], p)[1])(params, *rest)
+    inner, _ = compat.opened(vjp)
+    kept = {id(v): v.aval for v in inner.outvars if v not in inner.invars and not hasattr(v, "val")}
+    total = {}
+    for aval in kept.values():
+        total[str(aval.dtype)] = total.get(str(aval.dtype), 0) + aval.size * aval.dtype.itemsize
+    return total
+
+
+def distance(got, want):
+    """The relative L2 distance over all leaves."""
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    assert all(g.dtype == w.dtype == jnp.float32 for g, w in pairs)
+    flat = [np.concatenate([np.ravel(pair[i]).astype(np.float64) for pair in pairs]) for i in (0, 1)]
+    assert np.isfinite(flat[0]).all()
+    return float(np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1]))
+
+
+# ResNets
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    """The jaxprs of loss and gradient of ResNet-50 v1.5, and the residuals: nothing is executed."""
+    found = {}
+    for preset in ("fp16", "rewrite"):
+        loss, model = resnet_loss("resnet50", "1.5", preset)
+        args = resnet_avals(model)
+        grad = jax.make_jaxpr(jax.value_and_grad(loss, has_aux=True))(*args)
+        found[preset] = grad, residual_bytes(loss, args)
+    return found
+
+
+def test_resnet50_has_no_more_casts_than_casting_layers(resnet50):
+    rewritten, casting = resnet50["rewrite"][0], resnet50["fp16"][0]
+    assert 0 < converts(rewritten) <= converts(casting)
+    # The same arithmetic: the rewrite adds and removes no product.
+    assert len(products(rewritten)) == len(products(casting)) == 161
+    assert_all_products_half(rewritten)
+
+
+def test_resnet50_keeps_no_more_float32_for_the_backward_pass(resnet50):
+    rewritten, casting = resnet50["rewrite"][1], resnet50["fp16"][1]
+    assert rewritten["float32"] <= 1.05 * casting["float32"]
+    assert rewritten["float16"] <= 1.05 * casting["float16"]
+
+
+def test_resnet50_sums_and_statistics_in_float32(resnet50):
+    jaxpr, _ = resnet50["rewrite"]
+    assert not half_sums(jaxpr)
+    fine = ("rsqrt", "sqrt", "square", "integer_pow", "exp", "log")
+    eqns = [e for e in compat.equations(jaxpr) if e.primitive.name in fine]
+    assert eqns
+    assert all(atom.aval.dtype == jnp.float32 for e in eqns for atom in (*e.invars, *e.outvars))
+
+
+@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "1.5"), ("resnet50", "2")])
+def test_resnet_convolutions_read_half_activations(name, version):
+    loss, model = resnet_loss(name, version, "rewrite")
+    inner, _ = compat.opened(jax.make_jaxpr(loss)(*resnet_avals(model)))
+    made_by = {var: eqn for eqn in inner.eqns for var in eqn.outvars}
+    convolutions = [eqn for eqn in inner.eqns if eqn.primitive.name == "conv_general_dilated"]
+    makers = [made_by[eqn.invars[0]] for eqn in convolutions]
+    # The images are cast for the stem; everything else comes from a relu, or its maxima, without a cast in between.
+    assert makers[0].primitive.name == "convert_element_type"
+    assert {eqn.primitive.name for eqn in makers[1:]} <= {"custom_jvp_call", "reduce_window_max"}
+    assert all(var.aval.dtype == jnp.float16 for eqn in makers for var in eqn.outvars)
+    assert len(convolutions) == {"resnet18": 20, "resnet50": 53}[name]
+
+
+@pytest.mark.parametrize("half", [jnp.float16, jnp.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet18", "2"), ("resnet50", "2")])
+def test_resnet_products_are_half(name, version, half):
+    loss, model = resnet_loss(name, version, "rewrite", half)
+    args = resnet_avals(model)
+    jaxpr, shapes = jax.make_jaxpr(jax.grad(loss, has_aux=True), return_shape=True)(*args)
+    assert_all_products_half(jaxpr, half)
+    assert not half_sums(jaxpr)
+    assert jax.tree.map(lambda s: (s.shape, s.dtype), shapes) == jax.tree.map(lambda s: (s.shape, s.dtype), args[:2])
+
+
+@pytest.mark.parametrize("version", ["1.5", "2"])
+def test_resnet_gradient_inside_autocast(version):
+    loss, model = resnet_loss("resnet18", version, "fp32")
+    args = resnet_avals(model)
+    inside = autocast(jax.grad(loss, has_aux=True))
+    jaxpr, shapes = jax.make_jaxpr(inside, return_shape=True)(*args)
+    assert_all_products_half(jaxpr)
+    assert not half_sums(jaxpr)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(("name", "version", "size", "batch", "seeds"), RESNETS)
+def test_resnet_gradient_error(name, version, size, batch, seeds):
+    """Half precision flips relu masks, so that 10 % off is usual for both; what counts is that one is as good."""
+    _, model = resnet_loss(name, version, "fp32")
+    init = jax.jit(functools.partial(model.init, train=False))
+    grads = {p: jax.jit(jax.grad(resnet_loss(name, version, p)[0], has_aux=True)) for p in ("fp32", "fp16", "rewrite")}
+    errors = {"fp16": [], "rewrite": []}
+    for seed in range(seeds):
+        keys = jax.random.split(jax.random.key(seed))
+        images, labels = jax.random.normal(keys[0], (batch, size, size, 3)), jnp.arange(batch) % 10
+        variables = init(keys[1], images)
+        args = variables["params"], variables["batch_stats"], images, labels
+        want, want_stats = grads["fp32"](*args)
+        for preset, found in errors.items():
+            got, stats = grads[preset](*args)
+            found.append(distance(got, want))
+            assert distance(stats, want_stats) < 5e-3
+    assert np.mean(errors["rewrite"]) <= MARGIN * np.mean(errors["fp16"])
+
+
+# Networks of flax layers; `dtype` is what casting by hand is in flax.
+
+
+class Mlp(nn.Module):
+    dtype: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(3):
+            y = nn.LayerNorm(dtype=self.dtype)(x)
+            y = nn.gelu(nn.Dense(64, dtype=self.dtype)(y))
+            x = nn.Dense(32, dtype=self.dtype)(y)
+        return nn.Dense(10, dtype=self.dtype)(x)
+
+
+class Lstm(nn.Module):
+    dtype: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.RNN(nn.OptimizedLSTMCell(32, dtype=self.dtype))(x)
+        return nn.Dense(10, dtype=self.dtype)(x)
+
+
+class Block(nn.Module):
+    dtype: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        x = x + nn.MultiHeadDotProductAttention(4, dtype=self.dtype)(y)
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        return x + nn.Dense(32, dtype=self.dtype)(nn.gelu(nn.Dense(64, dtype=self.dtype)(y)))
+
+
+class Transformer(nn.Module):
+    """Two blocks, the second one recomputed in the backward pass, and one table for embedding and logits."""
+
+    dtype: object = None
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(10, 32, dtype=self.dtype)
+        x = Block(self.dtype)(embed(tokens))
+        x = nn.remat(Block)(self.dtype)(x)
+        return embed.attend(nn.LayerNorm(dtype=self.dtype)(x))
+
+
+NETWORKS = {"mlp": (Mlp, (16, 32)), "lstm": (Lstm, (4, 12, 32)), "transformer": (Transformer, (4, 12))}
+
+
+def network(name, dtype=None):
+    """(loss(params, x, labels), a function of a key that makes its arguments)."""
+    kind, shape = NETWORKS[name]
+    model = kind(dtype)
+
+    def arguments(key):
+        keys = jax.random.split(key, 3)
+        tokens = name == "transformer"
+        x = jax.random.randint(keys[0], shape, 0, 10) if tokens else jax.random.normal(keys[0], shape)
+        labels = jax.random.randint(keys[1], x.shape if tokens else x.shape[:-1], 0, 10)
+        return kind().init(keys[2], x)["params"], x, labels
+
+    def loss(params, x, labels):
+        logits = model.apply({"params": params}, x).astype(jnp.float32)
+        return losses.cross_entropy(logits.reshape(-1, 10), labels.reshape(-1)).mean() * LOSS_SCALE
+
+    return loss, arguments
+
+
+@pytest.mark.parametrize("half", [jnp.float16, jnp.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_network_products_are_half(name, half):
+    loss, arguments = network(name)
+    args = jax.eval_shape(arguments, jax.random.key(0))
+    plain = jax.make_jaxpr(jax.grad(loss))(*args)
+    inner_jit = jax.grad(autocast(jax.jit(loss), half))
+    for grad in (jax.grad(autocast(loss, half)), autocast(jax.grad(loss), half), inner_jit):
+        jaxpr, shapes = jax.make_jaxpr(grad, return_shape=True)(*args)
+        assert_all_products_half(jaxpr, half)
+        assert len(products(jaxpr)) == len(products(plain))
+        assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_network_sums_and_exponentials_in_float32(name):
+    (loss, arguments), (casting, _) = network(name), network(name, jnp.float16)
+    args = jax.eval_shape(arguments, jax.random.key(0))
+    rewritten, cast = (jax.make_jaxpr(jax.grad(f))(*args) for f in (autocast(loss), casting))
+    # What is left are derivatives of maxima, which count how many elements attain them: of twelve, exact in half.
+    sums = half_sums(rewritten)
+    assert len(sums) < len(half_sums(cast))
+    assert all(e.invars[0].aval.shape[-1] <= 12 and len(e.params["axes"]) == 1 for e in sums)
+    unsafe = [e for e in compat.equations(rewritten) if e.primitive.name in ("exp", "log", "rsqrt")]
+    assert all(e.invars[0].aval.dtype == jnp.float32 for e in unsafe)
+
+
+CASES = [*((name, "float16") for name in NETWORKS), ("mlp", "bfloat16")]  # compiling takes seconds
+
+
+@pytest.mark.parametrize(("name", "half"), CASES)
+def test_network_gradient_error(name, half):
+    loss, arguments = network(name)
+    by_hand = jax.grad(network(name, half)[0])
+    grads = jax.grad(loss), by_hand, jax.grad(autocast(loss, half)), autocast(jax.grad(loss), half)
+    init, compute = jax.jit(arguments), jax.jit(lambda *args: [grad(*args) for grad in grads])
+    errors = []
+    for seed in range(SEEDS):
+        exact, *approximate = compute(*init(jax.random.key(seed)))
+        errors.append([distance(grad, exact) for grad in approximate])
+    hand, outside, inside = np.mean(errors, axis=0)
+    # A few roundings a layer: more than that is a mistake.
+    assert outside < 8 * float(jnp.finfo(half).eps)
+    assert outside <= MARGIN * hand
+    assert inside <= MARGIN * hand

@@ -1,0 +1,195 @@
+"""The lists: what is on them by default, how a user moves names, and with which words a mistake is refused."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive, primitives
+
+from mixedres.autocast import Lists, autocast, explain
+from mixedres.autocast.rules import CATEGORIES, STRUCTURE, known_primitives
+
+LISTS = Lists()
+PUBLIC = sorted({value.name for name, value in vars(primitives).items() if name.endswith("_p")})
+
+
+def names(lists):
+    return {category: getattr(lists, category) for category in CATEGORIES}
+
+
+def test_lists_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LISTS.allow = frozenset()
+    for category in CATEGORIES:
+        assert isinstance(getattr(Lists(**{c: set(getattr(LISTS, c)) for c in CATEGORIES}), category), frozenset)
+
+
+def test_lists_of_the_same_names_are_equal_and_hash_alike():
+    same = Lists(**{category: list(getattr(LISTS, category)) for category in CATEGORIES})
+    assert same == LISTS
+    assert hash(same) == hash(LISTS)
+    assert LISTS.moved({"deny": {"tanh"}}) != LISTS
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_default_lists_are_disjoint(dtype):
+    lists = Lists.default(dtype)
+    together = [name for category in CATEGORIES for name in getattr(lists, category)]
+    assert len(together) == len(set(together))
+    assert not set(together) & STRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("category", "members"),
+    [
+        ("allow", "dot_general conv_general_dilated ragged_dot_general"),
+        ("infer", "add sub mul div tanh logistic erf select_and_scatter_add"),
+        ("deny", "exp log log1p pow erf_inv cholesky reduce_sum cumsum psum integer_pow square rsqrt scatter-add"),
+        ("clear", "max neg select_n broadcast_in_dim transpose gather sort reduce_max convert_element_type all_gather"),
+        ("unlisted", "reduce_precision bitcast_convert_type pure_callback pallas_call reduce no_such_primitive"),
+    ],
+)
+def test_category(category, members):
+    assert {LISTS.category(name) for name in members.split()} == {category}
+
+
+def test_category_of_every_member():
+    for category in CATEGORIES:
+        assert {LISTS.category(name) for name in getattr(LISTS, category)} == {category}
+
+
+def test_bfloat16_may_square():
+    half, brain = Lists.default(jnp.float16), Lists.default(jnp.bfloat16)
+    assert half == Lists()
+    assert brain.infer - half.infer == half.deny - brain.deny == {"integer_pow", "square"}
+    assert (brain.allow, brain.clear) == (half.allow, half.clear)
+
+
+def test_of_takes_none_lists_and_moves():
+    assert Lists.of(None, jnp.bfloat16) == Lists.default(jnp.bfloat16)
+    # Lists are taken as they are, a mapping changes the default of the dtype.
+    assert Lists.of(LISTS, jnp.bfloat16) is LISTS
+    assert Lists.of({"deny": {"tanh"}}, jnp.bfloat16) == Lists.default(jnp.bfloat16).moved({"deny": {"tanh"}})
+
+
+def test_a_move_takes_the_name_from_its_list():
+    moved = LISTS.moved({"deny": {"tanh"}})
+    assert names(moved) == {
+        "allow": LISTS.allow,
+        "infer": LISTS.infer - {"tanh"},
+        "deny": LISTS.deny | {"tanh"},
+        "clear": LISTS.clear,
+    }
+    assert LISTS.category("tanh") == "infer"
+
+
+def test_several_moves_at_once():
+    moved = LISTS.moved({"deny": ["tanh", "max"], "infer": ("exp",), "unlisted": {"dot_general"}})
+    found = {name: moved.category(name) for name in ("tanh", "max", "exp", "dot_general", "sin")}
+    assert found == {"tanh": "deny", "max": "deny", "exp": "infer", "dot_general": "unlisted", "sin": "infer"}
+
+
+def test_a_move_to_where_a_name_is_changes_nothing():
+    assert LISTS.moved({"infer": {"tanh"}, "unlisted": {"reduce_precision"}}) == LISTS
+    assert LISTS.moved({}) == LISTS
+
+
+def test_one_name_needs_no_set():
+    assert LISTS.moved({"deny": "tanh"}) == LISTS.moved({"deny": {"tanh"}})
+    assert LISTS.moved({"deny": primitives.tanh_p}) == LISTS.moved({"deny": {"tanh"}})
+
+
+def test_a_primitive_of_ones_own():
+    own = Primitive("my_activation")
+    lists = LISTS.moved({"infer": {own}})
+    assert lists.category("my_activation") == "infer"
+    # Its name stays known: lists that hold it can be moved, levelled and made again.
+    assert lists.moved({"deny": {"tanh"}}).category("my_activation") == "infer"
+    assert lists.moved({"deny": {own}}).category("my_activation") == "deny"
+    assert lists.moved({"deny": {own}}).infer == LISTS.infer
+    assert lists.at_level("infer_as_deny").category("my_activation") == "deny"
+    assert dataclasses.replace(lists) == lists
+
+
+def test_a_primitive_of_ones_own_by_name_alone_is_unknown():
+    with pytest.raises(ValueError, match="'my_activation', on the infer list, is no primitive of JAX"):
+        LISTS.moved({"infer": {"my_activation"}})
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in STRUCTURE])
+def test_every_public_primitive_can_be_moved(name):
+    for category in CATEGORIES:
+        assert LISTS.moved({category: {name}}).category(name) == category
+    assert LISTS.moved({"unlisted": {name}}).category(name) == "unlisted"
+
+
+@pytest.mark.parametrize("name", sorted(STRUCTURE))
+def test_a_call_can_be_on_no_list(name):
+    with pytest.raises(ValueError, match=f"'{name}' is a call: what is inside is coloured"):
+        LISTS.moved({"deny": {name}})
+    with pytest.raises(ValueError, match=f"'{name}' is a call"):
+        Lists(clear={name})
+
+
+def test_a_call_as_an_object_can_be_on_no_list():
+    with pytest.raises(ValueError, match="'scan' is a call"):
+        LISTS.moved({"deny": {primitives.scan_p}})
+
+
+def test_known_primitives_hold_the_public_ones_and_no_call():
+    assert set(PUBLIC) - STRUCTURE <= known_primitives()
+    assert not known_primitives() & STRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: LISTS.moved({"deny": {"tanh"}, "clear": {"tanh"}}), ValueError, "'tanh' is on two lists, .* leave it"),
+        (lambda: LISTS.moved({"deny": {"tanh"}, "unlisted": {"tanh"}}), ValueError, "'tanh' is on two lists, 'deny'"),
+        (lambda: Lists(infer=LISTS.infer | {"exp"}), ValueError, "'exp' is on two lists, 'infer' and 'deny'; leave it"),
+        (
+            lambda: LISTS.moved({"deny": {"tahn"}}),
+            ValueError,
+            "'tahn', on the deny list, is no primitive of JAX; .*jax.make_jaxpr",
+        ),
+        (lambda: Lists(clear={"tahn"}), ValueError, "'tahn', on the clear list, is no primitive of JAX"),
+        (
+            lambda: LISTS.moved({"denied": {"tanh"}}),
+            ValueError,
+            "'denied' is not a list; use allow, infer, deny, clear or unlisted",
+        ),
+        (lambda: LISTS.moved({"deny": 3}), TypeError, "the deny list must hold names of primitives, got 3"),
+        (lambda: LISTS.moved({"deny": None}), TypeError, "the deny list must hold names of primitives, got None"),
+        (lambda: LISTS.moved({"deny": {jnp.tanh}}), TypeError, "the deny list must hold names of primitives, got"),
+        (lambda: Lists(allow=["tanh", 1]), TypeError, "the allow list must hold names of primitives, got 1"),
+        (lambda: Lists.of(["tanh"], jnp.float16), TypeError, r"must be a Lists, a dict .* or None, got \['tanh'\]"),
+    ],
+)
+def test_a_mistake_is_named(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize("make", [autocast, explain])
+def test_a_mistake_is_named_before_any_call(make):
+    with pytest.raises(ValueError, match="'denied' is not a list"):
+        make(jnp.tanh, lists={"denied": {"tanh"}})
+    with pytest.raises(TypeError, match="lists must be a Lists"):
+        make(jnp.tanh, lists="tanh")
+    with pytest.raises(ValueError, match="level 'O2' is unknown; use one of default, allow_only, infer_as_deny"):
+        make(jnp.tanh, level="O2")
+
+
+def test_levels():
+    assert LISTS.at_level("default") == LISTS
+    empty = frozenset()
+    assert LISTS.at_level("allow_only") == Lists(allow=LISTS.allow, infer=empty, deny=empty, clear=empty)
+    unsafe = LISTS.at_level("infer_as_deny")
+    assert (unsafe.infer, unsafe.deny) == (empty, LISTS.deny | LISTS.infer)
+    assert (unsafe.allow, unsafe.clear) == (LISTS.allow, LISTS.clear)
+
+
+@pytest.mark.parametrize("level", ["O1", "", None])
+def test_an_unknown_level_is_named(level):
+    with pytest.raises(ValueError, match=f"level {level!r} is unknown; use one of default, allow_only, infer_as_deny"):
+        LISTS.at_level(level)
