@@ -16,11 +16,12 @@ NORMALIZE = normalize.by_channel((127.0,), (60.0,))
 def network(preset: str, sync: bool = False):
     """(model, variables as numpy) of a cifar_resnet8 on SIZE x SIZE gray images."""
     chosen = precision.get(preset)
+    policy, norm_policy = chosen.network_policies
     model = models.create(
         "cifar_resnet8",
         num_classes=CLASSES,
-        policy=chosen.policy,
-        norm_policy=chosen.norm_policy,
+        policy=policy,
+        norm_policy=norm_policy,
         axis_name=step.AXIS if sync else None,
         zero_init_last=False,
         precision=chosen.matmul_precision,
@@ -42,8 +43,9 @@ def compiled(preset, devices, sync, ema, scale, tx, **options):
     model, variables = network(preset, sync)
     wrapped = precision.loss_scaled(tx or optimizer(), scale or precision.get(preset).make_loss_scale())
     mesh = step.make_mesh(jax.devices()[:devices])
+    apply_fn = precision.get(preset).rewrite(model.apply)
     train_step = step.jit_train_step(
-        mesh, apply_fn=model.apply, normalize=NORMALIZE, tx=wrapped, ema_decay=0.9 if ema else 0.0, **options
+        mesh, apply_fn=apply_fn, normalize=NORMALIZE, tx=wrapped, ema_decay=0.9 if ema else 0.0, **options
     )
 
     def first_state():

@@ -1,5 +1,8 @@
 """From a config to objects: lengths, rates and what reaches the model."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,3 +87,24 @@ def test_a_batch_per_device_grows_with_the_devices(devices):
     config = run_cases.tiny(batch_size_per_device=4, num_devices=devices)
     config.batch_size = None
     assert build(config).batch_size == 4 * devices
+
+
+def test_lists_and_level_of_the_config_reach_the_rewrite():
+    config = resolve("digits", "fp16_rewrite")
+    config.autocast.deny = "tanh, logistic"
+    config.autocast.unlisted = "select_n"
+    config.autocast.level = "infer_as_deny"
+    chosen = build(config).precision
+    assert chosen.implementation == "graph_rewrite" and chosen.level == "infer_as_deny"
+    assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
+
+
+def test_the_rewritten_network_is_built_in_float32():
+    setup = build(resolve("digits", "bf16,precision.implementation=graph_rewrite"))
+    assert setup.model.policy.compute_dtype == jnp.float32
+    variables = jax.eval_shape(setup.init_state).variables
+    images = jnp.zeros((2, *setup.source.image_shape))
+    apply = functools.partial(setup.precision.rewrite(setup.model.apply), train=False)
+    jaxpr = str(jax.make_jaxpr(apply)(variables, images))
+    assert jaxpr.count("bf16[") > jaxpr.count("conv_general_dilated") > 0
+    assert jax.eval_shape(apply, variables, images).dtype == jnp.float32

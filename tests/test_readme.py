@@ -4,10 +4,11 @@ import json
 import pathlib
 import re
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import digits_accuracy
+from experiments import autocast_comparison, digits_accuracy
 from mixedres import precision
 from mixedres.config_keys import KEYS
 
@@ -21,7 +22,7 @@ def python_blocks(path):
 
 
 def test_the_example_of_the_readme_trains_in_float16(capsys):
-    (example,) = python_blocks(ROOT / "README.md")
+    example, _ = python_blocks(ROOT / "README.md")
     assert len(example.splitlines()) <= 40
     names = {}
     exec(example, names)
@@ -29,6 +30,38 @@ def test_the_example_of_the_readme_trains_in_float16(capsys):
     assert capsys.readouterr().out.startswith("loss 0.0")
     jaxpr = str(names["jax"].make_jaxpr(names["step"])(names["params"], names["state"]))
     assert "preferred_element_type=float16" in jaxpr and "preferred_element_type=float32" not in jaxpr
+
+
+def test_the_rewrite_of_the_readme_and_the_report_of_the_docs(capsys):
+    page = ROOT / "docs" / "autocast.md"
+    worked, _ = python_blocks(page)
+    _, short = python_blocks(ROOT / "README.md")
+    names = {}
+    with jax.numpy_rank_promotion("allow"):  # as users run it
+        exec(compile(worked, "example.py", "exec"), names)
+        report = capsys.readouterr().out
+        exec(compile(short, "example.py", "exec"), names)
+        assert capsys.readouterr().out == report
+        args = (names[name] for name in ("params", "images", "labels"))
+        assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["half_loss"])(*args))
+    assert report == re.search(r"```text\n(autocast of .*?)```", page.read_text(), re.DOTALL)[1]
+
+
+def test_the_rewritten_loop_of_the_docs_trains():
+    _, loop = python_blocks(ROOT / "docs" / "autocast.md")
+    names = {}
+    exec(loop, names)
+    assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
+    assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
+
+
+def test_the_comparison_is_that_in_the_file():
+    results = json.loads((ROOT / "experiments" / "results" / "autocast_comparison.json").read_text())
+    table = autocast_comparison.table(results["rows"], results["dtype"])
+    assert "\n".join(table) in (ROOT / "docs" / "autocast.md").read_text()
+    converts = {r["variant"]: r["converts"] for r in results["rows"] if r["network"] == "resnet50 v1.5"}
+    words = f"the rewrite makes {converts['rewrite']} conversions where casting by hand makes {converts['casting']}"
+    assert words in " ".join(README.split())
 
 
 def test_the_config_of_the_docs_is_a_config():

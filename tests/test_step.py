@@ -17,7 +17,7 @@ def frozen_part(state):
     return state.params, state.batch_stats, state.opt_state.inner_state, state.ema
 
 
-@pytest.mark.parametrize("preset", ["fp32", "bf16", "fp16", "fp16_static"])
+@pytest.mark.parametrize("preset", ["fp32", "bf16", "fp16", "fp16_static", "fp16_rewrite"])
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_overflow_at_any_step_changes_nothing_but_the_scale(preset, at):
     train_step, state = cases.make(preset)
@@ -29,7 +29,7 @@ def test_an_overflow_at_any_step_changes_nothing_but_the_scale(preset, at):
     assert metrics["grads_finite"] == 0
     assert state.loss_scale.total_skipped == state.loss_scale.consecutive_skipped == 1
     assert state.step == at + 1  # the data moves on
-    factor = 0.5 if preset == "fp16" else 1.0
+    factor = 0.5 if preset in ("fp16", "fp16_rewrite") else 1.0
     assert state.loss_scale.loss_scale == factor * before.loss_scale.loss_scale
 
     # And the next step is the one that would have been taken without the bad batch.
@@ -141,8 +141,26 @@ def test_eight_synchronised_devices_take_the_step_of_one():
         cases.close(b, a, 1e-5)
 
 
-def test_one_bad_device_skips_the_step_on_all():
-    train_step, state = cases.make("fp16", devices=8)
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
+    updates = {}
+    for preset in ("fp32", half, f"{half}_rewrite"):
+        # Without momentum and decay the change is the gradient times the rate; without a scale nothing is skipped.
+        train_step, state = cases.make(preset, devices=devices, tx=optax.sgd(0.1))
+        before = cases.host(state.params)
+        state, metrics = train_step(state, cases.batch(3, 32))
+        assert metrics["grads_finite"] == 1
+        moved = jax.tree.map(lambda new, old: np.asarray(new, np.float64) - old, cases.host(state.params), before)
+        updates[preset] = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
+    distances = {p: np.linalg.norm(u - updates["fp32"]) / np.linalg.norm(updates["fp32"]) for p, u in updates.items()}
+    assert 0 < distances[f"{half}_rewrite"] < 1.25 * distances[half]
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_one_bad_device_skips_the_step_on_all(preset):
+    train_step, state = cases.make(preset, devices=8)
     before = cases.host(state)
     state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is in the second device's share
     assert metrics["grads_finite"] == 0
@@ -212,8 +230,9 @@ def test_clipping_sees_true_gradients():
     np.testing.assert_allclose(optax.tree.norm(moved), 1e-3, rtol=1e-3)
 
 
-def test_it_compiles_once_and_keeps_every_dtype():
-    train_step, state = cases.make("fp16", devices=8)
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_it_compiles_once_and_keeps_every_dtype(preset):
+    train_step, state = cases.make(preset, devices=8)
     signature = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
     for seed in range(4):
         data = cases.poisoned(seed) if seed == 2 else cases.batch(seed)

@@ -46,7 +46,10 @@ def test_dtypes_of_all_products_are_as_recorded():
     assert "\n".join(lines) + "\n" == GOLDEN.read_text()
 
 
-@pytest.mark.parametrize("preset, half", [("fp16", "float16"), ("bf16", "bfloat16")])
+HALF = {"fp16": "float16", "bf16": "bfloat16", "fp16_rewrite": "float16", "bf16_rewrite": "bfloat16"}
+
+
+@pytest.mark.parametrize("preset, half", HALF.items())
 def test_no_product_of_a_half_preset_sees_float32(preset, half):
     for line in products(preset):
         assert f"{half},{half} -> {half}" in line
@@ -79,8 +82,9 @@ def test_the_compiled_step_has_one_all_reduce():
     assert len(re.findall(r" all-reduce(?:-start)?\(", compiled)) == 1
 
 
-def test_one_step_reads_and_writes_no_weak_types():
-    train_step, state = cases.make("fp16")
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_one_step_reads_and_writes_no_weak_types(preset):
+    train_step, state = cases.make(preset)
     out = jax.eval_shape(train_step, state, cases.batch(0))
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(out))
 

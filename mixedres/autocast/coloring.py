@@ -69,8 +69,8 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
     for node in nodes:
         if node.category == "deny":
             node.taint = SUM if node.sums else RANGE
-            what = "a sum, power or root" if node.sums else "which may leave the range of half"
-            node.reason, roots[node] = f"on the deny list: {what}", f"{node.primitive}, {what}"
+            what = "a sum, power or root" if node.sums else "its result may leave the range of half"
+            node.reason, roots[node] = f"on the deny list: {what}", f"{node.primitive}: {what}"
         elif node.category in ("infer", "clear") and (constant := node.unfit_constant(dtype)) is not None:
             node.taint = SUM
             node.reason = f"{dtype} cannot represent its constant {constant:.4g}"

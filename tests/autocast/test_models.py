@@ -2,17 +2,17 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.autocast_comparison import distance, products, residual_bytes
+from experiments.networks import LOSS_SCALE, NETWORKS, network
 from mixedres import losses, models, precision
 from mixedres.autocast import autocast, compat
+from mixedres.autocast.explain import casts
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
-LOSS_SCALE = 2.0**10
 # Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.
 SEEDS, MARGIN = 3, 1.1
 # Small enough for few relu masks to flip, or a batch large enough for the mean over them to settle.
@@ -47,10 +47,6 @@ def resnet_avals(model, size=32, batch=2):
     return variables["params"], variables["batch_stats"], images, labels
 
 
-def products(jaxpr):
-    return [e for e in compat.equations(jaxpr) if e.primitive.name in PRODUCTS]
-
-
 def assert_all_products_half(jaxpr, dtype=jnp.float16):
     found = products(jaxpr)
     assert found
@@ -62,51 +58,25 @@ def half_sums(jaxpr):
     return [e for e in compat.equations(jaxpr) if e.primitive.name in sums and e.invars[0].aval.dtype != jnp.float32]
 
 
-def converts(jaxpr, half=jnp.float16):
-    pairs = ((jnp.float32, half), (half, jnp.float32))
-    eqns = (e for e in compat.equations(jaxpr) if e.primitive.name == "convert_element_type")
-    return sum((e.invars[0].aval.dtype, e.params["new_dtype"]) in pairs for e in eqns)
-
-
-def residual_bytes(loss, args):
-    """Bytes that the backward pass keeps of what the forward pass computed, by dtype."""
-    params, *rest = args
-    vjp = jax.make_jaxpr(lambda p, *rest: jax.vjp(lambda p: loss(p, *rest)[0], p)[1])(params, *rest)
-    inner, _ = compat.opened(vjp)
-    kept = {id(v): v.aval for v in inner.outvars if v not in inner.invars and not hasattr(v, "val")}
-    total = {}
-    for aval in kept.values():
-        total[str(aval.dtype)] = total.get(str(aval.dtype), 0) + aval.size * aval.dtype.itemsize
-    return total
-
-
-def distance(got, want):
-    """The relative L2 distance over all leaves."""
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    assert all(g.dtype == w.dtype == jnp.float32 for g, w in pairs)
-    flat = [np.concatenate([np.ravel(pair[i]).astype(np.float64) for pair in pairs]) for i in (0, 1)]
-    assert np.isfinite(flat[0]).all()
-    return float(np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1]))
-
-
 # ResNets
+
+
+def resnet50_program(preset):
+    loss, model = resnet_loss("resnet50", "1.5", preset)
+    args = resnet_avals(model)
+    grad = jax.make_jaxpr(jax.value_and_grad(loss, has_aux=True))(*args)
+    return grad, residual_bytes(lambda *args: loss(*args)[0], args)
 
 
 @pytest.fixture(scope="module")
 def resnet50():
     """The jaxprs of loss and gradient of ResNet-50 v1.5, and the residuals: nothing is executed."""
-    found = {}
-    for preset in ("fp16", "rewrite"):
-        loss, model = resnet_loss("resnet50", "1.5", preset)
-        args = resnet_avals(model)
-        grad = jax.make_jaxpr(jax.value_and_grad(loss, has_aux=True))(*args)
-        found[preset] = grad, residual_bytes(loss, args)
-    return found
+    return {preset: resnet50_program(preset) for preset in ("fp16", "rewrite")}
 
 
 def test_resnet50_has_no_more_casts_than_casting_layers(resnet50):
     rewritten, casting = resnet50["rewrite"][0], resnet50["fp16"][0]
-    assert 0 < converts(rewritten) <= converts(casting)
+    assert 0 < sum(casts(rewritten, jnp.float16)) <= sum(casts(casting, jnp.float16))
     # The same arithmetic: the rewrite adds and removes no product.
     assert len(products(rewritten)) == len(products(casting)) == 161
     assert_all_products_half(rewritten)
@@ -183,74 +153,7 @@ def test_resnet_gradient_error(name, version, size, batch, seeds):
     assert np.mean(errors["rewrite"]) <= MARGIN * np.mean(errors["fp16"])
 
 
-# Networks of flax layers; `dtype` is what casting by hand is in flax.
-
-
-class Mlp(nn.Module):
-    dtype: object = None
-
-    @nn.compact
-    def __call__(self, x):
-        for _ in range(3):
-            y = nn.LayerNorm(dtype=self.dtype)(x)
-            y = nn.gelu(nn.Dense(64, dtype=self.dtype)(y))
-            x = nn.Dense(32, dtype=self.dtype)(y)
-        return nn.Dense(10, dtype=self.dtype)(x)
-
-
-class Lstm(nn.Module):
-    dtype: object = None
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.RNN(nn.OptimizedLSTMCell(32, dtype=self.dtype))(x)
-        return nn.Dense(10, dtype=self.dtype)(x)
-
-
-class Block(nn.Module):
-    dtype: object = None
-
-    @nn.compact
-    def __call__(self, x):
-        y = nn.LayerNorm(dtype=self.dtype)(x)
-        x = x + nn.MultiHeadDotProductAttention(4, dtype=self.dtype)(y)
-        y = nn.LayerNorm(dtype=self.dtype)(x)
-        return x + nn.Dense(32, dtype=self.dtype)(nn.gelu(nn.Dense(64, dtype=self.dtype)(y)))
-
-
-class Transformer(nn.Module):
-    """Two blocks, the second one recomputed in the backward pass, and one table for embedding and logits."""
-
-    dtype: object = None
-
-    @nn.compact
-    def __call__(self, tokens):
-        embed = nn.Embed(10, 32, dtype=self.dtype)
-        x = Block(self.dtype)(embed(tokens))
-        x = nn.remat(Block)(self.dtype)(x)
-        return embed.attend(nn.LayerNorm(dtype=self.dtype)(x))
-
-
-NETWORKS = {"mlp": (Mlp, (16, 32)), "lstm": (Lstm, (4, 12, 32)), "transformer": (Transformer, (4, 12))}
-
-
-def network(name, dtype=None):
-    """(loss(params, x, labels), a function of a key that makes its arguments)."""
-    kind, shape = NETWORKS[name]
-    model = kind(dtype)
-
-    def arguments(key):
-        keys = jax.random.split(key, 3)
-        tokens = name == "transformer"
-        x = jax.random.randint(keys[0], shape, 0, 10) if tokens else jax.random.normal(keys[0], shape)
-        labels = jax.random.randint(keys[1], x.shape if tokens else x.shape[:-1], 0, 10)
-        return kind().init(keys[2], x)["params"], x, labels
-
-    def loss(params, x, labels):
-        logits = model.apply({"params": params}, x).astype(jnp.float32)
-        return losses.cross_entropy(logits.reshape(-1, 10), labels.reshape(-1)).mean() * LOSS_SCALE
-
-    return loss, arguments
+# Networks of flax layers
 
 
 @pytest.mark.parametrize("half", [jnp.float16, jnp.bfloat16], ids=["f16", "bf16"])

@@ -1,0 +1,69 @@
+"""The rewrite and the loss-scaled optimizer in one call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixedres.precision import DynamicLossScale, NoOpLossScale, StaticLossScale, enable_rewrite
+
+W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(1).normal(size=(16, 8)), jnp.float32)
+
+
+def loss(w, x):
+    return jnp.mean(jnp.square(jnp.tanh(x @ w)))
+
+
+@pytest.mark.parametrize("dtype, loss_scale", [("float16", 2.0**15), ("bfloat16", 1.0)])
+def test_it_takes_the_step_of_float32(dtype, loss_scale):
+    fn, tx = enable_rewrite(loss, optax.sgd(0.5), dtype)
+    state = tx.init(W)
+    assert state.loss_scale.loss_scale == loss_scale
+    grads = jax.grad(lambda w: state.loss_scale.scale(fn(w, X)))(W)
+    updates, state = tx.update(grads, state, W)
+    expected = -0.5 * jax.grad(loss)(W, X)
+    assert updates.dtype == jnp.float32 and bool(state.grads_finite)
+    error = np.linalg.norm(updates - expected) / np.linalg.norm(expected)
+    assert 0 < error < 4 * float(jnp.finfo(dtype).eps)
+
+
+def test_an_overflow_is_skipped():
+    fn, tx = enable_rewrite(loss, optax.sgd(0.5))
+    state = tx.init(W)
+    grads = jax.grad(lambda w: state.loss_scale.scale(fn(w, X * 1e5)))(W)
+    assert not np.isfinite(grads).all()  # 1e5 is beyond float16
+    updates, state = tx.update(grads, state, W)
+    assert not updates.any() and state.loss_scale.loss_scale == 2.0**14
+
+
+KINDS = [("dynamic", DynamicLossScale), ("none", NoOpLossScale), (64.0, StaticLossScale), (None, DynamicLossScale)]
+
+
+@pytest.mark.parametrize("given, kind", KINDS)
+def test_loss_scales(given, kind):
+    _, tx = enable_rewrite(loss, optax.sgd(0.5), loss_scale=given)
+    assert type(tx.init(W).loss_scale) is kind
+
+
+def test_lists_and_level_reach_the_rewrite():
+    def halves(**options):
+        return str(jax.make_jaxpr(enable_rewrite(loss, optax.sgd(0.5), **options).fn)(W, X)).count("f16[")
+
+    assert halves() > 0 == halves(lists={"unlisted": {"dot_general"}})
+    with pytest.raises(ValueError, match="'turbo' is unknown; use one of default, allow_only, infer_as_deny"):
+        enable_rewrite(loss, optax.sgd(0.5), level="turbo")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((loss, "sgd"), "must be an optax transformation, got 'sgd'"),
+        ((optax.sgd(0.5), loss), "autocast takes a function"),
+        ((loss, optax.sgd(0.5), "float32"), "dtype must be float16 or bfloat16, got float32"),
+    ],
+)
+def test_mistakes(arguments, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        enable_rewrite(*arguments)
