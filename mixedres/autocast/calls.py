@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import lax
-from jax.extend.core import JaxprEqn
 from jax.sharding import Sharding
 
 from mixedres.autocast import compat
 from mixedres.autocast.cells import Cell, cells, natural, plain
+from mixedres.autocast.compat import Equation
 
 if TYPE_CHECKING:
     from mixedres.autocast.evaluate import Evaluator
     from mixedres.autocast.graph import Path
 
 
-def _inline(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+def _inline(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
     """jit and other plain calls: their body, under their name; shardings become constraints, donation is dropped."""
     params = eqn.params
     args = _constrained(args, params.get("in_shardings", ()))
@@ -38,13 +38,13 @@ def _constrained(values: list[Any], shardings: tuple[Any, ...]) -> list[Any]:
     def constrain(value: Any, sharding: Any) -> Any:
         if not isinstance(sharding, Sharding):
             return value
-        array = lax.with_sharding_constraint(natural(value), sharding)
+        array = lax.with_sharding_constraint(natural(value), sharding)  # type: ignore[no-untyped-call]
         return Cell(array) if isinstance(value, Cell) else array
 
     return [constrain(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
 
 
-def _remat(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+def _remat(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
     body, _ = compat.opened(eqn.params["jaxpr"])
 
     def function(*arrays: Any) -> list[Any]:
@@ -58,7 +58,7 @@ def _remat(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> 
     return cells(eqn.outvars, checkpointed(*arrays))
 
 
-def _shard_map(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+def _shard_map(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
     params = eqn.params
     body, _ = compat.opened(params["jaxpr"])
 
@@ -76,7 +76,7 @@ def _shard_map(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any])
     return cells(eqn.outvars, mapped(*(natural(arg) for arg in args)))
 
 
-def _scan(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+def _scan(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
     params = eqn.params
     num_consts, num_carry = compat.scan_arity(params)
     body, _ = compat.opened(params["jaxpr"])
@@ -92,7 +92,7 @@ def _scan(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> l
     return cells(eqn.outvars, [*carry, *ys])
 
 
-def _while(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+def _while(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
     params = eqn.params
     cut = params["cond_nconsts"]
     start = cut + params["body_nconsts"]
@@ -111,7 +111,7 @@ def _while(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> 
     return cells(eqn.outvars, lax.while_loop(proceeds, step, tuple(plain(arg) for arg in args[start:])))
 
 
-def _cond(evaluator: Evaluator, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+def _cond(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
     def branch(number: int, jaxpr: Any) -> Callable[..., Any]:
         body, _ = compat.opened(jaxpr)
 

@@ -50,7 +50,7 @@ def cast(array: Any, dtype: Any, weak_type: bool = False) -> Any:
 
 def is_f32(aval: Any) -> bool:
     """Whether the rewrite may change the dtype of such a value."""
-    return getattr(aval, "dtype", None) == jnp.float32
+    return bool(getattr(aval, "dtype", None) == jnp.float32)
 
 
 def plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ only where no value is rounded that was not: TensorFlow's last pass may round on
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,8 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
     """Whether an allow op has float32 operands and asks for nothing that half could not give."""
     if node.category != "allow":
         return False
-    floats = [v.aval.dtype for v in node.ins if jnp.issubdtype(getattr(v.aval, "dtype", None), jnp.floating)]
+    dtypes = [v.aval.dtype for v in node.ins if hasattr(v.aval, "dtype")]
+    floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     if jnp.float32 not in floats or any(d not in (jnp.float32, dtype) for d in floats):
         node.reason = f"operands are {', '.join(str(d) for d in floats)}: left as they are" if floats else ""
         return False
@@ -143,7 +145,7 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
     additions: set[Node] = set()
     running: set[Node] = set()
 
-    def runs(atom: object, value: Value, shape: tuple[int, ...]) -> bool:
+    def runs(atom: Any, value: Value, shape: tuple[int, ...]) -> bool:
         if isinstance(atom, Literal) or not value.is_f32 or atom.aval.shape != shape:
             return False
         if value.constant is not None and value.constant.size == 1:

@@ -11,7 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+# A `jax.extend.core.JaxprEqn`, whose avals have no types that say more.
+Equation = Any
 
 # Frames that say nothing about who wrote an operation, and those of libraries.
 _NOBODY = (os.path.dirname(jax.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")
@@ -49,13 +52,14 @@ def without_consts(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
     constvars = list(inner.constvars)
     if not constvars:
         return inner, ()
-    info = inner.debug_info
-    info = info._replace(arg_names=("",) * len(constvars) + tuple(info.arg_names or ())) if info is not None else None
+    info: Any = inner.debug_info
+    if info is not None:
+        info = info._replace(arg_names=("",) * len(constvars) + tuple(info.arg_names or ()))
     invars = [*constvars, *inner.invars]
     return Jaxpr([], invars, inner.outvars, inner.eqns, inner.effects, info), consts
 
 
-def bind(eqn: JaxprEqn, *operands: Any, **changed: Any) -> list[Any]:
+def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
     """Evaluates one equation on `operands`, with the parameters in `changed` replaced; a list of results."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     results = eqn.primitive.bind(*operands, **params)
@@ -63,14 +67,14 @@ def bind(eqn: JaxprEqn, *operands: Any, **changed: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def as_written(eqn: JaxprEqn) -> Iterator[None]:
+def as_written(eqn: Equation) -> Iterator[None]:
     """What is evaluated inside has the source line, name stack and context of `eqn`, for errors and profiles."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
 
 
-def source_line(eqn: JaxprEqn) -> str:
+def source_line(eqn: Equation) -> str:
     """'file:line (function)' of the code that wrote `eqn`: its innermost frame outside installed packages.
 
     Where there is none, the innermost one outside JAX; '' where JAX does not know.
@@ -87,12 +91,12 @@ def source_line(eqn: JaxprEqn) -> str:
     return ""
 
 
-def name_stack(eqn: JaxprEqn) -> str:
+def name_stack(eqn: Equation) -> str:
     """The named scopes around `eqn`, such as 'ResNet/block_0/conv'."""
     return str(eqn.source_info.name_stack)
 
 
-def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+def equations(jaxpr: Any) -> Iterator[Equation]:
     """All equations of a jaxpr and of the jaxprs in their parameters."""
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+
+from mixedres.autocast.compat import Equation
 
 # Larger ones are not looked at for small numbers: data have some, and lose little by them.
 SMALL = 16
@@ -27,7 +28,7 @@ def known(const: Any) -> np.ndarray | None:
         return None
 
 
-def folded(eqn: JaxprEqn, operands: list[np.ndarray | None]) -> np.ndarray | None:
+def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | None:
     """The number that a reshaped, broadcast or converted number is; None for anything else."""
     if len(operands) != 1 or operands[0] is None or operands[0].size != 1:
         return None
@@ -42,7 +43,7 @@ def out_of_range(constant: np.ndarray, dtype: np.dtype) -> bool:
     """Whether a finite number other than 0 would overflow or lose digits to underflow in `dtype`."""
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
-    limits = jnp.finfo(dtype)
+    limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
     underflows = constant.size <= SMALL and np.any(size < float(limits.smallest_normal))
     return bool(underflows or np.any(size > float(limits.max)))

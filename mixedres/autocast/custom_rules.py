@@ -12,14 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 
 from mixedres.autocast import compat
 from mixedres.autocast.cells import cast, is_f32
+from mixedres.autocast.compat import Equation
 from mixedres.autocast.rules import SIMPLE_CALLS, Lists
 
 
-def in_half(eqn: JaxprEqn, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+def in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
     """The results of a custom_jvp_call in `dtype`: an activation such as relu, between half neighbours."""
 
     def primal(*arrays: Any) -> tuple[Any, ...]:
@@ -41,22 +42,22 @@ def in_half(eqn: JaxprEqn, operands: Sequence[Any], dtype: np.dtype, lists: List
     return list(function(*operands))
 
 
-def rewritten(eqn: JaxprEqn, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
+def rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
     """The results of a custom rule with products inside: its function and derivative rewritten, float32 around."""
     primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
     if eqn.primitive.name == "custom_jvp_call":
-        function = jax.custom_jvp(primal)
+        with_jvp = jax.custom_jvp(primal)
 
         def rule(primals: Any, tangents: Any) -> Any:
             floats = [t for p, t in zip(primals, tangents, strict=True) if _is_inexact(p)]
             outs, out_floats = rewrite(lambda p, t: _derivative(eqn, p, t))(list(primals), floats)
             return _with_float0(outs, out_floats)
 
-        function.defjvp(rule)
-        return list(function(*args))
-    function = jax.custom_vjp(primal)
-    function.defvjp(*_pullback(eqn, rewrite))
-    return list(function(*args))
+        with_jvp.defjvp(rule)
+        return list(with_jvp(*args))
+    with_vjp = jax.custom_vjp(primal)
+    with_vjp.defvjp(*_pullback(eqn, rewrite))
+    return list(with_vjp(*args))
 
 
 def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
     return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
 
 
-def _derivative(eqn: JaxprEqn, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Results and their inexact tangents of the original call, given the tangents of its inexact operands."""
     remaining = iter(floats)
     tangents = [next(remaining) if _is_inexact(p) else _float0(p) for p in primals]
@@ -78,7 +79,7 @@ def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any,
     return tuple(outs), tuple(next(remaining) if _is_inexact(out) else _float0(out) for out in outs)
 
 
-def _pullback(eqn: JaxprEqn, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The forward and backward functions of a custom_vjp_call, rewritten."""
 
     def forward(*args: Any) -> Any:
@@ -121,7 +122,7 @@ def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> 
     return [_in(read(atom), dtype) if is_f32(atom.aval) else read(atom) for atom in inner.outvars]
 
 
-def _uniform_equation(eqn: JaxprEqn, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
     name = eqn.primitive.name
     f32 = [is_f32(atom.aval) for atom in eqn.invars]
     half = all(

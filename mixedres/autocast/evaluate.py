@@ -13,10 +13,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 
 from mixedres.autocast import calls, compat, custom_rules
 from mixedres.autocast.cells import Cell, cast, cells, is_f32, plain
+from mixedres.autocast.compat import Equation
 from mixedres.autocast.graph import Graph, Node, Path
 from mixedres.autocast.rules import BROADCASTING, COPIES
 
@@ -54,7 +55,7 @@ class Evaluator:
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in inner.outvars]
 
-    def equation(self, eqn: JaxprEqn, path: Path, args: list[Any]) -> list[Any]:
+    def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
         """The results of the equation at `path`: as its node says, or of its bodies where it is a call."""
         node = self.graph.by_path.get(path)
         if node is None and self.graph.has_half(path):
@@ -84,7 +85,7 @@ class Evaluator:
         operands = [_operand(node, arg, shape, dtype) for arg in args]
         return compat.bind(eqn, *operands, **custom_rules.in_dtype(eqn.params, dtype))
 
-    def convert(self, eqn: JaxprEqn, args: list[Any]) -> list[Any]:
+    def convert(self, eqn: Equation, args: list[Any]) -> list[Any]:
         """A conversion of the original program that stays: from what is there, without rounding twice."""
         (arg,) = args
         target = eqn.params["new_dtype"]
@@ -108,7 +109,7 @@ def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> A
     return arg.half(dtype)
 
 
-def _copies(eqn: JaxprEqn) -> bool:
+def _copies(eqn: Equation) -> bool:
     """Whether a result may hold an element of the operand more than once."""
     if eqn.primitive.name == "gather":
         return True

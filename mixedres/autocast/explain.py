@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -142,7 +142,7 @@ def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
 
 
 def _compute_dtype(node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...]) -> np.dtype | None:
-    floats = [np.dtype(d) for d in (*ins, *outs) if d is not None and jnp.issubdtype(d, jnp.inexact)]
+    floats: list[np.dtype] = [np.dtype(d) for d in (*ins, *outs) if d is not None and jnp.issubdtype(d, jnp.inexact)]
     if node.primitive == "convert_element_type" and floats:
         return floats[-1]
     return floats[0] if floats else None
@@ -183,8 +183,8 @@ def _all_nodes(graph: Graph) -> Iterator[Node]:
             yield from _all_nodes(node.program)
 
 
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     head = ("primitive", "category", "dtype", "reason", "path", "source")
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for row in [head, *rows]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

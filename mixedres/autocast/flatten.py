@@ -7,9 +7,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Literal
 
 from mixedres.autocast import compat
+from mixedres.autocast.compat import Equation
 from mixedres.autocast.constants import folded, known, out_of_range
 from mixedres.autocast.graph import Graph, Node, Path, Value
 from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, STRUCTURE, Lists
@@ -19,7 +20,7 @@ class _Builder:
     def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None]) -> None:
         self.lists, self.dtype, self.color = lists, dtype, color
         self.nodes: list[Node] = []
-        self.calls: dict[Path, JaxprEqn] = {}
+        self.calls: dict[Path, Equation] = {}
 
     def jaxpr(self, jaxpr: Any, path: Path, scope: str, args: list[Value]) -> list[Value]:
         """Adds a body whose arguments are the values `args`; its results."""
@@ -36,7 +37,7 @@ class _Builder:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in inner.outvars]
 
-    def equation(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def equation(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
         if name in STRUCTURE:
             self.calls[path] = eqn
@@ -55,7 +56,7 @@ class _Builder:
         return self.leaf(eqn, path, scope, ins, self.lists.category(name), name in DENY_SUMS)
 
     def leaf(
-        self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value], category: str, sums: bool, program: Any = None
+        self, eqn: Equation, path: Path, scope: str, ins: list[Value], category: str, sums: bool, program: Any = None
     ) -> list[Value]:
         outs = [Value(var.aval) for var in eqn.outvars]
         if len(outs) == 1 and not program:
@@ -83,7 +84,7 @@ class _Builder:
             value.consumers.append(node)
         return [node.outs[0] for node in merges]
 
-    def scan(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def scan(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         num_consts, num_carry = compat.scan_arity(eqn.params)
         state = self.carries(path, scope, ins[num_consts : num_consts + num_carry])
         slices = ins[num_consts + num_carry :]
@@ -91,7 +92,7 @@ class _Builder:
         results = self.jaxpr(eqn.params["jaxpr"], (*path, 0), _inside(scope, "scan"), args)
         return [*self.close(state, results[:num_carry]), *results[num_carry:]]
 
-    def while_loop(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def while_loop(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         state = self.carries(path, scope, ins[cond_consts + body_consts :])
         values = [node.outs[0] for node in state]
@@ -100,7 +101,7 @@ class _Builder:
         results = self.jaxpr(eqn.params["body_jaxpr"], (*path, 1), _inside(scope, "while"), [*consts, *values])
         return self.close(state, results)
 
-    def cond(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def cond(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         branches = [
             self.jaxpr(branch, (*path, i), _inside(scope, f"cond branch {i}"), ins[1:])
             for i, branch in enumerate(eqn.params["branches"])
@@ -110,7 +111,7 @@ class _Builder:
             for i, results in enumerate(zip(*branches, strict=True))
         ]
 
-    def custom_rule(self, eqn: JaxprEqn, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def custom_rule(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         """A function with its own derivative: one node, or with products inside a program of its own."""
         body = eqn.params["call_jaxpr"]
         categories = dict(_categories(body, self.lists, self.dtype))

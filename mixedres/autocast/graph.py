@@ -13,8 +13,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
 
+from mixedres.autocast.compat import Equation
 from mixedres.autocast.constants import out_of_range
 from mixedres.autocast.rules import Lists
 
@@ -45,7 +45,7 @@ class Value:
     @property
     def is_f32(self) -> bool:
         """Whether the rewrite may change its dtype."""
-        return getattr(self.aval, "dtype", None) == jnp.float32
+        return bool(getattr(self.aval, "dtype", None) == jnp.float32)
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,7 +64,7 @@ class Node:
     """
 
     path: Path
-    eqn: JaxprEqn | None
+    eqn: Equation
     category: str
     scope: str
     ins: list[Value]
@@ -118,9 +118,9 @@ class Graph:
     dtype: np.dtype
     lists: Lists
     by_path: dict[Path, Node]
-    calls: dict[Path, JaxprEqn]
+    calls: dict[Path, Equation]
 
-    def callers(self, node: Node) -> Iterator[JaxprEqn]:
+    def callers(self, node: Node) -> Iterator[Equation]:
         """The calls that `node` is in, the innermost first."""
         for depth in range(len(node.path) - 1, 0, -1):
             if node.path[:depth] in self.calls:

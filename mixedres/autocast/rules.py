@@ -86,7 +86,7 @@ class OwnName(str):
 
 def known_primitives() -> frozenset[str]:
     """Names of the primitives that a list may hold: those JAX makes public, and those on the lists of this file."""
-    public = {value.name for name, value in vars(primitives).items() if name.endswith("_p")}
+    public = frozenset(value.name for name, value in vars(primitives).items() if name.endswith("_p"))
     return (public | ALLOW | DENY_RANGE | DENY_SUMS | INFER | CLEAR | UNLISTED) - STRUCTURE
 
 
