@@ -26,7 +26,7 @@ def test_constants_become_arguments():
 
 def test_arity_of_a_scan():
     def scan(w, c, d, xs):
-        return jax.lax.scan(lambda carry, x: ((carry[0] + w * x, carry[1]), x), (c, d), xs)
+        return jax.lax.scan(lambda carry, x: ((carry[0] + w * x, carry[1] + 1), x), (c, d), xs)
 
     jaxpr = jax.make_jaxpr(scan)(1.0, 2.0, 3, jnp.arange(3.0))
     (eqn,) = [e for e in compat.equations(jaxpr) if e.primitive.name == "scan"]
