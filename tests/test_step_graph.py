@@ -10,20 +10,10 @@ import numpy as np
 import pytest
 
 from mixedres import precision, step
+from mixedres.autocast.compat import equations
 from tests import step_cases as cases
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "step_dtypes.txt"
-
-
-def equations(jaxpr):
-    """All equations of a jaxpr and of those inside it."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for inner in jax.tree.leaves(value, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
 
 
 def products(preset):

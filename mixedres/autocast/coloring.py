@@ -22,8 +22,9 @@ from mixedres.autocast.spreading import spread
 
 # A float16 counter stops at 2048: the derivative of a maximum counts how many elements attain it.
 LONGEST_FLOAT16_COUNT = 2048
-# Ops that add to a running value, by which a small update would be lost in half.
-SPREADING = (*BROADCASTING, *COPIES)
+# Ops that may use an element of their operand more than once.
+SPREADING = BROADCASTING | COPIES
+# Ops by which a small update of a running value would be lost in half.
 ADDITIONS = ("add", "add_any", "sub")
 
 

@@ -27,7 +27,7 @@ class Decision:
       category: 'allow', 'infer', 'deny', 'clear' or 'unlisted'.
       dtype: what it computes in after the rewrite; None for an operation without floating-point numbers.
       reason: why, in a sentence.
-      path: the calls and named scopes around it, 'scan/jit(relu)/ResNet/conv'.
+      path: the calls and named scopes around it, 'ResNet/scan/jit(silu)'.
       source: 'file:line (function)' of the code that wrote it; '' where JAX does not know.
       in_dtypes, out_dtypes: dtypes of its operands and results after the rewrite.
     """
@@ -120,21 +120,20 @@ def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
     return down, up
 
 
-def _decisions(graph: Graph, scope: str = "") -> Iterator[Decision]:
+def _decisions(graph: Graph) -> Iterator[Decision]:
     for node in graph.nodes:
         if node.eqn is None:
             continue
         if node.program is not None:
-            yield from _decisions(node.program, f"{node.scope}/" if node.scope else "")
+            yield from _decisions(node.program)
             continue
         ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
         outs = tuple(_dtype(value, graph.dtype, node.half) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
-        places = "/".join(part for part in (scope.rstrip("/"), node.scope, compat.name_stack(node.eqn)) if part)
         reason = node.reason or _default_reason(node, dtype)
         # A body that JAX traced earlier does not know who called it now: the call does.
         source = next(filter(None, map(compat.source_line, (node.eqn, *graph.callers(node)))), "")
-        yield Decision(node.primitive, node.category, dtype, reason, places, source, ins, outs)
+        yield Decision(node.primitive, node.category, dtype, reason, node.scope, source, ins, outs)
 
 
 def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:

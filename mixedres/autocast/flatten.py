@@ -39,6 +39,7 @@ class _Builder:
 
     def equation(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
+        scope = _inside(scope, compat.name_stack(eqn))
         if name in STRUCTURE:
             self.calls[path] = eqn
         if name in SIMPLE_CALLS:
@@ -137,7 +138,7 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
 
 
 def _inside(scope: str, label: str) -> str:
-    return f"{scope}/{label}" if scope else label
+    return "/".join(part for part in (scope, label) if part)
 
 
 def _name(jaxpr: Any) -> str:

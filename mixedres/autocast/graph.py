@@ -56,7 +56,7 @@ class Node:
       path: the equation indices that lead to it.
       eqn: the equation; None for a merge.
       category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
-      scope: the calls around it, for people: 'jit(relu)/scan body'.
+      scope: the named scopes and calls around it, for people: 'ResNet/scan/jit(silu)'.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
       taint: RANGE or SUM where it must be float32, '' elsewhere (set by the colouring, as are half and reason).

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from mixedres.autocast import explain
+from mixedres.autocast.compat import equations
 
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "None": "none"}
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -12,16 +13,6 @@ def colors(fn, *args, dtype=jnp.float16, **options):
     """'dot_general f16, tanh f32': the operations of `fn` in order, with what each computes in."""
     decisions = explain(fn, dtype, **options)(*args).decisions
     return ", ".join(f"{d.primitive.replace('dot_general', 'dot')} {SHORT[str(d.dtype)]}" for d in decisions)
-
-
-def equations(jaxpr):
-    """All equations of a jaxpr and of the jaxprs in their parameters."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from equations(inner)
 
 
 def product_dtypes(jaxpr):
