@@ -80,7 +80,8 @@ def _scan(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> l
     params = eqn.params
     num_consts, num_carry = compat.scan_arity(params)
     body, _ = compat.opened(params["jaxpr"])
-    consts = [natural(arg) for arg in args[:num_consts]]
+    # In float32, and cast inside: the gradient of what every step reads is summed over the steps.
+    consts = [plain(arg) for arg in args[:num_consts]]
     init = tuple(plain(arg) for arg in args[num_consts : num_consts + num_carry])
     xs = tuple(natural(arg) for arg in args[num_consts + num_carry :])
 

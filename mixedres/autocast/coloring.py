@@ -31,7 +31,7 @@ ADDITIONS = ("add", "add_any", "sub")
 def color(graph: Graph) -> None:
     """Sets `half`, `taint` and `reason` of every node of `graph`."""
     nodes = [node for node in graph.nodes if node.touches_f32]
-    allowed = [node for node in nodes if _runs_in_half(node, graph.dtype)]
+    allowed = _without_tables([node for node in nodes if _runs_in_half(node, graph.dtype)])
     for node in allowed:
         node.half, node.reason = True, "on the allow list"
     if not allowed:
@@ -54,6 +54,9 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
     if jnp.float32 not in floats or any(d not in (jnp.float32, dtype) for d in floats):
         node.reason = f"operands are {', '.join(str(d) for d in floats)}: left as they are" if floats else ""
         return False
+    if node.primitive == "dot_general" and (reason := _no_matrix_product(node)):
+        node.reason = reason
+        return False
     precision = node.eqn.params.get("precision")
     asked = precision if isinstance(precision, tuple) else (precision,)
     if any(p is not None and p not in (lax.Precision.DEFAULT, lax.Precision.HIGH) for p in asked):
@@ -64,6 +67,35 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
         node.reason = f"preferred_element_type={jnp.dtype(preferred)} asks for more than half"
         return False
     return True
+
+
+def _no_matrix_product(node: Node) -> str:
+    """Why matrix units do nothing for a dot_general, so that half would cost digits alone; '' if they do."""
+    (contracted, _), (batch, _) = node.eqn.params["dimension_numbers"]
+    left, right = (atom.aval for atom in node.eqn.invars)
+    if max(left.ndim, right.ndim) == len(contracted) + len(batch):
+        return "a sum of products, not a matrix product: float32"
+    return ""
+
+
+def _without_tables(products: list[Node]) -> list[Node]:
+    """Leaves out outer products of values that no product has made, such as positions times frequencies."""
+    kept = []
+    for node in products:
+        if _is_outer(node) and not reach([node], Node.producers, lambda n: True).intersection(products):
+            node.reason = "a table, an outer product of given values: float32"
+        else:
+            kept.append(node)
+    return kept
+
+
+def _is_outer(node: Node) -> bool:
+    if node.primitive != "dot_general":
+        return False
+    (contracted, _), _ = node.eqn.params["dimension_numbers"]
+    left, right = (atom.aval.shape for atom in node.eqn.invars)
+    terms = math.prod(left[axis] for axis in contracted)
+    return bool(terms == 1 and _size(node) > max(math.prod(left), math.prod(right)))
 
 
 def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
@@ -93,14 +125,13 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
 
 def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
     """Infer and clear nodes that stay in float32 although nothing before them is unsafe, with the reason."""
-    pinned = dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
+    pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
+    pinned |= dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
     for node in nodes:
         if dtype == jnp.float16 and node.primitive in ("reduce_max", "reduce_min"):
             before, left = node.eqn.invars[0].aval, node.eqn.outvars[0].aval
             if math.prod(before.shape) > LONGEST_FLOAT16_COUNT * math.prod(left.shape):
                 pinned[node] = "its derivative counts equal elements, and float16 counts to 2048"
-        if node.category in ("infer", "clear") and len(node.outs) == 1 and _only_broadcast(node):
-            pinned[node] = "read by broadcasting alone: its gradient is a sum"
         if any(value.returned for value in node.outs):
             pinned.update({last: "its result is returned" for last in _last_infer(node)})
         if node.category == "merge":
@@ -109,18 +140,23 @@ def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[No
     return pinned
 
 
-def _only_broadcast(node: Node) -> bool:
-    """Whether every reader, through clear ops, spreads the result over a larger array: a bias, a gate per channel."""
+def _only_broadcast(nodes: list[Node]) -> set[Node]:
+    """Nodes whose readers, through clear ops, all spread the result over a larger array: a bias, a gate per channel."""
+    found: set[Node] = set()
 
-    def spreads(reader: Node) -> bool:
+    def spreads(node: Node, reader: Node) -> bool:
         if reader.category not in ("infer", "clear") or len(reader.outs) != 1:
             return False
-        if reader.primitive in SPREADING and _size(reader) > _size(node):
-            return True
-        return reader.category == "clear" and _only_broadcast(reader)
+        return (reader.category == "clear" and reader in found) or (
+            reader.primitive in SPREADING and _size(reader) > _size(node)
+        )
 
-    readers = list(node.consumers())
-    return bool(readers) and all(spreads(reader) for reader in readers)
+    for node in reversed(nodes):  # readers come before what they read
+        if node.category in ("infer", "clear") and len(node.outs) == 1:
+            readers = list(node.consumers())
+            if readers and all(spreads(node, reader) for reader in readers):
+                found.add(node)
+    return found
 
 
 def _size(node: Node) -> int:
@@ -129,11 +165,8 @@ def _size(node: Node) -> int:
 
 def _last_infer(node: Node) -> set[Node]:
     """The infer ops whose result `node` hands on: itself, or those before it through clear ops."""
-    handing_on = (
-        {node, *reach([node], Node.producers, lambda n: n.category == "clear")} if node.category == "clear" else {node}
-    )
-    sources = {source for n in handing_on if n.category == "clear" for source in n.producers()} | handing_on
-    return {source for source in sources if source.category == "infer"}
+    reached = reach([node], lambda n: n.producers() if n.category == "clear" else (), lambda n: True)
+    return {n for n in (node, *reached) if n.category == "infer"}
 
 
 def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set[Node]]:

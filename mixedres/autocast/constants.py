@@ -39,11 +39,16 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
     return None
 
 
-def out_of_range(constant: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether a finite number other than 0 would overflow or lose digits to underflow in `dtype`."""
+def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether `dtype` has no number for a constant: it would overflow, underflow, or become 1 as 0.9999 does."""
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
     limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
-    underflows = constant.size <= SMALL and np.any(size < float(limits.smallest_normal))
-    return bool(underflows or np.any(size > float(limits.max)))
+    if constant.size <= SMALL:
+        underflows = np.any(size < float(limits.smallest_normal))
+        with np.errstate(over="ignore"):
+            becomes_one = np.any((size.astype(dtype) == 1) & (size != 1))
+        if underflows or becomes_one:
+            return True
+    return bool(np.any(size > float(limits.max)))

@@ -17,6 +17,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from mixedres.autocast import compat
 from mixedres.autocast.cells import cast, is_f32
 from mixedres.autocast.compat import Equation
+from mixedres.autocast.constants import unfit
 from mixedres.autocast.rules import SIMPLE_CALLS, Lists
 
 
@@ -34,7 +35,12 @@ def in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: List
         ]
         at_floats = [struct for struct in at if _is_inexact(struct)]
         traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
-        results = _uniform(traced, [*primals, *floats], dtype, lists)
+        if any(_unfit_literal(inner, dtype) for inner in compat.equations(traced)):
+            # The rule divides by 1e-8 or the like: its transpose would overflow where it hands on half.
+            wide = [_in(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
+            results = [_in(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
+        else:
+            results = _uniform(traced, [*primals, *floats], dtype, lists)
         return _with_float0(results[: len(eqn.outvars)], results[len(eqn.outvars) :])
 
     function = jax.custom_jvp(primal)
@@ -81,28 +87,30 @@ def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any,
 
 def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The forward and backward functions of a custom_vjp_call, rewritten."""
+    # The first operands are constants that the function closes over; its rule has no gradient for them.
+    constant = [index < eqn.params["num_consts"] for index in range(len(eqn.invars))]
+    varies = [_is_inexact(var.aval) and not fixed for var, fixed in zip(eqn.invars, constant, strict=True)]
+    outs = [var.aval for var in eqn.outvars]
 
     def forward(*args: Any) -> Any:
-        def call(*floats: Any) -> list[Any]:
-            remaining = iter(floats)
-            return compat.bind(eqn, *(next(remaining) if _is_inexact(arg) else arg for arg in args))
+        def call(*varying: Any) -> list[Any]:
+            remaining = iter(varying)
+            return compat.bind(eqn, *(next(remaining) if v else arg for v, arg in zip(varies, args, strict=True)))
 
-        outs, pullback = jax.vjp(call, *(arg for arg in args if _is_inexact(arg)))
-        return tuple(outs), pullback
+        results, pullback = jax.vjp(call, *(arg for v, arg in zip(varies, args, strict=True) if v))
+        return tuple(results), pullback
 
-    def backward(pullback: Any, cotangents: Sequence[Any], avals: Sequence[Any]) -> Any:
+    def backward(pullback: Any, cotangents: Sequence[Any]) -> Any:
         remaining = iter(cotangents)
-        return pullback([next(remaining) if _is_inexact(aval) else _float0(aval) for aval in avals])
-
-    outs = [var.aval for var in eqn.outvars]
+        return pullback([next(remaining) if _is_inexact(aval) else _float0(aval) for aval in outs])
 
     def fwd(*args: Any) -> Any:
         return rewrite(forward)(*args)
 
     def bwd(pullback: Any, cotangents: Any) -> Any:
         floats = [c for c, aval in zip(cotangents, outs, strict=True) if _is_inexact(aval)]
-        remaining = iter(rewrite(lambda p, c: backward(p, c, outs))(pullback, floats))
-        return tuple(next(remaining) if _is_inexact(var.aval) else None for var in eqn.invars)
+        remaining = iter(rewrite(backward)(pullback, floats))
+        return tuple(next(remaining) if v else None for v in varies)
 
     return fwd, bwd
 
@@ -134,9 +142,13 @@ def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Li
         return _uniform(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), args, dtype, lists)
     if name == "custom_jvp_call" and half:
         return in_half(eqn, [_in(arg, dtype) if is_ else arg for arg, is_ in zip(args, f32, strict=True)], dtype, lists)
-    half = half and lists.category(name) in ("infer", "clear")
+    half = half and not _unfit_literal(eqn, dtype) and lists.category(name) in ("infer", "clear")
     operands = [_in(arg, dtype if half else jnp.float32) if is_ else arg for arg, is_ in zip(args, f32, strict=True)]
     return compat.bind(eqn, *operands, **(in_dtype(eqn.params, dtype) if half else {}))
+
+
+def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
+    return any(isinstance(a, Literal) and is_f32(a.aval) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
 
 
 def _in(array: Any, dtype: Any) -> Any:

@@ -62,10 +62,10 @@ class Evaluator:
             return calls.EVALUATE[eqn.primitive.name](self, eqn, path, args)
         if node is not None and node.program is not None:
             results = custom_rules.rewritten(eqn, [plain(arg) for arg in args], self.rewrite)
+        elif eqn.primitive.name == "convert_element_type":
+            return [self.convert(eqn, args[0], half=node is not None and node.half)]
         elif node is not None and node.half:
             results = self.half_node(node, args)
-        elif eqn.primitive.name == "convert_element_type":
-            return self.convert(eqn, args)
         else:
             results = compat.bind(eqn, *(plain(arg) for arg in args))
         return cells(eqn.outvars, results)
@@ -77,25 +77,24 @@ class Evaluator:
         if name == "custom_jvp_call":
             operands = [arg.half(dtype) if isinstance(arg, Cell) else arg for arg in args]
             return custom_rules.in_half(eqn, operands, dtype, self.graph.lists)
-        if name == "convert_element_type":
-            return [args[0].half(dtype) if isinstance(args[0], Cell) else cast(args[0], dtype)]
         if name in COPIES and _copies(eqn):
             return [cast(result, dtype) for result in compat.bind(eqn, *(plain(arg) for arg in args))]
         shape = eqn.outvars[0].aval.shape
         operands = [_operand(node, arg, shape, dtype) for arg in args]
         return compat.bind(eqn, *operands, **custom_rules.in_dtype(eqn.params, dtype))
 
-    def convert(self, eqn: Equation, args: list[Any]) -> list[Any]:
-        """A conversion of the original program that stays: from what is there, without rounding twice."""
-        (arg,) = args
-        target = eqn.params["new_dtype"]
-        if isinstance(arg, Cell) and not is_f32(eqn.outvars[0].aval):
-            array = arg.half(target) if target == self.dtype else arg.f32()
-            return [array] if array.dtype == target else compat.bind(eqn, array)
-        (result,) = compat.bind(eqn, plain(arg))
+    def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
+        """A conversion of the original program: from what is there, without rounding twice."""
+        target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
+        if isinstance(arg, Cell) and target == self.dtype:
+            result = arg.half(target)
+        elif isinstance(arg, Cell) and target != jnp.float32:
+            result = cast(arg.array, target)
+        else:
+            result = cast(plain(arg), target) if half else compat.bind(eqn, plain(arg))[0]
         if not is_f32(eqn.outvars[0].aval):
-            return [result]
-        return [Cell(result, None if isinstance(arg, Cell) else arg)]
+            return result
+        return Cell(result, None if isinstance(arg, Cell) else arg)
 
 
 def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:

@@ -11,7 +11,7 @@ from jax.extend.core import Literal
 
 from mixedres.autocast import compat
 from mixedres.autocast.compat import Equation
-from mixedres.autocast.constants import folded, known, out_of_range
+from mixedres.autocast.constants import folded, known, unfit
 from mixedres.autocast.graph import Graph, Node, Path, Value
 from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, STRUCTURE, Lists
 
@@ -50,7 +50,7 @@ class _Builder:
             return self.scan(eqn, path, scope, ins)
         if name == "while":
             return self.while_loop(eqn, path, scope, ins)
-        if name == "cond":
+        if name == "cond" and eqn.params.get("branches_platforms") is None:
             return self.cond(eqn, path, scope, ins)
         if name in ("custom_jvp_call", "custom_vjp_call"):
             return self.custom_rule(eqn, path, scope, ins)
@@ -165,7 +165,7 @@ def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str
             nested = [list(_categories(b, lists, dtype)) for b in (*bodies, *eqn.params.get("branches", ()))]
             inner = [("unlisted", False), *(item for items in nested for item in items if item[0] == "allow")]
         else:
-            outside = any(isinstance(a, Literal) and out_of_range(np.asarray(a.val), dtype) for a in eqn.invars)
+            outside = any(isinstance(a, Literal) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
             inner = [("deny", True)] if outside else [(lists.category(name), name in DENY_SUMS)]
         for category, sums in inner:
             found[category] = found.get(category, True) and sums

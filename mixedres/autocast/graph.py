@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres.autocast.compat import Equation
-from mixedres.autocast.constants import out_of_range
+from mixedres.autocast.constants import unfit
 from mixedres.autocast.rules import Lists
 
 Path = tuple[int, ...]
@@ -41,6 +41,13 @@ class Value:
     consumers: list[Node] = dataclasses.field(default_factory=list)
     constant: np.ndarray | None = None
     returned: bool = False
+    _unfit: bool | None = None
+
+    def unfit(self, dtype: np.dtype) -> bool:
+        """Whether its constant is one that `dtype` cannot represent; looked at once, for it may be large."""
+        if self._unfit is None:
+            self._unfit = self.constant is not None and unfit(self.constant, dtype)
+        return self._unfit
 
     @property
     def is_f32(self) -> bool:
@@ -92,7 +99,7 @@ class Node:
     def unfit_constant(self, dtype: np.dtype) -> float | None:
         """A constant operand that `dtype` cannot represent; None if there is none."""
         for value in self.ins:
-            if value.is_f32 and value.constant is not None and out_of_range(value.constant, dtype):
+            if value.is_f32 and value.constant is not None and value.unfit(dtype):
                 return float(value.constant.reshape(-1)[0])
         return None
 

@@ -74,7 +74,7 @@ def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
     if _all_consumers_half(node, dtype):
         return "clear, only half ops read it"
     if node.taint != RANGE and node in storable and any(c.half for c in node.consumers()) and _only_safe_readers(node):
-        return "clear, stored in half for the allow op that reads it"
+        return "clear, rounded to half, to be stored for the allow op that reads it"
     return ""
 
 
@@ -108,12 +108,22 @@ def _converts_to(node: Node, dtype: np.dtype) -> bool:
 
 
 def _only_safe_readers(node: Node) -> bool:
-    """Whether every use, through clear ops, is a half op, an infer op, or (of an infer op) a sum in float32."""
+    """Whether every use, through clear ops, bears one more rounding: half ops, and arithmetic that cancels nothing.
+
+    No comparison and no step: it may turn over. No difference, which may be of what was one value before; that of an
+    infer op, a trunk, is taken to its own mean, and its sums are made in float32.
+    """
+    trunk = node.category == "infer"
     for reached in (node, *reach([node], Node.consumers, lambda n: n.category == "clear" and not n.half)):
         if any(value.returned for value in reached.outs if value.is_f32):
             return False
         for reader in reached.consumers():
-            sums = node.category == "infer" and reader.category == "deny" and reader.taint != RANGE
-            if not (reader.half or reader.category in ("infer", "clear") or sums):
+            if reader.category == "infer":
+                bears = trunk or reader.primitive != "sub"
+            elif reader.category == "clear":
+                bears = _rounding_commutes(reader) and all(value.is_f32 for value in reader.outs)
+            else:
+                bears = trunk and reader.category == "deny" and reader.taint != RANGE
+            if not (bears or reader.half):
                 return False
     return True

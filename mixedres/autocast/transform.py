@@ -67,7 +67,7 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str) ->
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
     try:
-        half = np.dtype(jnp.dtype(dtype))
+        half = np.dtype(jnp.dtype(dtype if dtype is not None else "none"))
     except TypeError:
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}") from None
     if half.name not in DTYPES:
@@ -94,6 +94,7 @@ def traced(
         flat_results, structure = jax.tree.flatten(results)
         return flat_results
 
+    flat.__name__ = getattr(fn, "__name__", "fn")  # for the messages of tracing errors
     jaxpr = jax.make_jaxpr(flat)(*arrays)
     return build(jaxpr, lists, dtype, color), arrays, structure
 

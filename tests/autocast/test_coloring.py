@@ -155,7 +155,7 @@ def test_after_a_norm_the_activation_is_stored_in_half():
     (activation,) = by_name["max"]
     assert (str(activation.dtype), activation.reason) == (
         "float16",
-        "clear, stored in half for the allow op that reads it",
+        "clear, rounded to half, to be stored for the allow op that reads it",
     )
     for name in ("reduce_sum", "rsqrt"):
         assert {str(d.dtype) for d in by_name[name]} == {"float32"}
