@@ -17,7 +17,10 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 def replace_text(path: pathlib.Path, text: str) -> None:
     """Replaces the file by one with this `text`."""
     partial = path.with_name(path.name + ".part")
-    partial.write_text(text)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # before the name is there, or a loss of power could leave an empty file under it
     os.replace(partial, path)
 
 

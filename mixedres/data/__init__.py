@@ -1,7 +1,23 @@
 """Data sets as batches of numpy arrays; importing this starts no device."""
 
-from mixedres.data.load import NAMES, load
-from mixedres.data.prefetch import prefetch
-from mixedres.data.sources import Batch, InMemory, Source, Synthetic
+from mixedres.data.examples import DataError, DataSet, Example, Examples
+from mixedres.data.load import NAMES, Options, load
+from mixedres.data.prefetch import Prefetch
+from mixedres.data.sources import WHOLE, Batch, InMemory, Shard, Source, Synthetic
 
-__all__ = ["NAMES", "Batch", "InMemory", "Source", "Synthetic", "load", "prefetch"]
+__all__ = [
+    "NAMES",
+    "WHOLE",
+    "Batch",
+    "DataError",
+    "DataSet",
+    "Example",
+    "Examples",
+    "InMemory",
+    "Options",
+    "Prefetch",
+    "Shard",
+    "Source",
+    "Synthetic",
+    "load",
+]

@@ -2,57 +2,145 @@
 
 from __future__ import annotations
 
-from mixedres.data import digits
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from mixedres.data.examples import DataSet
 from mixedres.data.sources import Source, Synthetic
 
-NAMES = ("digits", "synthetic")
-_PLANNED = ("imagenet2012", "cifar10")
+NAMES = ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
+PREFIX = "tfds:"
 
 
-def load(
-    name: str,
-    *,
-    image_size: int,
-    batch_size: int,
-    dir: str | None = None,
-    channels: int = 3,
-    num_classes: int | None = None,
-    train_examples: int | None = None,
-    pad: int = 0,
-    flip: bool = False,
-) -> Source:
-    """The data set called `name`.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a data set can be told; each uses what concerns it.
+
+    Attributes:
+      image_size: height and width of an image.
+      batch_size: of synthetic data: its test set is one such batch.
+      dir: where the data lie; digits and synthetic data need none.
+      channels, train_examples: of synthetic data.
+      num_classes: of synthetic data; of others, where the network should have more outputs than the data has classes.
+      pad, flip: augmentation.
+      preprocessing: of stored pictures: 'official' or 'torch', see `mixedres.data.preprocessing`.
+      train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
+      eval_share, split_seed: of a folder that has no part for evaluation.
+      threads: that decode pictures, in every process that does; None: together as many as there are CPU cores.
+      workers: processes that decode pictures; 0: threads alone.
+      on_error: 'raise' or 'skip': what to do with a picture that cannot be read.
+    """
+
+    image_size: int
+    batch_size: int
+    dir: str | None = None
+    channels: int = 3
+    num_classes: int | None = None
+    train_examples: int | None = None
+    pad: int = 0
+    flip: bool = False
+    preprocessing: str = "torch"
+    train_split: str | None = None
+    eval_split: str | None = None
+    eval_share: float = 0.2
+    split_seed: int = 0
+    threads: int | None = None
+    workers: int = 0
+    on_error: str = "raise"
+
+
+def load(name: str, **options: Any) -> Source:
+    """The data set called `name`: one of `NAMES`, or 'tfds:' and the name of any data set that was prepared.
 
     Args:
-      name: one of `NAMES`.
-      image_size: height and width of an image.
-      dir: where the data lie; digits and synthetic data need none.
-      batch_size: of synthetic data: its test set is one such batch.
-      channels, num_classes, train_examples: of synthetic data.
-      pad, flip: augmentation of data held in memory.
+      name: of the data set.
+      **options: the fields of `Options`.
 
     Raises:
-      ValueError: for an unknown name, and for one that this version cannot read yet.
+      ValueError: for an unknown name, and for data that is not there or cannot be used; the message says what to do.
     """
+    given = Options(**options)
+    for field, least in (("image_size", 1), ("threads", 1), ("workers", 0)):
+        value = getattr(given, field)
+        if value is not None and value < least:
+            raise ValueError(f"{field} must be >= {least}, got {value}")
     if name == "digits":
-        return digits.load(image_size=image_size, pad=pad, flip=flip)
+        from mixedres.data import digits
+
+        return digits.load(image_size=given.image_size, pad=given.pad, flip=given.flip)
     if name == "synthetic":
-        if num_classes is None or train_examples is None:
-            raise ValueError(
-                "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
-                "--config.data.train_examples=50000, say"
-            )
-        return Synthetic(
-            image_shape=(image_size, image_size, channels),
-            num_classes=num_classes,
-            train_examples=train_examples,
-            eval_examples=batch_size,
-            mean=(127.0,) * channels,
-            std=(60.0,) * channels,
-        )
-    if name in _PLANNED:
+        return _synthetic(given)
+    if name == "cifar10":
+        from mixedres.data import cifar10
+
+        return cifar10.load(given.dir, image_size=given.image_size, pad=given.pad, flip=given.flip)
+    if name in ("folder", "imagenet2012") or name.startswith(PREFIX):
+        try:
+            return _pictures(name, given)
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+    near = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"data set {name!r} is unknown; {hint}Use one of {', '.join(NAMES)}, or {PREFIX}NAME")
+
+
+def _synthetic(given: Options) -> Source:
+    if given.num_classes is None or given.train_examples is None:
         raise ValueError(
-            f"data set {name!r} cannot be read by this version yet; run its recipe on synthetic data with "
-            "--config.data.name=synthetic"
+            "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
+            "--config.data.train_examples=50000, say"
         )
-    raise ValueError(f"data set {name!r} is unknown; use one of {', '.join(NAMES)}")
+    return Synthetic(
+        image_shape=(given.image_size, given.image_size, given.channels),
+        num_classes=given.num_classes,
+        train_examples=given.train_examples,
+        eval_examples=given.batch_size,
+        mean=(127.0,) * given.channels,
+        std=(60.0,) * given.channels,
+    )
+
+
+def _pictures(name: str, given: Options) -> Source:
+    """A loader of stored pictures."""
+    from mixedres.data import folder, loader, prepared, preprocessing, workers
+
+    if given.on_error not in loader.ON_ERROR:
+        raise ValueError(f"on_error is {given.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
+    family = preprocessing.get(given.preprocessing)
+    splits = {"train_split": given.train_split, "eval_split": given.eval_split}
+    if name == "folder":
+        if given.dir is None:
+            raise ValueError("data.dir is not set; name the folder of pictures with --config.data.dir=DIR")
+        data_set = folder.scan(given.dir, **splits, eval_share=given.eval_share, split_seed=given.split_seed)
+    else:
+        data_set = prepared.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)
+    data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, given))))
+    classes = len(data_set.class_names)
+    if given.num_classes is not None and given.num_classes < classes:
+        raise ValueError(
+            f"num_classes is {given.num_classes}, but the data has {classes} classes; leave it unset "
+            "(--config.data.num_classes=None)"
+        )
+    cpus = workers.available_cpus()
+    return loader.Loader(
+        data_set,
+        given.image_size,
+        family,
+        given.num_classes or classes,
+        flip=given.flip,
+        threads=given.threads or max(1, cpus // max(1, given.workers)),
+        workers=given.workers,
+        on_error=given.on_error,
+    )
+
+
+def _notes(data_set: DataSet, given: Options) -> Iterator[str]:
+    """What a person should know of the data before a run."""
+    yield data_set.note
+    if given.num_classes is not None and given.num_classes > len(data_set.class_names):
+        yield f"the network has {given.num_classes} outputs for {len(data_set.class_names)} classes (data.num_classes)"
+    train, test = data_set.train, data_set.eval
+    if len(train) == len(test) and train.fingerprint() == test.fingerprint():
+        yield "the test examples are the training examples"

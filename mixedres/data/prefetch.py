@@ -1,31 +1,119 @@
-"""Batches on the device before they are needed."""
+"""Batches on the device before they are needed, and how long it had to wait for them."""
 
 from __future__ import annotations
 
-import collections
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Host = TypeVar("Host")
 Device = TypeVar("Device")
 
+# Seconds between two looks at whether the device has run out of work: fine enough for a step, and free.
+_POLL = 0.001
+# Seconds that `close` waits for a batch in the making; a read that hangs must not keep the process.
+_PATIENCE = 30.0
 
-def prefetch(batches: Iterable[Host], put: Callable[[Host], Device], depth: int = 2) -> Iterator[Device]:
-    """Yields ``put(batch)`` of each batch, with `depth` of them under way ahead of the one in use.
 
-    `put` starts a transfer and returns at once (`jax.device_put`). A batch that is the very object before it, as
-    synthetic data repeats one, is not transferred again.
+class Prefetch(Generic[Host, Device]):
+    """An iterator over ``put(batch)`` of each batch, made in a thread that keeps `depth` of them ready.
 
-    Args:
-      batches: finite or endless.
-      put: from the host's to the device's form.
-      depth: >= 1.
+    A batch that is the very object before it, as synthetic data repeats one, is not put again. `close` ends thread and
+    source; it is a context manager.
+
+    Attributes:
+      waited: seconds in `take` during which the device had nothing to do.
     """
-    queue: collections.deque[Device] = collections.deque()
-    last: Host | None = None
-    for batch in batches:
-        queue.append(queue[-1] if queue and batch is last else put(batch))
-        last = batch
-        if len(queue) > depth:
-            yield queue.popleft()
-    yield from queue
+
+    def __init__(self, batches: Iterable[Host], put: Callable[[Host], Device], depth: int = 2):
+        """Starts.
+
+        Args:
+          batches: finite or endless; only the thread touches it from now on, and closes it where it has a `close`.
+          put: from the host's to the device's form (`jax.device_put`).
+          depth: >= 1.
+        """
+        self.waited = 0.0
+        self._batches, self._put = iter(batches), put
+        self._ready: queue.Queue[tuple[Device | None, BaseException | None]] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._finished = False
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Device]:
+        return self
+
+    def __next__(self) -> Device:
+        return self.take()
+
+    def take(self, busy: Callable[[], bool] = lambda: False) -> Device:
+        """The next batch; what the source raised, where it did; StopIteration at its end.
+
+        Args:
+          busy: whether the device still has work. Waiting counts only from when it has none: while it is busy, nothing
+            is lost.
+        """
+        if self._finished:
+            raise StopIteration
+        idle_since = None
+        while not self._stop.is_set():
+            if idle_since is None and self._ready.empty() and not busy():
+                idle_since = time.perf_counter()
+            try:
+                batch, error = self._ready.get(timeout=_POLL)
+                break
+            except queue.Empty:
+                continue
+        else:
+            raise StopIteration  # closed by another thread
+        if idle_since is not None:
+            self.waited += time.perf_counter() - idle_since
+        if error is not None:
+            self._finished = True
+            raise error
+        return batch  # type: ignore[return-value]
+
+    def fill(self) -> None:
+        """Waits until a batch is there, or the source has ended or failed; not counted in `waited`."""
+        while self._ready.empty() and self._thread.is_alive():
+            time.sleep(_POLL)
+
+    def close(self) -> None:
+        """Ends the thread and closes the source."""
+        self._finished = True
+        self._stop.set()
+        self._thread.join(_PATIENCE)
+
+    def __enter__(self) -> Prefetch[Host, Device]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            last: Host | object = self  # which is no batch
+            for batch in self._batches:
+                if batch is not last:
+                    sent, last = self._put(batch), batch
+                if not self._hand_over(sent, None):
+                    return
+            self._hand_over(None, StopIteration())
+        except BaseException as error:
+            self._hand_over(None, error)
+        finally:
+            if close := getattr(self._batches, "close", None):
+                close()
+
+    def _hand_over(self, batch: Device | None, error: BaseException | None) -> bool:
+        """Waits for room in the queue; False where nobody wants the batch any more."""
+        while not self._stop.is_set():
+            try:
+                self._ready.put((batch, error), timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import itertools
+import threading
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,14 +16,52 @@ import numpy as np
 Batch = dict[str, np.ndarray]
 
 
+class Shard(NamedTuple):
+    """The part of every batch that one of `count` hosts feeds to its devices."""
+
+    index: int = 0
+    count: int = 1
+
+    def rows(self, batch_size: int) -> range:
+        """The rows of a global batch that are this host's; raises ValueError where the hosts do not divide it."""
+        if batch_size % self.count:
+            raise ValueError(f"batch_size {batch_size} is not a multiple of the {self.count} hosts")
+        size = batch_size // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+
+WHOLE = Shard()
+
+
+def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of the training examples in an epoch, (examples,) int64."""
+    with _ORDERING:  # all threads ask for a new epoch at the same time
+        return _epoch_order(examples, seed, epoch)
+
+
+_ORDERING = threading.Lock()
+
+
+@functools.lru_cache(maxsize=2)  # some threads are in the next epoch already
+def _epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, 0, epoch)).permutation(examples)
+
+
 class Source(Protocol):
-    """A data set for image classification.
+    """A data set for image classification, in batches.
+
+    Batch sizes are global; a host gets its `Shard` of the rows. All hosts together have every row once, and all of them
+    the same number of batches.
 
     Attributes:
       image_shape: (height, width, channels) of every image.
       num_classes: labels lie in [0, num_classes).
       train_examples, eval_examples: sizes of the two parts.
       mean, std: per channel on the scale 0 to 255; None: every image is standardised by itself.
+      class_names: by label; empty where classes have no names.
+      note: what a person who starts a run should know of the data, or ''.
+      unreadable: {name of an image: why it could not be used}, of those passed over so far.
+      fingerprint: changes where the examples, their order or their labels change.
     """
 
     image_shape: tuple[int, int, int]
@@ -28,12 +70,22 @@ class Source(Protocol):
     eval_examples: int
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    class_names: tuple[str, ...]
+    note: str
+    unreadable: dict[str, str]
 
-    def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0) -> Iterator[Batch]:
+    @property
+    def fingerprint(self) -> str:
+        """See above."""
+        ...
+
+    def train_batches(
+        self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE
+    ) -> Iterator[Batch]:
         """Endless batches; the k-th is a function of (seed, first_step + k) alone, so that a run can continue."""
         ...
 
-    def eval_batches(self, batch_size: int) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every test example once, in order; the last batch is padded and masked."""
         ...
 
@@ -47,6 +99,7 @@ class InMemory:
       num_classes, mean, std: see `Source`.
       pad: pixels of zero padding before the random crop; 0: no crop.
       flip: mirror an image with probability 1/2.
+      class_names, note, unreadable: see `Source`.
     """
 
     train_images: np.ndarray
@@ -58,6 +111,9 @@ class InMemory:
     std: tuple[float, ...] | None = None
     pad: int = 0
     flip: bool = False
+    class_names: tuple[str, ...] = ()
+    note: str = ""
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -74,33 +130,42 @@ class InMemory:
         """Number of test images."""
         return len(self.eval_images)
 
-    def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0) -> Iterator[Batch]:
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of all images and labels."""
+        digest = hashlib.sha256()
+        for part in (self.train_images, self.train_labels, self.eval_images, self.eval_labels):
+            digest.update(np.ascontiguousarray(part))
+        return digest.hexdigest()
+
+    def train_batches(
+        self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE
+    ) -> Iterator[Batch]:
         """Whole batches of a new permutation each epoch; what does not fill a batch is left out of that epoch."""
         per_epoch = self.train_examples // batch_size
         if not per_epoch:
             raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
-        epoch, order = None, np.empty(0, np.int64)
-        step = first_step
-        while True:
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                order = np.random.default_rng((seed, 0, epoch)).permutation(self.train_examples)
-            start = step % per_epoch * batch_size
-            chosen = order[start : start + batch_size]
+        rows = shard.rows(batch_size)
+        for step in itertools.count(first_step):
+            epoch, place = divmod(step, per_epoch)
+            order = epoch_order(self.train_examples, seed, epoch)
+            chosen = order[place * batch_size : (place + 1) * batch_size]
             images = self._augment(self.train_images[chosen], np.random.default_rng((seed, 1, step)))
-            yield {"image": images, "label": self.train_labels[chosen].astype(np.int32)}
-            step += 1
+            labels = self.train_labels[chosen].astype(np.int32)
+            yield {"image": images[rows.start : rows.stop], "label": labels[rows.start : rows.stop]}
 
-    def eval_batches(self, batch_size: int) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Every test example once, in order; the last batch is padded with zeros and masked."""
+        rows = shard.rows(batch_size)
         for start in range(0, self.eval_examples, batch_size):
-            images = self.eval_images[start : start + batch_size]
-            labels = self.eval_labels[start : start + batch_size].astype(np.int32)
-            missing = batch_size - len(images)
+            part = slice(start + rows.start, start + rows.stop)
+            images = self.eval_images[part]
+            labels = self.eval_labels[part].astype(np.int32)
+            missing = len(rows) - len(images)
             yield {
                 "image": np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0))),
                 "label": np.pad(labels, (0, missing)),
-                "mask": np.arange(batch_size) < len(images),
+                "mask": np.arange(len(rows)) < len(images),
             }
 
     def _augment(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -131,18 +196,26 @@ class Synthetic:
     eval_examples: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()
+    note: str = ""
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
+    fingerprint: str = "synthetic"
 
-    def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0) -> Iterator[Batch]:
+    def train_batches(
+        self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE
+    ) -> Iterator[Batch]:
         """The same batch object for ever, which lets the loop keep it on the device."""
-        batch = self._batch(batch_size, seed)
+        rows = shard.rows(batch_size)
+        batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, seed).items()}
         while True:
             yield batch
 
-    def eval_batches(self, batch_size: int) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, shard: Shard = WHOLE) -> Iterator[Batch]:
         """One batch of which `eval_examples` count."""
-        batch = self._batch(batch_size, 0)
+        rows = shard.rows(batch_size)
+        batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, 0).items()}
         for start in range(0, self.eval_examples, batch_size):
-            yield batch | {"mask": np.arange(batch_size) < self.eval_examples - start}
+            yield batch | {"mask": np.asarray(rows) < self.eval_examples - start}
 
     def _batch(self, batch_size: int, seed: int) -> Batch:
         rng = np.random.default_rng((seed, 2))

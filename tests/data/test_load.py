@@ -1,14 +1,15 @@
-"""Data sets by name, batches ahead of time, and what importing all this does not do."""
+"""Data sets by name, and what importing all this does not do."""
 
-import itertools
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from mixedres.data import NAMES, InMemory, Synthetic, load, prefetch
+from mixedres.data import NAMES, InMemory, Synthetic, load
+from tests.data import made
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -32,86 +33,144 @@ def test_synthetic_by_name():
     assert batch["mask"].all()
 
 
+def message(name, **options):
+    """Of the error; one line."""
+    with pytest.raises(ValueError) as error:
+        load(name, **{"image_size": 8, "batch_size": 4, **options})
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_the_names():
+    assert NAMES == ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("name", "near"),
     [
-        ("mnist", {}, ("'mnist'", "unknown", *NAMES)),
-        ("", {}, ("''", "unknown", "digits", "synthetic")),
-        ("imagenet2012", {}, ("'imagenet2012'", "--config.data.name=synthetic")),
-        ("cifar10", {}, ("'cifar10'", "--config.data.name=synthetic")),
-        ("synthetic", {"num_classes": 5}, ("num_classes", "train_examples")),
-        ("synthetic", {"train_examples": 5}, ("num_classes", "train_examples")),
+        ("mnist", None),
+        ("", None),
+        ("digit", "digits"),
+        ("cifar-10", "cifar10"),
+        ("imagenet", "imagenet2012"),
+        ("Synthetic", "synthetic"),
+        ("folders", "folder"),
     ],
 )
-def test_errors_say_what_is_allowed(name, options, words):
-    with pytest.raises(ValueError) as error:
-        load(name, image_size=8, batch_size=4, **options)
-    assert all(word in str(error.value) for word in words), str(error.value)
+def test_an_unknown_name_is_told_the_nearest(name, near):
+    hint = f"did you mean {near!r}? " if near else ""
+    names = "digits, synthetic, cifar10, imagenet2012, folder, or tfds:NAME"
+    assert message(name) == f"data set {name!r} is unknown; {hint}Use one of {names}"
 
 
-class Host:
-    """A stream that counts what was read of it, and what was sent to the device."""
-
-    def __init__(self, items):
-        self.items, self.read, self.sent = items, 0, []
-
-    def __iter__(self):
-        for item in self.items:
-            self.read += 1
-            yield item
-
-    def put(self, item):
-        self.sent.append(item)
-        return ("on device", item)
+@pytest.mark.parametrize("options", [{}, {"num_classes": 5}, {"train_examples": 5}])
+def test_synthetic_data_need_sizes(options):
+    text = message("synthetic", **options)
+    assert "num_classes" in text and "train_examples" in text
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_prefetch_reads_depth_batches_ahead_and_no_more(depth):
-    host = Host(itertools.count())
-    batches = prefetch(host, host.put, depth)
-    assert host.read == 0
-    for used in range(1, 20):
-        assert next(batches) == ("on device", used - 1)
-        assert host.read == len(host.sent) == used + depth
-    assert host.sent == list(range(19 + depth))
+def test_a_missing_imagenet_says_how_to_get_it(tmp_path):
+    text = message("imagenet2012", dir=str(tmp_path))
+    assert f"no {tmp_path}/imagenet2012/VERSION/dataset_info.json." in text
+    command = "python -m mixedres.data.prepare imagenet2012 --manual_dir=THAT_DIRECTORY"
+    assert f"{command} --data_dir={tmp_path}; or name another place with --config.data.dir=DIR or TFDS_DATA_DIR" in text
+    assert "image-net.org" in text and "ILSVRC2012_img_train.tar" in text and "ILSVRC2012_img_val.tar" in text
 
 
-def test_prefetch_is_two_ahead_by_default():
-    host = Host(itertools.count())
-    next(prefetch(host, host.put))
-    assert host.sent == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("name", "looked", "build"),
+    [
+        ("flowers", "flowers/VERSION", "flowers"),
+        ("flowers:3.0.1", "flowers/3.0.1", "flowers"),
+        ("emnist/letters", "emnist/letters/VERSION", "emnist/letters"),
+    ],
+)
+def test_a_missing_data_set_says_how_to_get_it(name, looked, build, tmp_path):
+    text = message(f"tfds:{name}", dir=str(tmp_path))
+    assert f"data set {build!r} is not prepared: no {tmp_path}/{looked}/dataset_info.json" in text
+    assert f"tfds build {build} --file_format=array_record --data_dir={tmp_path};" in text
+    assert "--config.data.dir=DIR or TFDS_DATA_DIR" in text
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 9])
-def test_prefetch_of_a_finite_stream_ends(length, depth):
-    host = Host([object() for _ in range(length)])
-    assert list(prefetch(host, host.put, depth)) == [("on device", item) for item in host.items]
-    assert host.sent == host.items
+def test_a_data_set_without_a_name(tmp_path):
+    made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
+    assert "configs" not in message("tfds:", dir=str(tmp_path))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 6])
-def test_the_same_object_is_sent_once(depth):
-    a, b = np.zeros(3), np.zeros(3)  # equal, and yet two
-    host = Host([a, a, a, b, b, a, a])
-    batches = list(prefetch(host, host.put, depth))
-    assert [id(item) for item in host.sent] == [id(a), id(b), id(a)]
-    assert [id(item) for _, item in batches] == [id(item) for item in host.items]
-    # One object on the device, as well, however long it has been repeated.
-    host = Host(itertools.repeat(a, 50))
-    assert len({id(batch) for batch in prefetch(host, host.put, depth)}) == 1
-    assert len(host.sent) == 1
+def test_where_a_missing_data_set_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    assert f"no {tmp_path}/tensorflow_datasets/flowers/VERSION" in message("tfds:flowers")
+    monkeypatch.setenv("TFDS_DATA_DIR", "~/elsewhere")
+    assert f"no {tmp_path}/elsewhere/flowers/VERSION" in message("tfds:flowers")
+    assert f"is not in {tmp_path}/elsewhere:" in message("cifar10", image_size=32)
+    assert f"no {tmp_path}/given/flowers/VERSION" in message("tfds:flowers", dir="~/given")
 
 
-def test_an_error_of_the_stream_arrives():
-    def broken():
-        yield from range(3)
-        raise OSError("disk")
+def test_a_missing_cifar10_says_how_to_get_it(tmp_path):
+    text = message("cifar10", dir=str(tmp_path), image_size=32)
+    assert f"data set 'cifar10' is not in {tmp_path}:" in text
+    for word in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "cs.toronto.edu/~kriz/cifar.html"):
+        assert word in text
+    assert "--config.data.dir=DIR" in text
 
-    batches = prefetch(broken(), lambda x: x, 1)
-    assert [next(batches), next(batches)] == [0, 1]
-    with pytest.raises(OSError, match="disk"):
-        next(batches)
+
+def test_a_directory_too_deep_is_recognised(tmp_path):
+    directory = made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
+    text = message("tfds:flowers", dir=str(directory))
+    assert f"{directory} is a data set itself: give what holds its name and version as --config.data.dir" in text
+
+
+def test_stray_tfrecord_files_are_mentioned(tmp_path):
+    made.write_tfrecord(tmp_path / "flowers" / "1.0.0" / "flowers-train.tfrecord-00000-of-00001", [b"x"])
+    text = message("tfds:flowers", dir=str(tmp_path))
+    assert f"({tmp_path}/flowers/1.0.0 holds TFRecord files, but not the dataset_info.json" in text
+
+
+def test_a_folder_needs_a_place(tmp_path):
+    assert message("folder") == "data.dir is not set; name the folder of pictures with --config.data.dir=DIR"
+    assert f"no folder {tmp_path}/nowhere" in message("folder", dir=str(tmp_path / "nowhere"))
+
+
+def test_options_of_pictures_are_checked(tmp_path):
+    made.write_folder(tmp_path, 6)
+    text = message("folder", dir=str(tmp_path), num_classes=2)
+    assert text.startswith("num_classes is 2, but the data has 3 classes")
+    assert message("folder", dir=str(tmp_path), on_error="ignore") == "on_error is 'ignore'; it must be raise or skip"
+    assert "preprocessing 'x' is unknown" in message("folder", dir=str(tmp_path), preprocessing="x")
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    made.write_folder(tmp_path, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", refuse)
+        assert message("folder", dir=str(tmp_path)) == f"{tmp_path}/train cannot be read: Permission denied"
+    monkeypatch.setattr(os, "scandir", refuse)  # which os.walk calls for the class folders
+    assert message("folder", dir=str(tmp_path)).startswith(f"{tmp_path}/train/")
+    assert message("folder", dir=str(tmp_path)).endswith(" cannot be read: Permission denied")
+
+
+def cpus():
+    return len(os.sched_getaffinity(0))
+
+
+def test_a_folder_by_name(tmp_path):
+    made.write_folder(tmp_path, 15)
+    options = {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
+    source = load("folder", **options)
+    assert (source.image_shape, source.num_classes, source.class_names) == ((8, 8, 3), 3, made.CLASSES)
+    assert (source.train_examples, source.eval_examples) == (12, 3)
+    assert source.mean == (123.675, 116.28, 103.53)
+    assert "20% of every class" in source.note and source.unreadable == {}
+    assert (source.workers, source.threads, source.flip, source.on_error) == (0, cpus(), False, "raise")
+    source = load("folder", **options, num_classes=10, preprocessing="official", workers=2, flip=True, on_error="skip")
+    assert (source.num_classes, source.mean, source.flip) == (10, (123.68, 116.78, 103.94), True)
+    assert (source.workers, source.threads, source.on_error) == (2, max(1, cpus() // 2), "skip")
+    assert load("folder", **options, threads=7, workers=2).threads == 7
 
 
 def test_importing_starts_no_device():
@@ -124,7 +183,37 @@ def test_importing_starts_no_device():
     roots = {name.split(".")[0] for name in loaded}
     assert not roots & {"jax", "jaxlib", "flax", "jmp", "optax", "absl", "tensorflow"}
     assert not roots & {"sklearn", "scipy"}  # slow, and only the digits need them
+    assert not roots & {"grain", "tensorflow_datasets", "array_record", "cv2", "PIL", "simplejpeg"}  # only pictures
     assert {name for name in loaded if name.startswith("mixedres.")} == {
         "mixedres.data",
-        *(f"mixedres.data.{name}" for name in ("digits", "load", "prefetch", "sources")),
+        *(f"mixedres.data.{name}" for name in ("examples", "load", "prefetch", "sources")),
     }
+
+
+def test_what_a_person_should_know_before_a_run(tmp_path):
+    made.write_folder(tmp_path, 6)
+    made.write_folder(tmp_path, 6, part="val")
+    assert load("folder", dir=str(tmp_path), image_size=8, batch_size=2).note == ""
+    note = load("folder", dir=str(tmp_path), image_size=8, batch_size=2, num_classes=5).note
+    assert note == "the network has 5 outputs for 3 classes (data.num_classes)"
+    note = load("folder", dir=str(tmp_path), image_size=8, batch_size=2, eval_split="train").note
+    assert note == "the test examples are the training examples"
+    for name in ("a.bmp", "b.BMP", "c.gif", "notes.txt"):
+        (next((tmp_path / "train").iterdir()) / name).write_bytes(b"")
+    note = load("folder", dir=str(tmp_path), image_size=8, batch_size=2).note
+    assert note == "3 pictures in formats that are not read (.bmp, .gif) are left out"
+
+
+def test_the_fingerprint_changes_with_the_data_and_not_with_their_place(tmp_path):
+    def fingerprint(directory):
+        return load("folder", dir=str(directory), image_size=8, batch_size=2).fingerprint
+
+    made.write_folder(tmp_path / "one", 12)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    first = fingerprint(tmp_path / "one")
+    assert fingerprint(tmp_path / "two") == first
+    renamed = sorted((tmp_path / "two").glob("*/*/*"))[0]
+    renamed.rename(renamed.with_name("other" + renamed.suffix))
+    assert fingerprint(tmp_path / "two") != first
+    sources = [load("digits", image_size=size, batch_size=2).fingerprint for size in (8, 16, 8)]
+    assert sources[0] == sources[2] != sources[1]

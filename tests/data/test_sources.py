@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from mixedres.data import InMemory, Synthetic
+from mixedres.data import WHOLE, InMemory, Shard, Synthetic
 
 HEIGHT, WIDTH = 5, 4
 
@@ -216,3 +216,66 @@ def test_synthetic_evaluation(examples, batch_size):
         assert (batch["mask"].dtype, batch["mask"].shape) == (np.bool_, (batch_size,))
         without_mask = {key: batch[key] for key in ("image", "label")}
         assert same([without_mask], take(synthetic(), batch_size, 1, seed=0))
+
+
+def test_the_rows_of_hosts():
+    assert [list(Shard(index, 3).rows(6)) for index in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert Shard(0, 1) == WHOLE and list(WHOLE.rows(3)) == [0, 1, 2]
+    with pytest.raises(ValueError, match="batch_size 7 is not a multiple of the 2 hosts"):
+        Shard(0, 2).rows(7)
+
+
+def joined(parts):
+    """The batches of all hosts, one below the other."""
+    return [
+        {key: np.concatenate([part[key] for part in batches]) for key in batches[0]}
+        for batches in zip(*parts, strict=True)
+    ]
+
+
+SOURCES = {
+    "in memory": lambda: coded(27, pad=1, flip=True),  # 13 to test with
+    "synthetic": lambda: synthetic(eval_examples=13),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [4, 8])
+def test_hosts_have_the_rows_of_the_global_batch(name, hosts, batch_size):
+    source = SOURCES[name]()
+    shards = [Shard(index, hosts) for index in range(hosts)]
+    for first in (0, 5):
+        options = {"seed": 2, "first_step": first}
+        parts = [take(source, batch_size, 9, shard=shard, **options) for shard in shards]
+        assert all(len(batch["label"]) == batch_size // hosts for part in parts for batch in part)
+        assert same(joined(parts), take(source, batch_size, 9, **options))
+    parts = [list(source.eval_batches(batch_size, shard=shard)) for shard in shards]
+    assert {len(part) for part in parts} == {math.ceil(13 / batch_size)}
+    assert same(joined(parts), list(source.eval_batches(batch_size)))
+    assert sum(batch["mask"].sum() for part in parts for batch in part) == 13
+    for part in parts:
+        for batch in part:
+            assert len(batch["image"]) == len(batch["label"]) == len(batch["mask"]) == batch_size // hosts
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_hosts_that_do_not_divide_the_batch_are_refused(name):
+    source = SOURCES[name]()
+    with pytest.raises(ValueError, match="multiple of the 2 hosts"):
+        take(source, 5, 1, shard=Shard(0, 2))
+    with pytest.raises(ValueError, match="multiple of the 2 hosts"):
+        list(source.eval_batches(5, shard=Shard(0, 2)))
+
+
+def test_what_a_source_says_of_itself():
+    for make in SOURCES.values():
+        source = make()
+        assert (source.class_names, source.note, source.unreadable) == ((), "", {})
+    named = coded(4, class_names=("a", "b"), note="small")
+    assert (named.class_names, named.note) == (("a", "b"), "small")
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match="batch_size 8 is more than the 7 training images"):
+        take(coded(7), 8, 1)

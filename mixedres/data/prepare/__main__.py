@@ -1,0 +1,193 @@
+"""The command line of the preparation."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from mixedres.data.examples import DataError
+from mixedres.data.prepare import imagenet, recipes, writer
+from mixedres.data.prepare.writer import Recipe, UsageError, Written
+
+_DESCRIPTION = """\
+Writes a data set once, in the layout of TensorFlow Datasets (ArrayRecord) and without TensorFlow, for training on it
+with mixedres or any other reader of that layout. What was interrupted is continued by the same command.
+"""
+_IMAGENET = f"""\
+ImageNet (ILSVRC 2012), from the two tar files that image-net.org gives to those who register: the same records in the
+same order as those of TensorFlow Datasets, so train[:10%] is everybody's. The handful of CMYK and PNG pictures become
+RGB JPEGs; all others are stored byte for byte. It takes about as much disk space as the tar files.
+
+  python -m mixedres.data.prepare {imagenet.NAME} --manual_dir=DOWNLOADS --data_dir=DATA
+"""
+_FOLDER = """\
+A folder of pictures, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or CLASS/*.jpg alone, packed into a few large
+files. Pictures that are not RGB or gray JPEG or PNG, or that lie on their side by their EXIF data, are stored upright
+and encoded anew; all others byte for byte.
+
+  python -m mixedres.data.prepare folder --from=PICTURES --data_dir=DATA --name=flowers
+"""
+_SAME_COMMAND = "the same command continues where this one stopped"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes as one line, without the usage text that would push it off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help tells more")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 0, 1 where data or disk failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    try:
+        arguments = _parser().parse_args(argv)
+        recipe = arguments.recipe(arguments)
+        print(_summary(recipe, arguments.data_dir, writer.write(recipe, arguments.data_dir)))
+        return 0
+    except UsageError as error:
+        return _failed(2, str(error))
+    except DataError as error:
+        return _failed(1, str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(1, f"{where}{error.strerror or error}; {_SAME_COMMAND}")
+    except KeyboardInterrupt:
+        return _failed(130, f"interrupted; {_SAME_COMMAND}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("python -m mixedres.data.prepare", description=_DESCRIPTION)
+    commands = parser.add_subparsers(title="data sets", metavar="DATA_SET", required=True)
+    layout = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    _add_imagenet(
+        commands.add_parser(imagenet.NAME, help="ImageNet from tar or TFRecord files", description=_IMAGENET, **layout)
+    )
+    _add_folder(commands.add_parser("folder", help="pictures, one folder a class", description=_FOLDER, **layout))
+    return parser
+
+
+def _add_imagenet(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--manual_dir", metavar="DIR", type=_path, help=f"holds {' and '.join(imagenet.TARS.values())}")
+    source.add_argument(
+        "--from_tfrecord",
+        metavar="DIR",
+        type=_path,
+        help="holds TFRecord files to convert without loss: of TensorFlow Datasets, or train-00000-of-01024 and so on",
+    )
+    parser.add_argument("--partial", action="store_true", help="take what is there of an incomplete download")
+    _add_common(parser)
+    parser.set_defaults(recipe=_imagenet_recipe)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", dest="source", metavar="DIR", type=_path, required=True, help="the folder")
+    parser.add_argument("--name", type=_name, required=True, help="what to call the data set: a-z, 0-9 and _")
+    parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
+    parser.add_argument("--eval_split", metavar="FOLDER", help="that of the other (default val, validation or test)")
+    parser.add_argument(
+        "--eval_share", type=float, default=0.2, help="without it: share of every class to hold out (default 0.2)"
+    )
+    parser.add_argument("--split_seed", type=int, default=0, help="another one holds out other pictures (default 0)")
+    _add_common(parser)
+    parser.set_defaults(recipe=_folder_recipe)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data_dir", metavar="DIR", type=_path, required=True, help="where data sets lie, as DIR/NAME/VERSION"
+    )
+    parser.add_argument(
+        "--short_side",
+        metavar="N",
+        type=_between(16, 65500),
+        help="store smaller copies, with a short side of N pixels, under a name that says so (default: the originals)",
+    )
+    parser.add_argument("--quality", metavar="Q", type=_between(1, 100), help="of the smaller copies (default 90)")
+    parser.add_argument(
+        "--on_error", choices=["stop", "skip"], default="stop", help="at a picture that cannot be read (default stop)"
+    )
+
+
+def _imagenet_recipe(arguments: argparse.Namespace) -> Recipe:
+    if arguments.manual_dir is not None:
+        find, source = recipes.imagenet_from_tars, arguments.manual_dir
+    else:
+        find, source = recipes.imagenet_from_tfrecord, arguments.from_tfrecord
+    return find(source, arguments.data_dir, _options(arguments), partial=arguments.partial)
+
+
+def _folder_recipe(arguments: argparse.Namespace) -> Recipe:
+    return recipes.pictures_of_folder(
+        arguments.source,
+        arguments.data_dir,
+        _options(arguments),
+        name=arguments.name,
+        train_split=arguments.train_split,
+        eval_split=arguments.eval_split,
+        eval_share=arguments.eval_share,
+        split_seed=arguments.split_seed,
+    )
+
+
+def _options(arguments: argparse.Namespace) -> recipes.Options:
+    given = {"skip_unreadable": arguments.on_error == "skip"}
+    if arguments.quality is not None:
+        if arguments.short_side is None:
+            raise UsageError("--quality is that of smaller copies; give --short_side too")
+        given["quality"] = arguments.quality
+    return recipes.Options(short_side=arguments.short_side, **given)
+
+
+def _summary(recipe: Recipe, data_dir: pathlib.Path, written: Mapping[str, Sequence[Written]]) -> str:
+    """One line: what was written, and the command to train on it."""
+    held = {split: sum(shard.examples for shard in shards) for split, shards in written.items()}
+    left_out = sum(sum(part.lengths) for part in recipe.splits.values()) - sum(held.values())
+    size = sum(shard.num_bytes for shards in written.values() for shard in shards)
+    counts = " and ".join(f"{count:,} {split}" for split, count in held.items())
+    config = f"configs/{'imagenet' if recipe.name.startswith(imagenet.NAME) else 'tfds'}.py:fp16"
+    if recipe.name != imagenet.NAME:
+        config += f" --config.data.name=tfds:{recipe.name}"
+    skipped = f", {left_out:,} left out" if left_out else ""
+    volume = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+    return (
+        f"wrote {data_dir / recipe.name / recipe.version}: {counts} images{skipped}, {volume}; train on it with "
+        f"python -m mixedres.main --config={config} --config.data.dir={shlex.quote(str(data_dir))}"
+    )
+
+
+def _path(text: str) -> pathlib.Path:
+    if not text:
+        raise argparse.ArgumentTypeError("name a directory")
+    return pathlib.Path(text).expanduser().absolute()
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not made of a-z, 0-9 and _, or does not begin with a letter")
+    if text == imagenet.NAME:
+        raise argparse.ArgumentTypeError(f"{text!r} would be taken for ImageNet itself; choose another name")
+    return text
+
+
+def _between(lowest: int, highest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest} to {highest}")
+        return int(text)
+
+    return parse
+
+
+def _failed(status: int, line: str) -> int:
+    print(f"mixedres: {line}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

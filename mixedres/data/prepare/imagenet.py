@@ -1,0 +1,143 @@
+"""ImageNet (ILSVRC 2012) from the two tar files that image-net.org gives to those who register."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import re
+import tarfile
+from collections.abc import Mapping
+from typing import BinaryIO
+
+import numpy as np
+
+from mixedres.data.examples import DataError
+from mixedres.data.imagenet import COUNTS, NAME, class_names, lines
+from mixedres.data.prepare.pictures import Pictures
+from mixedres.data.prepare.progress import Progress
+from mixedres.data.prepare.writer import UsageError
+
+VERSION = "5.1.0"
+TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
+HOMEPAGE = "https://image-net.org/"
+
+_TRAIN_NAME = re.compile(r"(n\d{8})_")
+_VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
+
+
+def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, Pictures]:
+    """Finds the pictures in the tar files, without reading them.
+
+    Args:
+      manual_dir: holds the files of `TARS`.
+      partial: take what is there of a train or a validation set that is missing or not complete.
+
+    Raises:
+      UsageError: for tar files that are not there, and for a number of pictures that is not ImageNet's.
+      DataError: for a tar file that is damaged.
+    """
+    found = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
+    missing = [name for split, name in TARS.items() if split not in found]
+    if missing and not (found and partial):
+        way_out = ", or prepare what is there with --partial" if found else ""
+        raise UsageError(
+            f"no {' and no '.join(missing)} in {manual_dir}; register at {HOMEPAGE} to download "
+            f"{'them' if len(missing) > 1 else 'it'}, then type python -m mixedres.data.prepare {NAME} "
+            f"--manual_dir=DIR --data_dir=DIR with the directory of the tar files{way_out}"
+        )
+    index = {"train": _index_train, "validation": _index_validation}
+    splits = {split: index[split](path, partial) for split, path in found.items()}
+    check_counts({split: len(pictures) for split, pictures in splits.items()}, str(manual_dir), partial=partial)
+    return splits
+
+
+def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> None:
+    """Raises `UsageError` unless both parts are complete; with `partial`, unless one of them has a picture."""
+    wrong = [
+        f"{counts.get(split, 0):,} of {count:,} {split} pictures"
+        for split, count in COUNTS.items()
+        if counts.get(split, 0) != count
+    ]
+    if wrong and not partial:
+        raise UsageError(
+            f"{source} has {' and '.join(wrong)}, which is not all of ImageNet (a download that was cut?); "
+            "prepare what is there with --partial"
+        )
+    empty = [split for split, count in counts.items() if not count]
+    if empty:
+        raise UsageError(f"{source} has no {' and no '.join(empty)} pictures at all")
+
+
+def class_of(name: str, *, default: str) -> str:
+    """The WordNet id of the picture with this file name; `default` where the name does not tell."""
+    if match := _TRAIN_NAME.match(name):
+        return match[1]
+    match = _VALIDATION_NAME.fullmatch(name)
+    return _validation_classes()[int(match[1]) - 1] if match and 1 <= int(match[1]) <= 50_000 else default
+
+
+@functools.cache
+def _validation_classes() -> tuple[str, ...]:
+    """Those of ILSVRC2012_val_00000001.JPEG and its followers."""
+    return tuple(lines("validation_labels.txt"))
+
+
+def _index_train(path: pathlib.Path, partial: bool) -> Pictures:
+    label = {name: index for index, name in enumerate(class_names())}
+    keys: list[str] = []
+    labels: list[int] = []
+    spans: list[tuple[int, int]] = []
+    end = os.path.getsize(path)
+    with path.open("rb") as file, Progress(f"indexing {path.name}", COUNTS["train"]) as progress:
+        for inner, start, size in _members(file, path, 0, end, partial):
+            wnid = inner.removesuffix(".tar")
+            if wnid not in label:
+                raise DataError(f"{path} holds {inner}, which is not the tar file of a class of ImageNet")
+            members = _members(file, path, start, min(start + size, end), partial)
+            names, offsets, sizes = zip(*members, strict=True) if members else ((), (), ())
+            keys += names
+            labels += [label[wnid]] * len(names)
+            spans += zip(offsets, sizes, strict=True)
+            progress.add(len(names))
+    return _pictures(keys, labels, spans, path)
+
+
+def _index_validation(path: pathlib.Path, partial: bool) -> Pictures:
+    with path.open("rb") as file:
+        members = _members(file, path, 0, os.path.getsize(path), partial)
+    label = {name: index for index, name in enumerate(class_names())}
+    keys = [name for name, _, _ in members]
+    classes = [class_of(key, default="") for key in keys]
+    unknown = [key for key, wnid in zip(keys, classes, strict=True) if wnid not in label]
+    if unknown:
+        raise DataError(f"{path} holds {unknown[0]}, which is not a validation picture of ImageNet")
+    spans = [(offset, size) for _, offset, size in members]
+    return _pictures(keys, [label[wnid] for wnid in classes], spans, path)
+
+
+def _members(file: BinaryIO, path: pathlib.Path, start: int, end: int, partial: bool) -> list[tuple[str, int, int]]:
+    """The files of the tar archive that lies in ``file[start:end]``: base name, offset in `file`, and size.
+
+    With `partial`, an archive that was cut off has what is before the cut; else that raises `DataError`.
+    """
+    file.seek(start)
+    found = []
+    try:
+        with tarfile.TarFile(fileobj=file, mode="r") as tar:  # begins where the file stands; offsets are the file's
+            for member in tar:
+                if member.offset_data + member.size > end and not (partial and member.name.endswith(".tar")):
+                    raise tarfile.ReadError("unexpected end of data")
+                if member.isfile():
+                    found.append((os.path.basename(member.name), member.offset_data, member.size))
+    except tarfile.ReadError as error:
+        if not partial:
+            raise DataError(f"{path} is cut off or damaged ({error}); download it again") from error
+    return found
+
+
+def _pictures(keys: list[str], labels: list[int], spans: list[tuple[int, int]], path: pathlib.Path) -> Pictures:
+    where = np.zeros((len(keys), 3), np.int64)
+    if spans:
+        where[:, 1:] = spans
+    return Pictures(keys, np.asarray(labels, np.int64), [str(path)], where)

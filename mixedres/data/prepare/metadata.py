@@ -1,0 +1,79 @@
+"""The files beside the shards that TensorFlow Datasets reads first: dataset_info.json, features.json, class names."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mixedres.data.examples import DataError
+from mixedres.data.prepare.writer import Written
+
+INFO, FEATURES = "dataset_info.json", "features.json"
+
+
+def write_info(
+    directory: pathlib.Path,
+    written: Mapping[str, Sequence[Written]],
+    *,
+    name: str,
+    version: str,
+    class_names: Sequence[str],
+    encoding_format: str | None,
+    **about: str,
+) -> None:
+    """Writes them for pictures with a class and a file name.
+
+    Args:
+      directory: holds the shards.
+      written: what the shards of each split hold.
+      name, version: of the data set.
+      class_names: by label.
+      encoding_format: of all pictures: 'jpeg' or 'png'; None where both occur, which TensorFlow Datasets tells apart.
+      about: 'description' and 'homepage'.
+
+    Raises:
+      DataError: for a split of which no example was written.
+    """
+    import tensorflow_datasets as tfds
+
+    empty = [split for split, shards in written.items() if not sum(shard.examples for shard in shards)]
+    if empty:
+        raise DataError(f"no picture could be read for {' and '.join(empty)}; nothing was prepared")
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(encoding_format=encoding_format),
+            "label": tfds.features.ClassLabel(names=list(class_names)),
+            "file_name": tfds.features.Text(),
+        }
+    )
+    files = tfds.core.ShardedFileTemplate(data_dir=directory, dataset_name=name, filetype_suffix="array_record")
+    splits = [
+        tfds.core.SplitInfo(
+            name=split,
+            shard_lengths=[shard.examples for shard in shards],
+            num_bytes=sum(shard.num_bytes for shard in shards),
+            filename_template=files.replace(split=split),
+        )
+        for split, shards in written.items()
+    ]
+    tfds.folder_dataset.write_metadata(
+        data_dir=directory,
+        features=features,
+        split_infos=splits,
+        version=version,
+        check_data=False,
+        supervised_keys=("image", "label"),
+        **about,
+    )
+
+
+def copy_info(directory: pathlib.Path, written: Mapping[str, Sequence[Written]], *, source: pathlib.Path) -> None:
+    """Copies them from the TFRecord copy in `source`, whose shards `directory` holds with the same records."""
+    del written  # the same as in `source`
+    info: dict[str, Any] = json.loads((source / INFO).read_text())
+    for path in [source / FEATURES, *source.glob("*.labels.txt")]:
+        shutil.copyfile(path, directory / path.name)
+    (directory / INFO).write_text(json.dumps(info | {"fileFormat": "array_record"}, indent=2) + "\n")

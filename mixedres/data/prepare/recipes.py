@@ -1,0 +1,114 @@
+"""What each command writes: where the pictures are found, what is done to them, and what the data set is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from mixedres.data.prepare import folder, imagenet, metadata, pictures, reencode, tfrecords
+from mixedres.data.prepare.writer import Recipe, Split, UsageError, final_directory
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What all commands have in common.
+
+    Attributes:
+      short_side: of smaller copies, in pixels; None: the originals.
+      quality: of smaller copies as JPEG, 1 to 100.
+      skip_unreadable: leave out pictures that cannot be read, rather than stop.
+    """
+
+    short_side: int | None = None
+    quality: int = 90
+    skip_unreadable: bool = False
+
+    def name(self, name: str) -> str:
+        """That of the data set; smaller copies must not be mistaken for the originals."""
+        return name if self.short_side is None else f"{name}_short{self.short_side}_q{self.quality}"
+
+    def origin(self, source: pathlib.Path) -> dict[str, Any]:
+        """What a plan says beside the splits; not `skip_unreadable`, with which a stopped start may be continued."""
+        quality = None if self.short_side is None else self.quality
+        return {"source": str(source), "short_side": self.short_side, "quality": quality}
+
+    def splits(
+        self, found: Mapping[str, pictures.Pictures], otherwise: reencode.Convert, *, turn: bool
+    ) -> dict[str, Split]:
+        """The splits with these pictures; see `reencode.converter`."""
+        convert = reencode.converter(otherwise, turn=turn, short_side=self.short_side, quality=self.quality)
+        return {
+            name: pictures.split(part, name, convert, skip_unreadable=self.skip_unreadable)
+            for name, part in found.items()
+        }
+
+
+def imagenet_from_tars(manual_dir: pathlib.Path, data_dir: pathlib.Path, options: Options, *, partial: bool) -> Recipe:
+    """ImageNet from its tar files; for the errors see `imagenet.from_tars`."""
+    _check_directory(manual_dir)
+    final_directory(data_dir, options.name(imagenet.NAME), imagenet.VERSION)  # before the work of finding the pictures
+    found = imagenet.from_tars(manual_dir, partial=partial)
+    return _imagenet(found, manual_dir, imagenet.VERSION, options)
+
+
+def imagenet_from_tfrecord(source: pathlib.Path, data_dir: pathlib.Path, options: Options, *, partial: bool) -> Recipe:
+    """ImageNet from a TFRecord copy of it; for the errors see `tfrecords`."""
+    _check_directory(source)
+    copy = tfrecords.tfds_copy(source)
+    name, version = options.name(imagenet.NAME), tfrecords.tfds_version(copy) if copy else imagenet.VERSION
+    final_directory(data_dir, name, version)
+    if copy and options.short_side is None:
+        splits = tfrecords.tfds_splits(copy)
+        counts = {split: sum(part.lengths) for split, part in splits.items()}
+        imagenet.check_counts(counts, str(copy), partial=partial)
+        return Recipe(name, version, options.origin(copy), splits, functools.partial(metadata.copy_info, source=copy))
+    found = tfrecords.tfds_pictures(copy) if copy else tfrecords.models_pictures(source)
+    imagenet.check_counts({split: len(part) for split, part in found.items()}, str(source), partial=partial)
+    return _imagenet(found, source, version, options)
+
+
+def pictures_of_folder(
+    source: pathlib.Path, data_dir: pathlib.Path, options: Options, *, name: str, **parts: Any
+) -> Recipe:
+    """A folder of pictures; for `parts` and the errors see `folder.from_folder`."""
+    _check_directory(source)
+    if source.resolve() in (data_dir.resolve(), *data_dir.resolve().parents):
+        raise UsageError(
+            f"--data_dir={data_dir} lies in {source}, where it would become one of its classes; name another"
+        )
+    name = options.name(name)
+    final_directory(data_dir, name, folder.VERSION)
+    found, class_names = folder.from_folder(source, **parts)
+    write_info = functools.partial(
+        metadata.write_info,
+        name=name,
+        version=folder.VERSION,
+        class_names=class_names,
+        encoding_format=None,  # JPEG and PNG may both occur
+        description=f"The pictures of the folder {source.name}",
+    )
+    splits = options.splits(found, reencode.upright, turn=True)
+    return Recipe(name, folder.VERSION, options.origin(source) | parts, splits, write_info)
+
+
+def _imagenet(found: Mapping[str, pictures.Pictures], source: pathlib.Path, version: str, options: Options) -> Recipe:
+    name = options.name(imagenet.NAME)
+    write_info = functools.partial(
+        metadata.write_info,
+        name=name,
+        version=version,
+        class_names=imagenet.class_names(),
+        encoding_format="jpeg",
+        description="ImageNet, the ILSVRC 2012 classification data set",
+        homepage=imagenet.HOMEPAGE,
+    )
+    splits = options.splits(found, reencode.repaired, turn=False)  # the published pipelines heed no EXIF orientation
+    return Recipe(name, version, options.origin(source), splits, write_info)
+
+
+def _check_directory(path: pathlib.Path) -> None:
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory")

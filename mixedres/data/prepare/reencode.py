@@ -1,0 +1,106 @@
+"""Encoded pictures -> encoded pictures: what is stored in a prepared data set.
+
+Whatever can stay as it is stays so, byte for byte; a picture is encoded anew for a reason that these functions name.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from mixedres.data import images
+
+Convert = Callable[[bytes], bytes]
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PLAIN = ("YCbCr", "Gray", "RGB")  # what every JPEG decoder turns into the same RGB; CMYK and YCCK are not
+
+
+def repaired(data: bytes) -> bytes:
+    """A picture of ImageNet; the few that are CMYK or PNG as an RGB JPEG of quality 100 without chroma subsampling.
+
+    Raises:
+      ValueError: where it is no picture.
+    """
+    head = images.header(data)
+    if _is_plain_jpeg(head):
+        return data
+    return jpeg(images.decode(data, head), quality=100, subsampling="4:4:4")
+
+
+def upright(data: bytes) -> bytes:
+    """A picture of a folder, such that a decoder that knows RGB and gray JPEG, PNG and no EXIF shows it rightly.
+
+    JPEGs in RGB or gray and PNGs that need no turning are kept. Others are decoded, turned and encoded anew: CMYK, WebP
+    (which does not tell whether it was lossless) and turned JPEG as JPEG of quality 95 without chroma subsampling;
+    turned PNG and every other format as PNG.
+
+    Raises:
+      ValueError: where it is no picture, or one whose pixels are not all there.
+    """
+    head = images.header(data, upright=True)
+    if head.orientation == 1 and (_is_plain_jpeg(head) or data.startswith(_PNG)):
+        images.decode(data, head, shrink=8)  # a damaged file would stop a training
+        return data
+    channels = 1 if head.colorspace == "Gray" else 3
+    pixels = images.decode(data, head, channels=channels)
+    if head.is_jpeg or _is_webp(data):
+        return jpeg(pixels, quality=95, subsampling="4:4:4")
+    return _encoded(pixels, "PNG")
+
+
+def shortened(data: bytes, *, short_side: int, quality: int, otherwise: Convert, turn: bool) -> bytes:
+    """A copy with a short side of `short_side` pixels, through a Lanczos filter, as a JPEG with 4:2:0 chroma.
+
+    Args:
+      data: the picture.
+      short_side: in pixels; a picture whose short side is no longer is not enlarged but goes through `otherwise`.
+      quality: of the JPEG, 1 to 100.
+      otherwise: what is done to small pictures.
+      turn: heed the orientation in EXIF data.
+
+    Raises:
+      ValueError: where it is no picture, or one whose pixels are not all there.
+    """
+    head = images.header(data, upright=turn)
+    if min(head.height, head.width) <= short_side:
+        return otherwise(data)
+    pixels = images.decode(data, head, channels=1 if head.colorspace == "Gray" else 3)
+    scale = short_side / min(head.height, head.width)
+    size = (round(head.width * scale), round(head.height * scale))
+    smaller = _image(pixels).resize(size, Image.Resampling.LANCZOS)
+    return jpeg(np.asarray(smaller), quality=quality, subsampling="4:2:0")
+
+
+def converter(otherwise: Convert, *, turn: bool, short_side: int | None, quality: int) -> Convert:
+    """`otherwise`, or `shortened` with it where a `short_side` is given."""
+    if short_side is None:
+        return otherwise
+    return functools.partial(shortened, short_side=short_side, quality=quality, otherwise=otherwise, turn=turn)
+
+
+def jpeg(pixels: np.ndarray, *, quality: int, subsampling: str) -> bytes:
+    """Encodes (height, width[, 1 or 3]) uint8; `subsampling` is '4:4:4' or '4:2:0'."""
+    return _encoded(pixels, "JPEG", quality=quality, subsampling=subsampling, optimize=True)
+
+
+def _is_plain_jpeg(head: images.Header) -> bool:
+    return head.is_jpeg and head.colorspace in _PLAIN
+
+
+def _is_webp(data: bytes) -> bool:
+    return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+
+
+def _image(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+
+
+def _encoded(pixels: np.ndarray, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    _image(pixels).save(buffer, kind, **options)
+    return buffer.getvalue()

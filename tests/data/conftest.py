@@ -1,0 +1,20 @@
+"""What the tests of the preparation of ImageNet begin with."""
+
+import pytest
+
+from mixedres.data.prepare.__main__ import main
+from tests.data import prepare_cases as cases
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    """The directory of two tar files with a few pictures."""
+    return cases.imagenet_tars(tmp_path_factory.mktemp("tars"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tars, tmp_path_factory):
+    """The data_dir of what is written from `tars`."""
+    data_dir = tmp_path_factory.mktemp("data")
+    assert main(cases.command(tars, data_dir)) == 0
+    return data_dir

@@ -1,0 +1,197 @@
+"""Pictures and data sets, made on the spot."""
+
+import io
+import itertools
+import json
+import struct
+
+import numpy as np
+from PIL import Image
+
+CLASSES = ("cat", "dög", "owl")
+
+
+def photo(height, width, seed=0, channels=3):
+    """A smooth picture: waves of 50 pixels and more; (height, width, channels) uint8."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / 50
+    waves = [np.zeros((height, width)) for _ in range(channels)]
+    for wave, _ in itertools.product(waves, range(4)):
+        fy, fx, phase = rng.uniform(-3, 3), rng.uniform(-3, 3), rng.uniform(0, 2 * np.pi)
+        wave += np.cos(fy * y + fx * x + phase)
+    return np.clip(127 + 30 * np.stack(waves, -1), 0, 255).astype(np.uint8)
+
+
+def plain(height, width, color):
+    """One color all over."""
+    return np.broadcast_to(np.uint8(color), (height, width, 3))
+
+
+def encoded(image, kind="JPEG", **options):
+    """The file of an array or of Pillow's image."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def turned(image, orientation, kind="JPEG", **options):
+    """A file whose EXIF data give this orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(image, kind, exif=exif, **options)
+
+
+def difference(a, b):
+    """Absolute, pixel by pixel."""
+    assert a.shape == b.shape
+    return np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
+
+
+def psnr(a, b):
+    return 20 * np.log10(255 / np.sqrt((difference(a, b) ** 2).mean()))
+
+
+def bilinear(part, size):
+    """Between the four nearest pixels, with their centres at halves; float64."""
+
+    def weights(length):
+        at = np.clip((np.arange(size) + 0.5) * length / size - 0.5, 0, length - 1)
+        low = np.minimum(at.astype(int), max(length - 2, 0))
+        matrix = np.zeros((size, length))
+        matrix[np.arange(size), low] = 1 - (at - low)
+        matrix[np.arange(size), np.minimum(low + 1, length - 1)] += at - low
+        return matrix
+
+    return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
+
+
+def average(part, size):
+    """Every pixel the mean of the area that it covers; float64."""
+
+    def weights(length):
+        edges = np.arange(size + 1) * length / size
+        overlap = np.minimum(edges[1:, None], np.arange(1, length + 1)) - np.maximum(
+            edges[:-1, None], np.arange(length)
+        )
+        return np.clip(overlap, 0, None) * size / length
+
+    return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
+
+
+def framed(record):
+    """A record as TFRecord files hold it, without checksums."""
+    return struct.pack("<QI", len(record), 0) + record + bytes(4)
+
+
+def write_tfrecord(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(framed, records)))
+
+
+def examples(count, height=24, width=30, kind="JPEG", channels=3, classes=3):
+    """What a prepared data set holds: dictionaries of file_name, image and label."""
+    return [
+        {
+            "file_name": f"{index:04d}.{kind.lower()}",
+            "image": encoded(photo(height, width, index, channels), kind),
+            "label": index % classes,
+        }
+        for index in range(count)
+    ]
+
+
+def models_record(image, label, file_name):
+    """A record as TensorFlow's models repository wrote ImageNet; labels from 1."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    example = tf_example_pb2.Example()
+    features = example.features.feature
+    features["image/encoded"].bytes_list.value.append(image)
+    features["image/class/label"].int64_list.value.append(label + 1)
+    features["image/filename"].bytes_list.value.append(file_name.encode())
+    features["image/height"].int64_list.value.append(1)
+    return example.SerializeToString()
+
+
+def prepare(root, name, splits, *, file_format="array_record", features=None, version="1.0.0", shards=2):
+    """Writes a data set as TensorFlow Datasets lays it out, without TensorFlow.
+
+    `splits` is {name: examples}; every split has `shards` files. Returns the directory.
+    """
+    import tensorflow_datasets as tfds
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from tensorflow_datasets.core import example_serializer
+
+    directory = root / name / version
+    directory.mkdir(parents=True)
+    if features is None:
+        features = tfds.features.FeaturesDict(
+            {
+                "file_name": tfds.features.Text(),
+                "image": tfds.features.Image(shape=(None, None, 3)),
+                "label": tfds.features.ClassLabel(names=list(CLASSES)),
+            }
+        )
+    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
+    last = name.rpartition("/")[0] or name  # of NAME/CONFIG the name
+    infos = []
+    for split, held in splits.items():
+        records = [serializer.serialize_example(features.encode_example(example)) for example in held]
+        bounds = [len(records) * shard // shards for shard in range(shards + 1)]
+        parts = [records[start:stop] for start, stop in itertools.pairwise(bounds)]
+        template = tfds.core.ShardedFileTemplate(
+            data_dir=directory, dataset_name=last, split=split, filetype_suffix=file_format.replace("-", "_")
+        )
+        for shard, part in enumerate(parts):
+            path = directory / f"{last}-{split}.{file_format}-{shard:05d}-of-{shards:05d}"
+            if file_format == "tfrecord":
+                write_tfrecord(path, part)
+            else:
+                writer = ArrayRecordWriter(str(path), "group_size:1")
+                for record in part:
+                    writer.write(record)
+                writer.close()
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split,
+                shard_lengths=[len(part) for part in parts],
+                num_bytes=sum(map(len, records)),
+                filename_template=template,
+            )
+        )
+    tfds.folder_dataset.write_metadata(data_dir=directory, features=features, split_infos=infos, check_data=False)
+    info = json.loads((directory / "dataset_info.json").read_text())
+    info["fileFormat"] = file_format
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    return directory
+
+
+def colored(index, count):
+    """A color that tells which picture it was, after JPEG, too."""
+    return (40 + 170 * index // max(count - 1, 1), 255 * (index % 2), 128)
+
+
+def write_folder(root, count=50, part="train"):
+    """Pictures of various sizes, of which one is a PNG and one is to be turned; their red tells which one it was.
+
+    The n-th path in sorted order is picture n.
+    """
+    sizes = [(40, 50), (64, 33), (31, 31), (90, 120), (20, 77)]
+    for index in range(count):
+        label = index * len(CLASSES) // count
+        height, width = sizes[index % len(sizes)]
+        pixels = plain(height, width, colored(index, count))
+        name = root / part / CLASSES[label] / f"{index:03d}.jpg"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        if index == 7:
+            name = name.with_suffix(".png")
+            name.write_bytes(encoded(pixels.copy(), "PNG"))
+        elif index == 11:
+            name.write_bytes(turned(pixels.copy(), 6, quality=95))
+        else:
+            # A step from dark to bright inside, so that crops and flips are seen.
+            pixels = pixels.copy()
+            pixels[:, : width // 3, 2] = 30
+            name.write_bytes(encoded(pixels, quality=95))

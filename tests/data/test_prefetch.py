@@ -1,0 +1,276 @@
+"""Batches ahead of time: order, how far ahead, errors, the end, and what counts as waiting."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mixedres.data import Prefetch
+
+# Seconds after which a thread that should have done something surely hangs.
+PATIENCE = 20
+
+
+def eventually(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.001)
+
+
+class Host:
+    """A stream that counts what was read of it, knows when it was closed, and what was sent to the device."""
+
+    def __init__(self, items):
+        self.items, self.read, self.sent, self.closed = items, 0, [], False
+
+    def __iter__(self):
+        try:
+            for item in self.items:
+                self.read += 1
+                yield item
+        finally:
+            self.closed = True
+
+    def put(self, item):
+        self.sent.append(item)
+        return ("on device", item)
+
+
+class Gate:
+    """A stream that gives an item whenever it is told to."""
+
+    def __init__(self):
+        self.allowed = threading.Semaphore(0)
+
+    def __iter__(self):
+        for item in itertools.count():
+            assert self.allowed.acquire(timeout=PATIENCE)
+            yield item
+
+
+def same(item):
+    return item
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_it_reads_depth_batches_ahead_and_one_in_hand(depth):
+    host = Host(itertools.count())
+    with Prefetch(host, host.put, depth) as batches:
+        for used in range(1, 20):
+            assert next(batches) == ("on device", used - 1)
+            eventually(lambda: len(host.sent) == used + depth + 1)  # noqa: B023
+            assert host.sent == list(range(host.read))
+        time.sleep(0.05)
+        assert host.read == len(host.sent) == 19 + depth + 1
+
+
+def test_it_is_two_ahead_by_default():
+    host = Host(itertools.count())
+    with Prefetch(host, host.put):
+        eventually(lambda: len(host.sent) == 3)
+        time.sleep(0.05)
+        assert host.sent == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 9])
+def test_a_finite_stream_ends(length, depth):
+    host = Host([object() for _ in range(length)])
+    with Prefetch(host, host.put, depth) as batches:
+        assert list(batches) == [("on device", item) for item in host.items]
+        assert host.sent == host.items
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(batches)
+        eventually(lambda: host.closed)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 6])
+def test_the_same_object_is_sent_once(depth):
+    a, b = np.zeros(3), np.zeros(3)  # equal, and yet two
+    host = Host([a, a, a, b, b, a, a])
+    with Prefetch(host, host.put, depth) as batches:
+        found = list(batches)
+    assert [id(item) for item in host.sent] == [id(a), id(b), id(a)]
+    assert [id(item) for _, item in found] == [id(item) for item in host.items]
+    # One object on the device, as well, however long it has been repeated.
+    host = Host(itertools.repeat(a, 50))
+    with Prefetch(host, host.put, depth) as batches:
+        assert len({id(batch) for batch in batches}) == 1
+    assert len(host.sent) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("error", [OSError("disk"), ValueError("x"), KeyboardInterrupt()])
+def test_an_error_of_the_stream_arrives_after_the_batches_before_it(depth, error):
+    def broken():
+        yield from range(3)
+        raise error
+
+    with Prefetch(broken(), same, depth) as batches:
+        assert [next(batches) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(type(error)) as caught:
+            next(batches)
+        assert caught.value is error
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_an_error_of_the_device_arrives_after_the_batches_before_it(depth):
+    def put(item):
+        if item == 2:
+            raise MemoryError("full")
+        return item
+
+    host = Host(itertools.count())
+    with Prefetch(host, put, depth) as batches:
+        assert [next(batches), next(batches)] == [0, 1]
+        with pytest.raises(MemoryError, match="full"):
+            next(batches)
+    assert host.read == 3 and host.closed
+
+
+@pytest.mark.parametrize("used", [0, 1, 4])
+def test_closing_ends_the_thread_and_the_stream(used):
+    host = Host(itertools.count())
+    batches = Prefetch(host, host.put, 2)
+    for _ in range(used):
+        next(batches)
+    eventually(lambda: host.read == used + 3)  # the queue is full, and the thread waits for room
+    batches.close()
+    assert host.closed and not batches._thread.is_alive()
+    with pytest.raises(StopIteration):
+        next(batches)
+    batches.close()  # twice does no harm
+
+
+def test_an_error_in_the_loop_closes_too():
+    host = Host(itertools.count())
+    with pytest.raises(ZeroDivisionError), Prefetch(host, host.put) as batches:
+        next(batches)
+        raise ZeroDivisionError
+    assert host.closed
+
+
+def test_closing_waits_for_the_batch_in_the_making():
+    started, go_on = threading.Event(), threading.Event()
+
+    def put(item):
+        started.set()
+        assert go_on.wait(PATIENCE)
+        return item
+
+    host = Host(itertools.count())
+    batches = Prefetch(host, put)
+    assert started.wait(PATIENCE)
+    threading.Timer(0.05, go_on.set).start()
+    batches.close()
+    assert go_on.is_set() and host.closed and host.read == 1
+
+
+def test_a_stream_without_close_will_do():
+    with Prefetch([1, 2, 3], same) as batches:
+        assert list(batches) == [1, 2, 3]
+
+
+def test_batches_are_made_while_the_consumer_does_something_else():
+    host = Host(itertools.count())
+    threads = []
+
+    def put(item):
+        threads.append(threading.current_thread())
+        return item
+
+    with Prefetch(host, put) as batches:
+        eventually(lambda: len(threads) == 3)
+        next(batches)
+    assert threading.main_thread() not in threads
+
+
+def test_waiting_counts_while_the_device_has_nothing_to_do():
+    gate = Gate()
+    with Prefetch(gate, same) as batches:
+        threading.Timer(0.2, gate.allowed.release).start()
+        assert batches.take(lambda: False) == 0
+        assert 0.05 < batches.waited < PATIENCE
+        before = batches.waited
+        threading.Timer(0.1, gate.allowed.release).start()
+        assert next(batches) == 1  # as if there were no work
+        assert 0.03 < batches.waited - before < PATIENCE
+        gate.allowed.release()
+
+
+def test_waiting_does_not_count_while_the_device_is_busy():
+    gate, asked = Gate(), []
+
+    def busy():
+        asked.append(1)
+        if len(asked) == 20:
+            gate.allowed.release()
+        return True
+
+    with Prefetch(gate, same) as batches:
+        assert batches.take(busy) == 0
+        assert len(asked) >= 20 and batches.waited == 0.0
+        gate.allowed.release()
+
+
+def test_waiting_counts_from_when_the_device_became_idle():
+    gate, asked, idle = Gate(), [], []
+
+    def busy():
+        asked.append(1)
+        if len(asked) < 10:
+            time.sleep(0.02)
+            return True
+        idle.append(time.perf_counter())
+        threading.Timer(0.1, gate.allowed.release).start()
+        return False
+
+    with Prefetch(gate, same) as batches:
+        batches.take(busy)
+        since = time.perf_counter() - idle[0]
+        assert len(idle) == 1  # once idle, it is not asked any more
+        assert 0.03 < batches.waited <= since
+        gate.allowed.release()
+
+
+def test_a_batch_that_is_there_costs_no_waiting():
+    host = Host(range(4))
+    with Prefetch(host, host.put, depth=5) as batches:
+        eventually(lambda: len(host.sent) == 4)
+        batches.fill()
+        assert len(list(itertools.islice(batches, 3))) == 3
+        assert batches.waited == 0.0
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_filling_waits_for_a_batch_or_the_end_and_does_not_count(broken):
+    gate = Gate()
+
+    def source():
+        yield next(items)
+        if broken:
+            raise OSError("disk")
+
+    items = iter(gate)
+    with Prefetch(source(), same) as batches:
+        threading.Timer(0.05, gate.allowed.release).start()
+        batches.fill()
+        assert batches._ready.qsize() and batches.waited == 0.0
+        next(batches)
+        batches.fill()  # the end or the error; neither hangs
+        with pytest.raises(OSError if broken else StopIteration):
+            next(batches)
+        batches.fill()
+        assert batches.waited == 0.0
