@@ -1,5 +1,6 @@
 """ImageNet-1k with ResNet-50 v1.5, 90 epochs, 256 images per device.
 
+python -m mixedres.main --config=configs/imagenet.py:fp16 --config.data.dir=DATA_DIR
 python -m mixedres.main --config=configs/imagenet.py:fp16 --config.data.name=synthetic --config.steps=100
 python -m mixedres.main --config=configs/imagenet.py:bf16,recipe=cosine,model=resnet101
 
@@ -7,9 +8,15 @@ Recipes (recipe=NAME after the colon):
 
 official  SGD with momentum 0.9, rate 0.1 per 256 images, 5 epochs of warm-up, divided by 10 after 30, 60 and 80. The
           schedule of TensorFlow's ResNet with Keras policies and a custom loop, which published 76.15 % in float16 on
-          8 GPUs at batch 2048. Its l2(1e-4) adds 1e-4 * sum(w²) to the loss, whose gradient is 2e-4 * w.
+          8 GPUs at batch 2048. Its l2(1e-4) adds 1e-4 * sum(w²) to the loss, whose gradient is 2e-4 * w. Pictures
+          are cropped and normalised as there (data.preprocessing=official).
 cosine    NVIDIA's 90-epoch recipe for v1.5 (published: 76.9 to 77.2 % in mixed precision): rate 0.256 per 256 images,
-          8 epochs of warm-up, cosine to 0, momentum 0.875, weight decay 1/32768, label smoothing 0.1.
+          8 epochs of warm-up, cosine to 0, momentum 0.875, weight decay 1/32768, label smoothing 0.1, and
+          data.preprocessing=torch.
+
+DATA_DIR holds imagenet2012 as TensorFlow Datasets or ``python -m mixedres.data.prepare imagenet2012`` wrote it, in
+ArrayRecord or TFRecord files, or train-?????-of-01024 and validation-?????-of-00128 of TensorFlow's models. An unpacked
+copy, train/n01440764/*.JPEG and val/n01440764/*.JPEG, is --config.data.name=folder.
 
 Hardware: any number of GPUs; 8 of them make the batch of 2048. Not run here on the real images yet.
 """
@@ -28,6 +35,7 @@ def get_config(argument: str = "fp32"):
     config.data.image_size = 224
     config.data.num_classes = 1000
     config.data.train_examples = 1_281_167
+    config.data.flip = True
     config.model.name = "resnet50"
     recipe = overrides.pop("recipe", "official")
     if recipe not in RECIPES:
@@ -37,7 +45,8 @@ def get_config(argument: str = "fp32"):
 
 
 def official(config):
-    """The schedule of the original."""
+    """The schedule and the preprocessing of the original."""
+    config.data.preprocessing = "official"
     config.optimizer.learning_rate = 0.1
     config.optimizer.weight_decay = 2e-4
     config.optimizer.decay_mask = "/kernel$|^/head/bias$"

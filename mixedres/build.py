@@ -53,6 +53,17 @@ class Setup:
         return flatten(self.config) | {"batch_size": self.batch_size}
 
     @property
+    def data(self) -> dict[str, Any]:
+        """What tells whether two runs were on the same data."""
+        source = self.source
+        return {
+            "class_names": list(source.class_names),
+            "train_examples": source.train_examples,
+            "eval_examples": source.eval_examples,
+            "fingerprint": source.fingerprint,
+        }
+
+    @property
     def devices(self) -> list[jax.Device]:
         """The devices of the mesh."""
         return list(self.mesh.devices.flat)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, config_flags
 
 from mixedres.config import ConfigError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
+from mixedres.data import DataError
 
 USAGE = """\
 Trains a ResNet in the precision of your choice.
@@ -96,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
             train.train(values.config, directory, clean=values.clean)
     except ConfigError as error:
         return _fail(2, error)
-    except TrainingError as error:
+    except (TrainingError, DataError) as error:
         return _fail(1, error)
     except KeyboardInterrupt:
         return _fail(130, "interrupted; a run continues from its newest checkpoint when started again without --clean")

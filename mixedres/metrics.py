@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ from mixedres.files import replace_text, without_nan
 
 # Bookkeeping that makes no curve.
 NOT_PLOTTED = {"epoch", "examples"}
+# Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
+WAIT_LIMIT = 0.1
+WAIT_PATIENCE = 5.0
 
 
 class Writers:
@@ -75,6 +79,10 @@ class InFlight:
         """Waits for all steps and returns the metrics still out."""
         return self._pop(len(self._pending))
 
+    def busy(self) -> bool:
+        """Whether the newest step is not finished yet."""
+        return bool(self._pending) and not all(x.is_ready() for x in jax.tree.leaves(self._pending[-1][1]))
+
     def _pop(self, count: int) -> list[tuple[int, Any]]:
         done = [self._pending.popleft() for _ in range(max(count, 0))]
         return [(step, jax.device_get(values)) for step, values in done]
@@ -112,6 +120,7 @@ class RunLog:
       consecutive_skipped, total_skipped: steps whose update was not applied, since the last applied one and since
         the start of the run.
       epoch_loss: mean training loss between the last two evaluations; None before the first.
+      waited: seconds of these in which the devices had nothing to do because no batch was there.
     """
 
     def __init__(
@@ -124,15 +133,28 @@ class RunLog:
         batch_size: int,
         log_every: int,
         learning_rate: Callable[[int], float],
+        unreadable: Mapping[str, str] = MappingProxyType({}),
     ):
-        """The counts are those before this start; `learning_rate` is a function of the updates applied so far."""
+        """Starts.
+
+        Args:
+          writers, progress: where everything goes.
+          total_skipped, consecutive_skipped: before this start.
+          batch_size: examples a step.
+          log_every: steps between two lines.
+          learning_rate: function of the number of updates applied so far.
+          unreadable: {name: reason}, which grows by every image that cannot be used.
+        """
         self.clock = Stopwatch()
+        self.waited = 0.0
         self.last: dict[str, float] = {}
         self.consecutive_skipped, self.total_skipped = consecutive_skipped, total_skipped
         self.epoch_loss: float | None = None
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
-        self._line_at = 0.0
+        self._unreadable = unreadable
+        self._unreadable_told, self._wait_told = 0, False
+        self._line_at, self._waited_at = 0.0, 0.0
         self._since_line: list[dict[str, float]] = []
         self._since_eval: list[dict[str, float]] = []
 
@@ -159,15 +181,40 @@ class RunLog:
             "loss_scale": self.last["loss_scale"],
             "skipped_steps": self.total_skipped,
             "examples_per_second": examples / max(now - self._line_at, 1e-9),
+            "data_wait": (self.waited - self._waited_at) / max(now - self._line_at, 1e-9),
         }
+        if self._unreadable:
+            values["unreadable_images"] = len(self._unreadable)
         self._writers.write(step, "train", values)
-        self._since_line, self._line_at = [], now
+        self._since_line, self._line_at, self._waited_at = [], now, self.waited
+        self._advise()
+
+    @property
+    def data_wait(self) -> float:
+        """Share of the training time in which the devices waited for data."""
+        return self.waited / max(self.clock.read(), 1e-9)
+
+    def _advise(self) -> None:
+        """Says once that the data come too slowly, and whenever there are more images that cannot be read."""
+        if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_told:
+            self._wait_told = True
+            self._progress.line(
+                f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
+                "instead of threads (--config.data.workers=N) or smaller stored pictures would help (docs/data.md)"
+            )
+        new = list(self._unreadable.items())[self._unreadable_told :]
+        self._unreadable_told += len(new)
+        for name, reason in new[:3]:
+            self._progress.line(f"note: passed over an image that cannot be used: {name}: {reason}")
+        if len(new) > 3:
+            self._progress.line(f"note: and {len(new) - 3} more, {self._unreadable_told} in all so far")
 
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
         """Takes the result of an evaluation after `step` steps."""
         self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
         self.epoch_loss = _mean(self._since_eval, "loss")
         self._since_eval = []
+        self._advise()
         self._progress.line(
             f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
             f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss scale {self.last['loss_scale']:g}  "

@@ -1,8 +1,9 @@
-"""The run in one file."""
+"""What a run tells of itself: in a few lines at its start, and in one file at its end."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import pathlib
 import platform
 import resource
 import sys
@@ -12,14 +13,34 @@ from typing import Any
 import jax
 
 from mixedres import __version__
+from mixedres.build import Setup
+from mixedres.metrics import RunLog
+from mixedres.step import TrainState
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "jmp", "orbax-checkpoint", "numpy")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "jmp",
+    "orbax-checkpoint",
+    "numpy",
+    "grain",
+    "simplejpeg",
+    "opencv-python-headless",
+)
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, str | None]:
     """Python's version and those of the packages that make the numbers."""
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {"mixedres": __version__, "python": platform.python_version()} | found
+    return {"mixedres": __version__, "python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # some come under other names, such as opencv-python
+        return None
 
 
 def device(devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -41,4 +62,66 @@ def memory(devices: Sequence[jax.Device], compiled_step: Any) -> dict[str, int |
         "device_peak_bytes": stats.get("peak_bytes_in_use"),
         "step_temp_bytes": getattr(analysis, "temp_size_in_bytes", None),
         "step_argument_bytes": getattr(analysis, "argument_size_in_bytes", None),
+    }
+
+
+def announce(setup: Setup, directory: pathlib.Path) -> None:
+    """Prints what is going to run, and where."""
+    config, source = setup.config, setup.source
+    scale = setup.precision.loss_scale
+    devices = f"{len(setup.devices)} {setup.devices[0].device_kind} device" + "s" * (len(setup.devices) > 1)
+    print(
+        f"mixedres {__version__}: {config.model.name} v{setup.model.version} on {config.data.name} "
+        f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
+        f"  precision {setup.precision.name}: {setup.precision.policy}, loss scale {scale}\n"
+        f"  {setup.total_steps:,} steps of {setup.batch_size} on {devices}; workdir {directory}",
+        flush=True,
+    )
+    if source.note:
+        print(f"  data: {source.note}")
+    if setup.warmup_steps >= setup.total_steps:
+        print(f"  note: the run ends within the warm-up of {setup.warmup_steps:,} steps")
+
+
+def describe(result: dict[str, Any]) -> str:
+    """An evaluation in one line."""
+    return f"test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"
+
+
+def document(
+    setup: Setup,
+    state: TrainState,
+    first_step: int,
+    train_step: Any,
+    log: RunLog,
+    result: dict[str, Any],
+    compile_seconds: float,
+) -> dict[str, Any]:
+    """The run as `summary.json` has it."""
+    steps, seconds = int(state.step), log.clock.read()
+    here, unreadable = steps - first_step, setup.source.unreadable
+    return {
+        "precision": setup.precision.name,
+        "policy": str(setup.precision.policy),
+        "model": setup.config.model.name,
+        "train": {
+            "steps": steps,
+            "first_step": first_step,  # the rates and seconds below are those of the steps since
+            "epochs": steps / setup.steps_per_epoch,
+            "examples_per_second": here * setup.batch_size / seconds if here else None,
+            "step_time_ms": 1e3 * seconds / here if here else None,
+            "compile_seconds": compile_seconds,
+            "seconds": seconds,
+            "loss": log.epoch_loss,
+            "data_wait": log.data_wait,
+        },
+        "eval": result,
+        "loss_scale": {
+            "final": float(state.loss_scale.loss_scale),
+            "skipped_steps": int(state.loss_scale.total_skipped),
+        },
+        "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
+        "memory": memory(setup.devices, train_step),
+        "device": device(setup.devices),
+        "versions": versions(),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import pathlib
 import time
@@ -16,7 +15,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from mixedres import __version__, data, step, summary, workdir
+from mixedres import data, step, summary, workdir
 from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError, TrainingError
@@ -33,14 +32,15 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
       TrainingError: where training cannot go on, or came to nothing.
+      data.DataError: where the data cannot be read any further.
     """
     setup = build(config)
-    with workdir.claim(directory, setup.resolved, clean=clean):
+    with workdir.claim(directory, setup.resolved, data=setup.data, clean=clean):
         finished = workdir.read_summary(directory)
         if finished is not None:
             print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
-        _announce(setup, directory)
+        summary.announce(setup, directory)
         document = _train(setup, directory)
         write_json(directory / workdir.SUMMARY, document)
     result = document["eval"]
@@ -56,14 +56,15 @@ def evaluate(config: ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
     """
     setup = build(config)
     workdir.check_same(directory, setup.resolved, EVALUATED)
+    workdir.check_data(directory, setup.data, classes_only=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS)
     state = _restore(setup, saved)
     if state is None:
         raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
-    _announce(setup, directory)
+    summary.announce(setup, directory)
     result = _evaluate(setup, setup.eval_step(), state)
     saved.close()
-    print(f"step {int(state.step)}: {_describe(result)}")
+    print(f"step {int(state.step)}: {summary.describe(result)}")
     return result
 
 
@@ -72,7 +73,7 @@ def _train(setup: Setup, directory: pathlib.Path) -> dict[str, Any]:
     config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-    state = _restore(setup, saved) or _init(setup)
+    state = _restore(setup, saved, set_aside=True) or _init(setup)
     first_step = int(state.step)
     started = time.perf_counter()
     train_step, eval_step = _compile(setup, state)
@@ -87,14 +88,17 @@ def _train(setup: Setup, directory: pathlib.Path) -> dict[str, Any]:
         batch_size=setup.batch_size,
         log_every=config.log_every,
         learning_rate=_learning_rates(setup.learning_rate),
+        unreadable=setup.source.unreadable,
     )
+    batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step)
     try:
-        state, result = _loop(setup, state, saved, train_step, eval_step, log)
+        with _on_devices(setup, batches) as ready:
+            state, result = _loop(setup, state, saved, train_step, eval_step, ready, log)
     finally:
         log.close()
         saved.close()
     _check_outcome(state, result)
-    return _summary(setup, state, first_step, train_step, log, result, compile_seconds)
+    return summary.document(setup, state, first_step, train_step, log, result, compile_seconds)
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
@@ -118,7 +122,8 @@ def _init(setup: Setup) -> step.TrainState:
     return init()
 
 
-def _restore(setup: Setup, saved: Checkpoints) -> step.TrainState | None:
+def _restore(setup: Setup, saved: Checkpoints, *, set_aside: bool = False) -> step.TrainState | None:
+    """The newest state that can be read; says which newer ones cannot, and with `set_aside` renames these."""
     latest = saved.latest_step()
     if latest is None:
         return None
@@ -127,9 +132,18 @@ def _restore(setup: Setup, saved: Checkpoints) -> step.TrainState | None:
     shapes = jax.eval_shape(setup.init_state)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=setup.replicated), shapes)
     try:
-        return saved.restore(latest, like)
+        state, damaged = saved.restore_newest(like)
     except OSError as error:
-        raise ConfigError(f"{error}; remove that directory to continue from the one before, or --clean") from error
+        raise ConfigError(
+            f"{error}; nothing was changed. Put back a copy of one, or start over with --clean"
+        ) from error
+    if damaged:
+        print(
+            f"warning: no checkpoint of step {', '.join(map(str, damaged))} can be read; taking step {int(state.step)}"
+        )
+        if set_aside:
+            saved.set_aside(damaged)
+    return state
 
 
 def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
@@ -147,20 +161,26 @@ def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
 
 
 def _loop(
-    setup: Setup, state: step.TrainState, saved: Checkpoints, train_step: Any, eval_step: Any, log: RunLog
+    setup: Setup,
+    state: step.TrainState,
+    saved: Checkpoints,
+    train_step: Any,
+    eval_step: Any,
+    batches: data.Prefetch,
+    log: RunLog,
 ) -> tuple[step.TrainState, dict[str, Any]]:
     """Steps to the end, with evaluations and checkpoints; returns the last state and evaluation."""
     config, first_step = setup.config, int(state.step)
-    batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step)
-    batches = _filled(_on_devices(setup, batches))
     in_flight, result = InFlight(), None
     if first_step and config.stop_at_top1 is not None:
         result = _evaluate(setup, eval_step, state)
         if _is_good_enough(result, config):
             return state, result
+    batches.fill()  # the start of the pipeline is no part of the rate
     for done in range(first_step + 1, setup.total_steps + 1):
         log.clock.start()
-        state, metrics = train_step(state, next(batches))
+        state, metrics = train_step(state, batches.take(in_flight.busy))
+        log.waited = batches.waited
         _record(in_flight.push(done, metrics), log, config.stop_after_skipped)
         at_end = done == setup.total_steps
         evaluate_now = at_end or _due(done, setup.eval_every)
@@ -180,18 +200,12 @@ def _loop(
     return state, result or _evaluate(setup, eval_step, state)
 
 
-def _on_devices(setup: Setup, batches: Iterator[data.Batch]) -> Iterator[Any]:
-    return data.prefetch(batches, lambda batch: jax.device_put(batch, setup.split))
+def _on_devices(setup: Setup, batches: Iterator[data.Batch]) -> data.Prefetch:
+    return data.Prefetch(batches, lambda batch: jax.device_put(batch, setup.split))
 
 
 def _is_good_enough(result: dict[str, Any] | None, config: ConfigDict) -> bool:
     return config.stop_at_top1 is not None and result is not None and result["top1"] >= config.stop_at_top1
-
-
-def _filled(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches, the first of them already there: filling the pipeline is no part of the rate."""
-    first = jax.block_until_ready(next(batches))
-    return itertools.chain([first], batches)
 
 
 def _due(done: int, every: int) -> bool:
@@ -202,11 +216,14 @@ def _evaluate(setup: Setup, eval_step: Any, state: step.TrainState) -> dict[str,
     """Top-1, top-5 and mean loss over every test example, each counted once."""
     sums = jax.device_put(step.zero_sums(), setup.replicated)
     in_flight = InFlight()
-    for index, batch in enumerate(_on_devices(setup, setup.source.eval_batches(setup.batch_size))):
-        sums = eval_step(state.eval_variables, batch, sums)
-        in_flight.push(index, sums)
+    with _on_devices(setup, setup.source.eval_batches(setup.batch_size)) as batches:
+        for index, batch in enumerate(batches):
+            sums = eval_step(state.eval_variables, batch, sums)
+            in_flight.push(index, sums)
     host = jax.device_get(sums)
     examples = int(host["examples"])
+    if not examples:
+        raise data.DataError(f"none of the {setup.source.eval_examples} test images can be read")
     return {
         "top1": int(host["top1"]) / examples,
         "top5": int(host["top5"]) / examples,
@@ -234,58 +251,3 @@ def _check_outcome(state: step.TrainState, result: dict[str, Any]) -> None:
         raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")
     if not math.isfinite(result["loss"]):
         raise TrainingError("the test loss is not finite: the network diverged; lower config.optimizer.learning_rate")
-
-
-def _announce(setup: Setup, directory: pathlib.Path) -> None:
-    config, source = setup.config, setup.source
-    scale = setup.precision.loss_scale
-    devices = f"{len(setup.devices)} {setup.devices[0].device_kind} device" + "s" * (len(setup.devices) > 1)
-    print(
-        f"mixedres {__version__}: {config.model.name} v{setup.model.version} on {config.data.name} "
-        f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
-        f"  precision {setup.precision.name}: {setup.precision.policy}, loss scale {scale}\n"
-        f"  {setup.total_steps:,} steps of {setup.batch_size} on {devices}; workdir {directory}",
-        flush=True,
-    )
-    if setup.warmup_steps >= setup.total_steps:
-        print(f"  note: the run ends within the warm-up of {setup.warmup_steps:,} steps")
-
-
-def _describe(result: dict[str, Any]) -> str:
-    return f"test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"
-
-
-def _summary(
-    setup: Setup,
-    state: step.TrainState,
-    first_step: int,
-    train_step: Any,
-    log: RunLog,
-    result: dict[str, Any],
-    compile_seconds: float,
-) -> dict[str, Any]:
-    steps, seconds = int(state.step), log.clock.read()
-    here = steps - first_step
-    return {
-        "precision": setup.precision.name,
-        "policy": str(setup.precision.policy),
-        "model": setup.config.model.name,
-        "train": {
-            "steps": steps,
-            "first_step": first_step,  # the rates and seconds below are those of the steps since
-            "epochs": steps / setup.steps_per_epoch,
-            "examples_per_second": here * setup.batch_size / seconds if here else None,
-            "step_time_ms": 1e3 * seconds / here if here else None,
-            "compile_seconds": compile_seconds,
-            "seconds": seconds,
-            "loss": log.epoch_loss,
-        },
-        "eval": result,
-        "loss_scale": {
-            "final": float(state.loss_scale.loss_scale),
-            "skipped_steps": int(state.loss_scale.total_skipped),
-        },
-        "memory": summary.memory(setup.devices, train_step),
-        "device": summary.device(setup.devices),
-        "versions": summary.versions(),
-    }

@@ -12,24 +12,28 @@ from typing import IO, Any
 from mixedres.config import ConfigError
 from mixedres.files import write_json
 
-CONFIG, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
+CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     "config.json",
+    "data.json",
     "metrics.jsonl",
     "summary.json",
     "checkpoints",
     ".lock",
 )
 EVENTS = "events.out.tfevents.*"
+# Keys that change how a run is carried out and none of its numbers. Data may move: what they are stands in `DATA`.
+_FREE = {"data.dir", "data.threads", "data.workers", "data.on_error"}
 # Keys that only a config.json of ours has: half the world names its configuration so.
 _MARKS = {"precision.name", "optimizer.decay_mask"}
 
 
-def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool) -> IO[str]:
+def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> IO[str]:
     """Makes `workdir` the directory of a run with `config`: a new one, or the continuation of the one in it.
 
     Args:
       workdir: an absolute path.
       config: of this start, flat and resolved.
+      data: what the run trains on, see `check_data`; None: it is not compared.
       clean: remove an earlier run first. Only what a run writes is removed; a directory with files and no run in it is
         refused.
 
@@ -38,18 +42,21 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool) -> IO[s
 
     Raises:
       ConfigError: where the directory cannot be written, is in use, holds something else, or holds a run of another
-        config. Then nothing has been written or removed.
+        config or other data. Then nothing has been written or removed.
     """
     try:
         _check_writable(workdir)
         has_run = _check_contents(workdir)
         if has_run and not clean:
             check_same(workdir, config)
+            check_data(workdir, data or {})
         workdir.mkdir(parents=True, exist_ok=True)
         lock = _lock(workdir)
         if clean:
             _remove_run(workdir)
         if clean or not has_run:
+            if data is not None:
+                write_json(workdir / DATA, data)
             write_json(workdir / CONFIG, config)
     except OSError as error:
         raise ConfigError(
@@ -61,13 +68,15 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool) -> IO[s
 def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[str, ...] = ("",)) -> None:
     """Raises `ConfigError` unless `workdir` holds a run whose config has the same values, and lists the differences.
 
+    Keys that change no number, such as the number of threads that read the data, are free.
+
     `sections`: beginnings of the keys to compare; all by default.
     """
     old = _read_config(workdir)
     if old is None:
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
     new = json.loads(json.dumps(config))  # tuples become lists, as in the file
-    keys = sorted(key for key in old.keys() | new.keys() if key.startswith(sections))
+    keys = sorted(key for key in (old.keys() | new.keys()) - _FREE if key.startswith(sections))
     differing = [key for key in keys if old.get(key) != new.get(key)]
     if differing:
         listed = "; ".join(f"{key}: {old.get(key)!r} there, {new.get(key)!r} now" for key in differing[:5])
@@ -76,6 +85,35 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[st
         raise ConfigError(
             f"--workdir={workdir} holds a run with a different config ({listed}{more}); name another --workdir{way_out}"
         )
+
+
+def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: bool = False) -> None:
+    """Raises `ConfigError` where the run in `workdir` was on other data, and says what differs.
+
+    Args:
+      workdir: of a run.
+      data: 'class_names', 'train_examples', 'eval_examples' and a 'fingerprint' of the examples and their order.
+      classes_only: an evaluation may be of other pictures.
+    """
+    old = _read_json(workdir / DATA)
+    if not data or not isinstance(old, dict) or old == data:
+        return
+    there, now = old.get("class_names", []), data["class_names"]
+    if there != now:
+        new, gone = [name for name in now if name not in there], [name for name in there if name not in now]
+        listed = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
+        what = f"{len(there)} classes there, {len(now)} now ({'; '.join(listed) or 'in another order'})"
+    elif not classes_only:
+        counts = [
+            f"{held.get('train_examples')} training and {held.get('eval_examples')} test images" for held in (old, data)
+        ]
+        what = f"{counts[0]} there, {counts[1]} now, or with other names or in another order"
+    else:
+        return
+    raise ConfigError(
+        f"--workdir={workdir} holds a run on other data ({what}); put the data back as they were, name another "
+        "--workdir, or start over with --clean"
+    )
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -92,11 +130,16 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 def _read_config(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The config of the run in `workdir`; None where there is no run of ours."""
+    found = _read_json(workdir / CONFIG)
+    return found if isinstance(found, dict) and found.keys() >= _MARKS else None
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    """None for a file that is not there or not JSON."""
     try:
-        found = json.loads((workdir / CONFIG).read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.keys() >= _MARKS else None
 
 
 def _check_writable(workdir: pathlib.Path) -> None:
@@ -117,7 +160,9 @@ def _check_contents(workdir: pathlib.Path) -> bool:
             raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")
         return True
     # A start that was killed at once leaves its lock and a file it had not finished.
-    if workdir.exists() and any(path.name not in (LOCK, CONFIG + ".part") for path in workdir.iterdir()):
+    if workdir.exists() and any(
+        path.name not in (LOCK, CONFIG + ".part", DATA, DATA + ".part") for path in workdir.iterdir()
+    ):
         raise ConfigError(
             f"--workdir={workdir} holds files but no run of mixedres, so nothing was written or removed; "
             "name an empty or a new directory"
@@ -139,12 +184,12 @@ def _lock(workdir: pathlib.Path) -> IO[str]:
 
 def _remove_run(workdir: pathlib.Path) -> None:
     """Removes what a run writes: its files, and the numbered directories in its checkpoints."""
-    for pattern in (SUMMARY, METRICS, EVENTS, CONFIG, "*.part"):
+    for pattern in (SUMMARY, METRICS, EVENTS, CONFIG, DATA, "*.part"):
         for path in workdir.glob(pattern):
             path.unlink()
     checkpoints = workdir / CHECKPOINTS
     if checkpoints.is_dir():
-        for path in checkpoints.glob("[0-9]*"):
+        for path in (*checkpoints.glob("[0-9]*"), *checkpoints.glob("damaged-[0-9]*")):
             shutil.rmtree(path)
         if not any(checkpoints.iterdir()):
             checkpoints.rmdir()

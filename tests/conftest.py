@@ -1,9 +1,18 @@
-"""The environment of every test: eight CPU devices, and rank promotion as an error."""
+"""The environment of every test: eight CPU devices, rank promotion as an error, a compilation cache of this session."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Whole runs and their continuations compile the same programs; the processes of the session share them.
+    cache = tempfile.mkdtemp(prefix="mixedres-tests-")
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax
 

@@ -11,6 +11,7 @@ from mixedres import main, train
 ROOT = pathlib.Path(__file__).parent.parent
 DIGITS = f"--config={ROOT}/configs/digits.py"
 IMAGENET = f"--config={ROOT}/configs/imagenet.py"
+CIFAR, FOLDER, TFDS = (f"--config={ROOT}/configs/{name}.py" for name in ("cifar10", "folder", "tfds"))
 
 # (arguments, words that the line must have: what was given and what is allowed)
 MISTAKES = [
@@ -83,7 +84,17 @@ MISTAKES = [
         ["p=f16", "params=float32"],
     ),
     ([DIGITS + ":fp16", "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
-    ([IMAGENET], ["'imagenet2012'", "--config.data.name=synthetic"]),
+    (
+        [IMAGENET, "--config.data.dir=/nowhere"],
+        ["/nowhere/imagenet2012", "image-net.org", "python -m mixedres.data.prepare imagenet2012 --manual_dir="],
+    ),
+    ([CIFAR, "--config.data.dir=/nowhere"], ["/nowhere", "cifar-10-binary.tar.gz", "--config.data.dir=DIR"]),
+    ([TFDS, "--config.data.dir=/nowhere"], ["oxford_flowers102", "/nowhere/oxford_flowers102", "tfds build"]),
+    ([FOLDER], ["--config.data.dir=DIR"]),
+    ([FOLDER, "--config.data.dir=/nowhere"], ["/nowhere", "train/CLASS/*.jpg"]),
+    ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
+    ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
+    ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),
     ([IMAGENET + ":fp16,recipe=fast"], ["'fast'", "official, cosine"]),
     ([DIGITS, "--workdir=/dev/null/run"], ["/dev/null/run", "cannot be written", "--workdir=DIR"]),
     ([DIGITS, "--workdir=/proc/run"], ["/proc/run", "cannot be written"]),

@@ -115,3 +115,66 @@ def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys)
     progress.close()
     # 20 steps of 32 in 10 s; 60 steps left at 0.5 s each.
     assert capsys.readouterr().out == "step 40/100  loss 1.5000  64 img/s  about 00:30 left\n"
+
+
+def test_a_line_says_how_much_of_its_time_went_by_waiting(tmp_path, clock, capsys):
+    log = make_log(tmp_path)
+    log.clock.start()
+    for step, waited in ((1, 0.0), (2, 0.1), (3, 0.4), (4, 1.1)):  # seconds waited since the start
+        clock.now += 1
+        log.waited = waited
+        log.train(step, step_values(1.0))
+    assert [line["data_wait"] for line in lines(tmp_path)] == pytest.approx([0.1 / 2, 1.0 / 2])
+    assert log.data_wait == pytest.approx(1.1 / 4)
+    assert "waiting" not in capsys.readouterr().out  # too early to judge
+    for step in range(5, 9):
+        clock.now += 1
+        log.train(step, step_values(1.0))
+    out = capsys.readouterr().out
+    assert out.count("note: ") == 1 and "18% of the training time went by waiting for data" in out
+    log.close()
+
+
+def test_a_run_that_hardly_waits_says_nothing(tmp_path, clock, capsys):
+    log = make_log(tmp_path)
+    log.clock.start()
+    for step in range(1, 21):
+        clock.now += 1
+        log.waited += 0.09
+        log.train(step, step_values(1.0))
+    assert "waiting" not in capsys.readouterr().out
+    log.close()
+
+
+def test_images_that_cannot_be_used_are_named_as_they_come(tmp_path, clock, capsys):
+    unreadable = {}
+    log = make_log(tmp_path, unreadable=unreadable)
+    log.clock.start()
+    log.train(1, step_values(1.0))
+    log.train(2, step_values(1.0))
+    unreadable["cats, example 3"] = "the file is empty"
+    log.train(3, step_values(1.0))
+    log.train(4, step_values(1.0))
+    assert capsys.readouterr().out.splitlines() == [
+        "note: passed over an image that cannot be used: cats, example 3: the file is empty"
+    ]
+    unreadable.update({f"dogs, example {i}": "cut off" for i in range(5)})
+    log.train(5, step_values(1.0))
+    log.train(6, step_values(1.0))
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 4 and out[-1] == "note: and 2 more, 6 in all so far"
+    assert [line.get("unreadable_images") for line in lines(tmp_path)] == [None, 1, 6]
+    log.close()
+
+
+def test_the_newest_step_tells_whether_the_device_is_busy():
+    class Value:
+        def __init__(self, ready):
+            self.is_ready = lambda: ready
+
+    flight = metrics.InFlight()
+    assert not flight.busy()
+    flight.push(1, {"loss": Value(True)})
+    assert not flight.busy()
+    flight.push(2, {"loss": Value(True), "top1": Value(False)})
+    assert flight.busy()

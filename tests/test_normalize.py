@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mixedres.data import preprocessing
 from mixedres.normalize import by_channel, per_image
 
 # The reference's means, and deviations that are all different.
@@ -85,3 +86,13 @@ def test_images_do_not_mix():
     dim = x.copy()
     dim[1:] //= 2
     np.testing.assert_allclose(per_image(dim)[0], per_image(x)[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", preprocessing.FAMILIES)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_the_families_of_preprocessing_against_float32_on_the_host(family, channels):
+    mean, std = preprocessing.get(family).normalization(channels)
+    x = np.broadcast_to(np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1), (1, 16, 16, channels))
+    on_device = jax.jit(by_channel(mean, std))(x)
+    on_host = (x.astype(np.float32) - np.float32(mean)) / np.float32(std)
+    np.testing.assert_allclose(on_device, on_host, rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import autocast_comparison, digits_accuracy
+from experiments import autocast_comparison, digits_accuracy, input_pipeline
 from mixedres import precision
 from mixedres.config_keys import KEYS
 
@@ -62,6 +62,28 @@ def test_the_comparison_is_that_in_the_file():
     converts = {r["variant"]: r["converts"] for r in results["rows"] if r["network"] == "resnet50 v1.5"}
     words = f"the rewrite makes {converts['rewrite']} conversions where casting by hand makes {converts['casting']}"
     assert words in " ".join(README.split())
+
+
+def test_the_costs_of_the_input_are_those_in_the_file():
+    results = json.loads((ROOT / "experiments" / "results" / "input_pipeline.json").read_text())
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert "\n".join(input_pipeline.loaders(results["medians"])) in page
+    assert "\n".join(input_pipeline.ratios(results["rows"])) in page
+    words = " ".join(page.split())
+    assert f"medians of {results['rounds']} rounds" in words and results["processor"].rstrip() in words
+    assert f"{results['memory']['growth']:+.1%}" in words
+    ratio = {row["to"]: f"{row['ratio']:.2f}" for row in results["rows"] if row["contender"] == "mixedres"}
+    quoted = (
+        f"{ratio['tf.data']} times tf.data's CPU time per picture, {ratio['torch']} times that of a PyTorch DataLoader"
+    )
+    assert quoted in " ".join(README.split())
+
+
+def test_the_batches_of_the_docs(capsys):
+    (example,) = python_blocks(ROOT / "docs" / "data.md")
+    exec(compile(example, "example.py", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(line.startswith("(32, 16, 16, 1) uint8 [") for line in lines)
 
 
 def test_the_config_of_the_docs_is_a_config():

@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, how they continue, and when they stop."""
 
 import json
+import shutil
 import time
 
 import jax
@@ -121,10 +122,11 @@ def test_a_run_cut_off_between_two_evaluations_continues_bit_for_bit(finished, t
     a, b = final_state(whole, config), final_state(tmp_path / "cut", config)
     assert step_cases.bits(a) == step_cases.bits(b)
     assert continued["eval"] == summary["eval"]
-    for kind, noisy in (("train", "examples_per_second"), ("eval", None)):
+    for kind in ("train", "eval"):
         with_time, again = lines(whole, kind), lines(tmp_path / "cut", kind)
         for line in with_time + again:
-            line.pop(noisy, None)
+            for noisy in ("examples_per_second", "data_wait"):
+                line.pop(noisy, None)
         assert again == with_time
 
 
@@ -210,16 +212,57 @@ def test_a_reached_accuracy_is_remembered_without_a_summary(tmp_path):
     assert again["train"]["steps"] == again["train"]["first_step"] == steps
 
 
-def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path):
-    config = run_cases.tiny(steps=2, num_devices=1)
-    train.train(config, tmp_path / "run")
+def shorten(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def largest(checkpoint):
+    """The file that holds most of a checkpoint's arrays."""
+    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+# Orbax leaves coroutines behind where one array of many cannot be read.
+abandoned = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@abandoned
+def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
+    directory, config, summary = finished
+    shutil.copytree(directory, tmp_path / "run")
+    checkpoints = tmp_path / "run" / workdir.CHECKPOINTS
+    assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
+    shorten(largest(checkpoints / "6"))
+    largest(checkpoints / "4").unlink()
     (tmp_path / "run" / workdir.SUMMARY).unlink()
-    for path in (tmp_path / "run" / workdir.CHECKPOINTS / "2").rglob("*"):
-        if path.is_file() and path.stat().st_size > 1000:
-            path.write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"checkpoints/2 cannot be read; remove that directory") as caught:
-        train.train(config, tmp_path / "run")
-    assert "\n" not in str(caught.value)
+    before = {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()}
+    assert train.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
+    assert before == {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    continued = train.train(config, tmp_path / "run")
+    assert "warning: no checkpoint of step 6, 4 can be read; taking step 2\n" in capsys.readouterr().out
+    assert continued["train"]["first_step"] == 2 and continued["eval"] == summary["eval"]
+    assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
+    assert step_cases.bits(final_state(tmp_path / "run", config)) == step_cases.bits(final_state(directory, config))
+    (tmp_path / "run" / workdir.SUMMARY).unlink()
+    train.train(config, tmp_path / "run", clean=True)
+    assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
+
+
+@abandoned
+def test_where_no_checkpoint_can_be_read_nothing_is_touched(finished, tmp_path):
+    directory, config, _ = finished
+    shutil.copytree(directory, tmp_path / "run")
+    (tmp_path / "run" / workdir.SUMMARY).unlink()
+    for step in ("2", "4", "6"):
+        shorten(largest(tmp_path / "run" / workdir.CHECKPOINTS / step))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for start in (train.train, train.evaluate):
+        with pytest.raises(
+            ConfigError, match=r"none of the checkpoints in .* can be read \(steps \[6, 4, 2\]\)"
+        ) as caught:
+            start(config, tmp_path / "run")
+        assert "\n" not in str(caught.value) and "--clean" in str(caught.value)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
 def test_learning_rates_on_the_host_are_those_of_the_schedule():

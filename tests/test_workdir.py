@@ -132,3 +132,39 @@ def test_json_is_whole_or_old_and_has_no_nan(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         files.write_json(path, {"n": 4})
     assert json.loads(path.read_text())["n"] == 3
+
+
+DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, "fingerprint": "a"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "matters_to_evaluation"),
+    [
+        ({"class_names": ["cat", "dog", "eel"]}, r"2 classes there, 3 now \(new: eel\)", True),
+        ({"class_names": ["ape", "dog"]}, r"2 classes there, 2 now \(new: ape; gone: cat\)", True),
+        ({"class_names": ["dog", "cat"]}, r"2 classes there, 2 now \(in another order\)", True),
+        ({"train_examples": 9, "fingerprint": "b"}, "8 training and 2 test images there, 9 training and 2", False),
+        ({"fingerprint": "b"}, "in another order", False),
+    ],
+)
+def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation):
+    config = build(run_cases.tiny()).resolved
+    workdir.claim(tmp_path, config, data=DATA, clean=False).close()
+    workdir.claim(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA, clean=False).close()
+    with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
+        workdir.claim(tmp_path, config, data=DATA | changed, clean=False)
+    assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA
+    if matters_to_evaluation:
+        with pytest.raises(ConfigError, match=words):
+            workdir.check_data(tmp_path, DATA | changed, classes_only=True)
+    else:
+        workdir.check_data(tmp_path, DATA | changed, classes_only=True)
+    workdir.claim(tmp_path, config, data=DATA | changed, clean=True).close()
+    assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA | changed
+
+
+def test_a_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):
+    claim(tmp_path)
+    before = contents(tmp_path)
+    workdir.claim(tmp_path, build(run_cases.tiny()).resolved, data=DATA, clean=False).close()
+    assert contents(tmp_path) == before and workdir.DATA not in before

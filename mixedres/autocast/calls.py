@@ -27,7 +27,7 @@ def _inline(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) ->
     params = eqn.params
     args = _constrained(args, params.get("in_shardings", ()))
     with jax.named_scope(params.get("name", eqn.primitive.name)):
-        results = evaluator.body(params.get("jaxpr", params.get("call_jaxpr")), (*path, 0), args)
+        results = evaluator.body(compat.body(eqn), (*path, 0), args)
     return _constrained(results, params.get("out_shardings", ()))
 
 

@@ -40,12 +40,12 @@ class Cell:
         return cast(self.array, dtype)
 
 
-def cast(array: Any, dtype: Any, weak_type: bool = False) -> Any:
+def cast(array: Any, dtype: Any) -> Any:
     """`array` in `dtype`; numbers of the host are converted there, without an operation."""
     if isinstance(array, np.ndarray | np.generic) or np.isscalar(array):
         with np.errstate(over="ignore"):
             return np.asarray(array).astype(dtype)
-    return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=weak_type, sharding=None)
+    return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
 
 
 def is_f32(aval: Any) -> bool:

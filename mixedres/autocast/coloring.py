@@ -54,8 +54,8 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
     if jnp.float32 not in floats or any(d not in (jnp.float32, dtype) for d in floats):
         node.reason = f"operands are {', '.join(str(d) for d in floats)}: left as they are" if floats else ""
         return False
-    if node.primitive == "dot_general" and (reason := _no_matrix_product(node)):
-        node.reason = reason
+    if _sums_alone(node):
+        node.reason = "a sum of products, not a matrix product: float32"
         return False
     precision = node.eqn.params.get("precision")
     asked = precision if isinstance(precision, tuple) else (precision,)
@@ -69,13 +69,13 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
     return True
 
 
-def _no_matrix_product(node: Node) -> str:
-    """Why matrix units do nothing for a dot_general, so that half would cost digits alone; '' if they do."""
+def _sums_alone(node: Node) -> bool:
+    """Whether a dot_general has no matrix, only contracted and batch axes: matrix units do nothing for it."""
+    if node.primitive != "dot_general":
+        return False
     (contracted, _), (batch, _) = node.eqn.params["dimension_numbers"]
     left, right = (atom.aval for atom in node.eqn.invars)
-    if max(left.ndim, right.ndim) == len(contracted) + len(batch):
-        return "a sum of products, not a matrix product: float32"
-    return ""
+    return bool(max(left.ndim, right.ndim) == len(contracted) + len(batch))
 
 
 def _without_tables(products: list[Node]) -> list[Node]:

@@ -28,6 +28,11 @@ def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     return jaxpr, ()
 
 
+def body(eqn: Equation) -> Any:
+    """The jaxpr of a call that has one; primitives name it differently."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+
+
 def closed(jaxpr: Any) -> Any:
     """A jaxpr that `jax.extend.core.jaxpr_as_fun` takes."""
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())

@@ -139,7 +139,7 @@ def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Li
         if is_
     )
     if name in SIMPLE_CALLS and half:
-        return _uniform(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), args, dtype, lists)
+        return _uniform(compat.body(eqn), args, dtype, lists)
     if name == "custom_jvp_call" and half:
         return in_half(eqn, [_in(arg, dtype) if is_ else arg for arg, is_ in zip(args, f32, strict=True)], dtype, lists)
     half = half and not _unfit_literal(eqn, dtype) and lists.category(name) in ("infer", "clear")

@@ -43,7 +43,7 @@ class _Builder:
         if name in STRUCTURE:
             self.calls[path] = eqn
         if name in SIMPLE_CALLS:
-            body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            body = compat.body(eqn)
             label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
             return self.jaxpr(body, (*path, 0), _inside(scope, label), ins)
         if name == "scan":
@@ -157,7 +157,7 @@ def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str
         atoms = [*eqn.invars, *eqn.outvars]
         if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
             continue
-        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        body = compat.body(eqn)
         if name in SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
             inner = list(_categories(body, lists, dtype))
         elif name in ("scan", "while", "cond"):
