@@ -18,9 +18,7 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-import scipy.stats
 
 from experiments import runs
 from mixedres import data, models, normalize, optimizers, precision, step, summary
@@ -88,7 +86,10 @@ def main() -> None:
             if index >= 3:  # the first rounds warm up
                 times[name].append(time.perf_counter() - started)
 
-    rows = [compare(times, *pair) for pair in (("dynamic", "unchecked"), ("dynamic", "none"), ("none", "unchecked"))]
+    rows = [
+        {"step": name, "to": baseline, **runs.paired_ratio(times[name], times[baseline])}
+        for name, baseline in (("dynamic", "unchecked"), ("dynamic", "none"), ("none", "unchecked"))
+    ]
     print("| step | to | median ratio | 95 % interval |\n|---|---|---|---|")
     for row in rows:
         low, high = row["interval"]
@@ -103,18 +104,6 @@ def main() -> None:
         "rows": rows,
     }
     print(runs.write("loss_scale_overhead", results))
-
-
-def compare(times: dict[str, list[float]], step_name: str, baseline: str) -> dict:
-    """Median over rounds of the ratio of times within a round, with a bootstrap interval."""
-    ratios = np.asarray(times[step_name]) / np.asarray(times[baseline])
-    interval = scipy.stats.bootstrap((ratios,), np.median, rng=0, method="percentile").confidence_interval
-    return {
-        "step": step_name,
-        "to": baseline,
-        "ratio": float(np.median(ratios)),
-        "interval": [float(interval.low), float(interval.high)],
-    }
 
 
 if __name__ == "__main__":

@@ -8,7 +8,11 @@ import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+import scipy.stats
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -30,6 +34,13 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     }
     path.write_text(json.dumps(header | results, indent=2) + "\n")
     return path
+
+
+def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    """Median over rounds of the ratio of two figures of the same round, with a 95 % bootstrap interval of it."""
+    ratios = np.asarray(values) / np.asarray(baseline)
+    interval = scipy.stats.bootstrap((ratios,), np.median, rng=0, method="percentile").confidence_interval
+    return {"ratio": float(np.median(ratios)), "interval": [float(interval.low), float(interval.high)]}
 
 
 def _processor() -> str:

@@ -1,0 +1,29 @@
+"""mixedres: ArrayRecord, read and decoded by Grain's threads or processes."""
+
+from __future__ import annotations
+
+from experiments.pipelines import measure
+from mixedres import data
+
+
+def main() -> None:
+    """Measures one start."""
+    options = measure.arguments()
+
+    def start():
+        source = data.load(
+            "tfds:pictures",
+            dir=str(options.folder.parent / "array_record"),
+            image_size=measure.SIZE,
+            batch_size=measure.BATCH,
+            flip=True,
+            threads=options.threads,
+            workers=options.processes,
+        )
+        return source.train_batches(measure.BATCH, seed=0)
+
+    measure.report(start, options.batches)
+
+
+if __name__ == "__main__":
+    main()
