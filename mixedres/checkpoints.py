@@ -1,79 +1,248 @@
 """Saving and restoring the whole training state with Orbax.
 
-The resume rule: a checkpoint is the `TrainState`, whole, and `TrainState.step` is the data position, because batch k is
-a function of the seed and k alone (`mixedres.data.Source.train_batches`). A run that continues restores the newest
-checkpoint that can be read and asks the data for batch `step`.
+The resume rule: a checkpoint is the `TrainState`, whole, and a record of what the host knows (the config, the best
+evaluation so far, the means that the next line of metrics continues). `TrainState.step` is the data position and the
+state of every random draw, because batch k is a function of the seed and k alone (`mixedres.data.Source`). A run that
+continues restores the newest checkpoint that is whole and asks the data for batch `step`; on the CPU it then ends with
+the very bits of a run that was never interrupted.
+
+A checkpoint gets its name only when it is complete, and holds the SHA-256 of each of its files, so that one that a
+failing disk or a copy cut short has changed is known before anything of it is used.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import os
 import pathlib
+import re
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+
+from mixedres.files import write_json
+
+CHECKSUMS = "checksums.json"
+# The directory in which Orbax puts the one item that we save.
+_ITEM = "default"
+
+
+class OtherModelError(ValueError):
+    """A whole checkpoint, but of something else."""
+
+
+class _Checksummed(ocp.StandardCheckpointHandler):
+    """Adds the checksums of all files, just before Orbax gives the checkpoint its final name."""
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        item = pathlib.Path(directory)
+        names = sorted(str(path.relative_to(item)) for path in item.rglob("*") if path.is_file())
+        write_json(item / CHECKSUMS, {name: _sha256(item / name) for name in names})
+
+
+class _LastAndBest:
+    """Orbax's preservation policy: the newest `last` checkpoints, and the best one."""
+
+    def __init__(self, last: int):
+        self.last = last
+        self.best: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        newest = len(checkpoints) - self.last
+        return [index >= newest or info.step == self.best for index, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
-    Saving is asynchronous: `save` returns once the arrays are copied to the host, and a directory appears under its
-    final name only when it is whole.
+    Saving is asynchronous: `save` returns once the arrays are copied to the host.
     """
 
     def __init__(self, directory: pathlib.Path, keep: int = 1):
         """`directory` is absolute; the newest `keep` checkpoints stay. Creates nothing before the first `save`."""
-        self._manager = ocp.CheckpointManager(
-            directory, options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=False)
-        )
+        self.directory = directory
+        self._policy = _LastAndBest(keep)
+        handler, registry = _Checksummed(), ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry.add(_ITEM, ocp.args.StandardSave, handler)
+        registry.add(_ITEM, ocp.args.StandardRestore, handler)
+        options = ocp.CheckpointManagerOptions(preservation_policy=self._policy, create=False)
+        self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+        self._writing: int | None = None
+        self._waiting: tuple[int, Any, dict[str, Any]] | None = None
+        self._failures: list[str] = []
+        logging.getLogger("absl").addFilter(_not_of_orbax)
 
     def latest_step(self) -> int | None:
-        """Step of the newest whole checkpoint, or None."""
+        """Step of the newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any) -> None:
-        """Starts saving `state`; waits only for the save before it."""
-        if step != self.latest_step():
-            self._manager.save(step, args=ocp.args.StandardSave(state))
+    def save(self, step: int, state: Any, record: dict[str, Any], *, best: int | None = None) -> None:
+        """Starts saving `state` after `step` steps, or puts a copy in a queue of one while the disk is still busy.
 
-    def restore(self, step: int, like: Any) -> Any:
-        """The state saved at `step`, with the structure, dtypes and shardings of `like` (arrays or their shapes).
-
-        Raises:
-          OSError: where the checkpoint cannot be read; its text is one line.
+        Args:
+          step: not saved yet, or nothing happens.
+          state: a pytree of arrays.
+          record: what goes with it; anything that JSON can hold.
+          best: step of the checkpoint that stays even where newer ones push out all others.
         """
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        try:
-            return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
-        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
-            raise OSError(f"checkpoint {self._manager.directory / str(step)} cannot be read") from error
+        if step == self.latest_step():
+            return
+        self._policy.best = best
+        if self._waiting is not None and (not self._is_busy() or self._waiting[0] == best):
+            self._start_waiting()
+        # Several processes save together or not at all; how far each one's disk has come is no common ground.
+        if self._is_busy() and jax.process_count() == 1:
+            self._waiting = (step, jax.tree.map(np.array, state), record)
+        else:
+            self._start(step, state, record)
 
-    def restore_newest(self, like: Any) -> tuple[Any, list[int]]:
-        """The newest state that can be read, and the steps of newer checkpoints that cannot.
+    def poll(self) -> list[str]:
+        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why."""
+        if self._writing is not None and not self._is_busy():
+            self._wait()
+            self._start_waiting()
+        failures, self._failures = self._failures, []
+        return failures
 
-        `like`: see `restore`.
+    def finish(self) -> list[str]:
+        """Waits until everything is on disk; says which checkpoints could not be written, and why."""
+        self._wait()
+        self._start_waiting()
+        self._wait()
+        return self.poll()
+
+    def restore_newest(self, like: Any) -> tuple[Any, dict[str, Any], list[int]]:
+        """The newest state that is whole, its record, and the steps of newer checkpoints that are not.
+
+        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`).
 
         Raises:
-          OSError: where none of the checkpoints can be read; its text is one line.
+          OSError: where none of the checkpoints is whole; its text is one line.
+          OtherModelError: where the newest whole one has other arrays than `like`; its text is one line.
         """
         damaged: list[int] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                return self.restore(step, like), damaged
-            except OSError:
+            if not _is_whole(self.directory / str(step) / _ITEM):
                 damaged.append(step)
-        raise OSError(f"none of the checkpoints in {self._manager.directory} can be read (steps {damaged})")
+                continue
+            metadata = self._manager.item_metadata(step)
+            _check_arrays(step, metadata.tree, like)
+            state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+            return state, json.loads(metadata.custom_metadata["record"]), damaged
+        raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps anew."""
         for step in steps:
-            path = pathlib.Path(self._manager.directory) / str(step)
+            path = self.directory / str(step)
             shutil.rmtree(path.with_name(f"damaged-{step}"), ignore_errors=True)
             path.rename(path.with_name(f"damaged-{step}"))
         self._manager.reload()
 
+    def remove_partial(self) -> None:
+        """Removes what a save left that was cut off; not while one is under way."""
+        for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def close(self) -> None:
-        """Waits until everything is on disk."""
-        self._manager.wait_until_finished()
+        """Ends Orbax's threads once everything is on disk."""
+        self.finish()
         self._manager.close()
+
+    def _is_busy(self) -> bool:
+        return self._manager.is_saving_in_progress()
+
+    def _start_waiting(self) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._start(*waiting)
+
+    def _start(self, step: int, state: Any, record: dict[str, Any]) -> None:
+        self._wait()
+        self._writing = step
+        # As a text, because Orbax's own JSON has no infinity, which the loss of a skipped step may be.
+        metadata = {"record": json.dumps(record)}
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata=metadata))
+        except OSError as error:  # where not even the directory can be made
+            self._note_failure(error)
+
+    def _wait(self) -> None:
+        """Waits for the checkpoint that is being written, and takes note where it cannot be."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            self._note_failure(error)
+        self._writing = None
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures.append(f"the checkpoint of step {self._writing} could not be written ({_reason(error)})")
+        self._writing = None
+        self.remove_partial()  # which may be what fills the disk
+
+
+def fingerprint(variables: Any) -> str:
+    """SHA-256, in hexadecimal, over path, dtype, shape and bytes of every array of a pytree."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(item: pathlib.Path) -> bool:
+    """Whether every file is there and has the checksum it was written with."""
+    try:
+        expected = json.loads((item / CHECKSUMS).read_text())
+        return bool(expected) and all(_sha256(item / name) == digest for name, digest in expected.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _check_arrays(step: int, saved: Any, like: Any) -> None:
+    """Raises OtherModelError where the arrays of a checkpoint differ in name, shape or dtype."""
+    there, here = (
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(x.dtype).name}{list(x.shape)}"
+            for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "dtype"))
+        }
+        for tree in (saved, like)
+    )
+    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    if differing:
+        name = differing[0]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise OtherModelError(
+            f"the checkpoint of step {step} is of another model: {name} is {there.get(name, 'missing')} there and "
+            f"{here.get(name, 'missing')} here{more}"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """Why a checkpoint could not be written, in one line: the system's own words where they can be found."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if found := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore's
+            return os.strerror(int(found[1]))
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())[:200]
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs whole tracebacks of what it raises; a person gets the one line that is made of it."""
+    return "orbax" not in record.pathname

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict, config_flags
 from mixedres.config import ConfigError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
 from mixedres.data import DataError
+from mixedres.interrupts import Stopped
 
 USAGE = """\
 Trains a ResNet in the precision of your choice.
@@ -28,6 +29,9 @@ flags:
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir (default train)
   --clean                                 remove the run in the workdir first
   --help                                  this text
+
+exit status: 0 done; 1 the run failed; 2 a mistake in what was given, nothing was written; 130 and 143 stopped by Ctrl-C
+and SIGTERM after saving: the same command goes on from there
 """
 
 
@@ -80,7 +84,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns 0, 1 for a run that failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    """Runs the command line; returns its exit status, see `USAGE`."""
     if {"--help", "-h", "--helpfull", "--helpshort"} & set(argv[1:]):
         print(USAGE + "\n".join(_key_help()))
         return 0
@@ -99,6 +103,8 @@ def main(argv: Sequence[str]) -> int:
         return _fail(2, error)
     except (TrainingError, DataError) as error:
         return _fail(1, error)
+    except Stopped as stopped:
+        return _fail(stopped.status, stopped)
     except KeyboardInterrupt:
         return _fail(130, "interrupted; a run continues from its newest checkpoint when started again without --clean")
     return 0
@@ -146,7 +152,7 @@ def _key_help() -> list[str]:
 
 if __name__ == "__main__":
     status = main(sys.argv)
-    if status == 130:
+    if status > 128:
         # Everything is closed by now, and the interpreter's own shutdown can crash (segmentation fault, seen with JAX
         # 0.10.2) where Ctrl-C came during a compilation.
         sys.stdout.flush()

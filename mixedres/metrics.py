@@ -1,9 +1,7 @@
-"""What a run tells: files for machines, lines and a bar for people, and the clock behind its rates."""
+"""What a run tells: means of its metrics, lines and a bar for people, and the clock behind its rates."""
 
 from __future__ import annotations
 
-import json
-import pathlib
 import sys
 import time
 from collections import deque
@@ -13,49 +11,39 @@ from typing import Any
 
 import jax
 import tqdm
-from tensorboardX import SummaryWriter
 
-from mixedres.files import replace_text, without_nan
+from mixedres.writers import Writers
 
-# Bookkeeping that makes no curve.
-NOT_PLOTTED = {"epoch", "examples"}
 # Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
 WAIT_LIMIT = 0.1
 WAIT_PATIENCE = 5.0
 
 
-class Writers:
-    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow."""
+class Average:
+    """Running means of loss and top-1 over the applied steps; over all where none was applied.
 
-    def __init__(self, jsonl: pathlib.Path, first_step: int):
-        """Appends to `jsonl` and to events beside it; lines of steps after `first_step`, lost since, are dropped."""
-        if jsonl.exists():
-            lines = jsonl.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if _step_of(line) <= first_step]
-            replace_text(jsonl, "".join(kept))
-        self._file = jsonl.open("a", buffering=1)
-        self._events = SummaryWriter(str(jsonl.parent), purge_step=first_step + 1, flush_secs=10)
+    The loss of a skipped step may be infinite.
+    """
 
-    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Writes `values` of `kind` ('train' or 'eval') after `step` steps."""
-        plain = without_nan(dict(values))
-        self._file.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
-        for name, value in plain.items():
-            if name not in NOT_PLOTTED and value is not None:
-                self._events.add_scalar(f"{kind}/{name}", value, step)
+    def __init__(self, sums: Mapping[str, Sequence[float]] | None = None):
+        """`sums`: what `state` returned, to go on from there."""
+        self._applied, self._all = ([*sums[name]] if sums else [0, 0.0, 0.0] for name in ("applied", "all"))
 
-    def close(self) -> None:
-        """Flushes both."""
-        self._file.close()
-        self._events.close()
+    def add(self, values: Mapping[str, float]) -> None:
+        """Takes the metrics of a step."""
+        for sums in (self._all, self._applied) if values["grads_finite"] else (self._all,):
+            sums[0] += 1
+            sums[1] += values["loss"]
+            sums[2] += values["top1"]
 
+    def mean(self) -> dict[str, float]:
+        """The means."""
+        count, loss, top1 = self._applied if self._applied[0] else self._all
+        return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
 
-def _step_of(line: str) -> float:
-    """Step of a line of metrics; infinite, so that it goes, for one that a crash cut off."""
-    try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+    def state(self) -> dict[str, list[float]]:
+        """The sums, for JSON."""
+        return {"applied": self._applied, "all": self._all}
 
 
 class InFlight:
@@ -134,6 +122,7 @@ class RunLog:
         log_every: int,
         learning_rate: Callable[[int], float],
         unreadable: Mapping[str, str] = MappingProxyType({}),
+        state: Mapping[str, Any] | None = None,
     ):
         """Starts.
 
@@ -144,19 +133,29 @@ class RunLog:
           log_every: steps between two lines.
           learning_rate: function of the number of updates applied so far.
           unreadable: {name: reason}, which grows by every image that cannot be used.
+          state: what `state` returned at the step at which this start begins.
         """
+        state = state or {}
         self.clock = Stopwatch()
         self.waited = 0.0
         self.last: dict[str, float] = {}
         self.consecutive_skipped, self.total_skipped = consecutive_skipped, total_skipped
-        self.epoch_loss: float | None = None
+        self.epoch_loss: float | None = state.get("epoch_loss")
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
         self._unreadable = unreadable
-        self._unreadable_told, self._wait_told = 0, False
+        self._unreadable_told, self._wait_told, self._problem_told = 0, False, False
+        self._steps_here = self._line_steps = 0
         self._line_at, self._waited_at = 0.0, 0.0
-        self._since_line: list[dict[str, float]] = []
-        self._since_eval: list[dict[str, float]] = []
+        self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
+
+    def state(self) -> dict[str, Any]:
+        """What a continued run must know so that its lines are those of one that was never interrupted; for JSON."""
+        return {
+            "line": self._line_average.state(),
+            "eval": self._eval_average.state(),
+            "epoch_loss": self.epoch_loss,
+        }
 
     def train(self, step: int, values: Mapping[str, Any]) -> None:
         """Takes the metrics of a finished step."""
@@ -165,18 +164,17 @@ class RunLog:
         skipped = not self.last["grads_finite"]
         self.consecutive_skipped = (self.consecutive_skipped + 1) * skipped
         self.total_skipped += skipped
-        self._since_line.append(self.last)
-        self._since_eval.append(self.last)
+        self._steps_here += 1
+        self._line_average.add(self.last)
+        self._eval_average.add(self.last)
         self._progress.update(step, self.last, self.clock.read())
         if step % self._log_every == 0:
             self._line(step, self._learning_rate(updates_before))
 
     def _line(self, step: int, learning_rate: float) -> None:
         now = self.clock.read()
-        examples = len(self._since_line) * self._batch_size
-        values = {
-            "loss": _mean(self._since_line, "loss"),
-            "top1": _mean(self._since_line, "top1"),
+        examples = (self._steps_here - self._line_steps) * self._batch_size
+        values = self._line_average.mean() | {
             "learning_rate": learning_rate,
             "loss_scale": self.last["loss_scale"],
             "skipped_steps": self.total_skipped,
@@ -186,7 +184,8 @@ class RunLog:
         if self._unreadable:
             values["unreadable_images"] = len(self._unreadable)
         self._writers.write(step, "train", values)
-        self._since_line, self._line_at, self._waited_at = [], now, self.waited
+        self._line_average = Average()
+        self._line_steps, self._line_at, self._waited_at = self._steps_here, now, self.waited
         self._advise()
 
     @property
@@ -198,39 +197,45 @@ class RunLog:
         """Says once that the data come too slowly, and whenever there are more images that cannot be read."""
         if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_told:
             self._wait_told = True
-            self._progress.line(
+            self.line(
                 f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
                 "instead of threads (--config.data.workers=N) or smaller stored pictures would help (docs/data.md)"
             )
         new = list(self._unreadable.items())[self._unreadable_told :]
         self._unreadable_told += len(new)
         for name, reason in new[:3]:
-            self._progress.line(f"note: passed over an image that cannot be used: {name}: {reason}")
+            self.line(f"note: passed over an image that cannot be used: {name}: {reason}")
         if len(new) > 3:
-            self._progress.line(f"note: and {len(new) - 3} more, {self._unreadable_told} in all so far")
+            self.line(f"note: and {len(new) - 3} more, {self._unreadable_told} in all so far")
+        problem = self._writers.problem()
+        if problem and not self._problem_told:
+            self.line(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
+        self._problem_told = bool(problem)
 
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
         """Takes the result of an evaluation after `step` steps."""
         self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
-        self.epoch_loss = _mean(self._since_eval, "loss")
-        self._since_eval = []
+        self.epoch_loss = self._eval_average.mean()["loss"]
+        self._eval_average = Average()
         self._advise()
-        self._progress.line(
+        scale = f"  loss scale {self.last['loss_scale']:g}" if self.last else ""
+        self.line(
             f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
-            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}  loss scale {self.last['loss_scale']:g}  "
-            f"skipped {self.total_skipped}"
+            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}{scale}  skipped {self.total_skipped}"
         )
+
+    def line(self, text: str) -> None:
+        """Tells the person who watches."""
+        self._progress.line(text)
+
+    def sync(self) -> bool:
+        """Brings the metrics to the disk; whether that was possible."""
+        return self._writers.sync()
 
     def close(self) -> None:
         """Closes files and bar."""
         self._writers.close()
         self._progress.close()
-
-
-def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float:
-    """Mean over the applied steps; over all where none was applied. The loss of a skipped one may be infinite."""
-    applied = [step for step in steps if step["grads_finite"]] or steps
-    return sum(step[name] for step in applied) / max(len(applied), 1)
 
 
 class Progress:

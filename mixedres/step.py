@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jmp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -162,14 +163,10 @@ def eval_step(variables: Any, batch: Batch, sums: Metrics, *, apply_fn: ApplyFn,
     return jax.tree.map(lambda old, add: old + add.astype(old.dtype), sums, new)
 
 
-def zero_sums() -> Metrics:
-    """Sums over no example: int32 counts, exact to 2**31 examples, and the float32 sum of losses."""
-    return {
-        "top1": jnp.zeros((), jnp.int32),
-        "top5": jnp.zeros((), jnp.int32),
-        "examples": jnp.zeros((), jnp.int32),
-        "loss": jnp.zeros((), jnp.float32),
-    }
+def zero_sums() -> dict[str, np.ndarray]:
+    """Sums over no example, on the host: int32 counts, exact to 2**31 examples, and the float32 sum of losses."""
+    counts = {name: np.zeros((), np.int32) for name in ("top1", "top5", "examples")}
+    return counts | {"loss": np.zeros((), np.float32)}
 
 
 def over_devices(step: Callable[..., Any], mesh: Mesh, in_specs: Any, *, donate: Any = ()) -> Any:

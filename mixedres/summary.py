@@ -14,8 +14,8 @@ import jax
 
 from mixedres import __version__
 from mixedres.build import Setup
-from mixedres.metrics import RunLog
-from mixedres.step import TrainState
+from mixedres.checkpoints import fingerprint
+from mixedres.loop import Loop
 
 _PACKAGES = (
     "jax",
@@ -89,15 +89,10 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def document(
-    setup: Setup,
-    state: TrainState,
-    first_step: int,
-    train_step: Any,
-    log: RunLog,
-    result: dict[str, Any],
-    compile_seconds: float,
+    setup: Setup, run: Loop, first_step: int, result: dict[str, Any], compile_seconds: float
 ) -> dict[str, Any]:
     """The run as `summary.json` has it."""
+    state, log = run.state, run.log
     steps, seconds = int(state.step), log.clock.read()
     here, unreadable = steps - first_step, setup.source.unreadable
     return {
@@ -115,13 +110,15 @@ def document(
             "loss": log.epoch_loss,
             "data_wait": log.data_wait,
         },
-        "eval": result,
+        "eval": {name: value for name, value in result.items() if name != "step"},
+        "best": run.best,
+        "fingerprint": fingerprint(state.variables),  # equal for two runs that ended with the same bits
         "loss_scale": {
             "final": float(state.loss_scale.loss_scale),
             "skipped_steps": int(state.loss_scale.total_skipped),
         },
         "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
-        "memory": memory(setup.devices, train_step),
+        "memory": memory(setup.devices, run.train_step),
         "device": device(setup.devices),
         "versions": versions(),
     }

@@ -10,6 +10,7 @@ import shutil
 from typing import IO, Any
 
 from mixedres.config import ConfigError
+from mixedres.config_keys import KEYS
 from mixedres.files import write_json
 
 CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
@@ -21,8 +22,25 @@ CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     ".lock",
 )
 EVENTS = "events.out.tfevents.*"
-# Keys that change how a run is carried out and none of its numbers. Data may move: what they are stands in `DATA`.
-_FREE = {"data.dir", "data.threads", "data.workers", "data.on_error"}
+# Keys that may change when a run continues. Data may move: what they are stands in `DATA`. Another number of devices
+# is said where the checkpoint is restored; the size of the global batch must stay.
+_FREE = {
+    "data.dir",
+    "data.threads",
+    "data.workers",
+    "data.on_error",
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "stop_at_top1",
+    "stop_after_skipped",
+    "num_devices",
+    "batch_size_per_device",
+}
+_DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
+# Keys whose number may grow.
+_LENGTH = {"epochs", "steps"}
 # Keys that only a config.json of ours has: half the world names its configuration so.
 _MARKS = {"precision.name", "optimizer.decay_mask"}
 
@@ -47,16 +65,19 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
     try:
         _check_writable(workdir)
         has_run = _check_contents(workdir)
+        longer = False
         if has_run and not clean:
-            check_same(workdir, config)
+            longer = check_same(workdir, config)
             check_data(workdir, data or {})
         workdir.mkdir(parents=True, exist_ok=True)
         lock = _lock(workdir)
         if clean:
             _remove_run(workdir)
-        if clean or not has_run:
-            if data is not None:
-                write_json(workdir / DATA, data)
+        if data is not None and (clean or not has_run):
+            write_json(workdir / DATA, data)
+        if longer:
+            (workdir / SUMMARY).unlink(missing_ok=True)  # it is not finished any more
+        if not (workdir / SUMMARY).exists() and _read_config(workdir) != _as_json(config):
             write_json(workdir / CONFIG, config)
     except OSError as error:
         raise ConfigError(
@@ -65,26 +86,33 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
     return lock
 
 
-def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[str, ...] = ("",)) -> None:
-    """Raises `ConfigError` unless `workdir` holds a run whose config has the same values, and lists the differences.
+def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[str, ...] = ("",)) -> bool:
+    """Raises `ConfigError` unless `workdir` holds a run that `config` may continue, and lists the differences.
 
-    Keys that change no number, such as the number of threads that read the data, are free.
+    Keys that change no number, such as how often something is logged, are free, and the length of a run may grow.
 
     `sections`: beginnings of the keys to compare; all by default.
+
+    Returns:
+      Whether the run is to be longer than it was.
     """
     old = _read_config(workdir)
     if old is None:
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
-    new = json.loads(json.dumps(config))  # tuples become lists, as in the file
+    new = _as_json(config)
     keys = sorted(key for key in (old.keys() | new.keys()) - _FREE if key.startswith(sections))
-    differing = [key for key in keys if old.get(key) != new.get(key)]
+    old = {key: old.get(key, _DEFAULTS.get(key)) for key in keys}  # an older version had fewer keys
+    changed = [key for key in keys if old[key] != new.get(key)]
+    longer = [key for key in changed if key in _LENGTH and _is_more(new.get(key), old[key])]
+    differing = [key for key in changed if key not in longer]
     if differing:
-        listed = "; ".join(f"{key}: {old.get(key)!r} there, {new.get(key)!r} now" for key in differing[:5])
+        listed = "; ".join(f"{key}: {old[key]!r} there, {new.get(key)!r} now" for key in differing[:5])
         more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
         way_out = ", or start over with --clean" if sections == ("",) else ""
         raise ConfigError(
             f"--workdir={workdir} holds a run with a different config ({listed}{more}); name another --workdir{way_out}"
         )
+    return bool(longer)
 
 
 def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: bool = False) -> None:
@@ -132,6 +160,15 @@ def _read_config(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The config of the run in `workdir`; None where there is no run of ours."""
     found = _read_json(workdir / CONFIG)
     return found if isinstance(found, dict) and found.keys() >= _MARKS else None
+
+
+def _as_json(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` as it comes back from a file, where tuples are lists."""
+    return json.loads(json.dumps(config))
+
+
+def _is_more(new: Any, old: Any) -> bool:
+    return isinstance(new, int | float) and isinstance(old, int | float) and new > old
 
 
 def _read_json(path: pathlib.Path) -> Any:

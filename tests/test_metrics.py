@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from mixedres import metrics
+from mixedres.writers import Writers
 
 
 class Clock:
@@ -54,12 +55,13 @@ def step_values(loss, finite=1.0):
     return {"loss": loss, "top1": 0.5, "grads_finite": finite, "loss_scale": 8.0}
 
 
-def make_log(tmp_path, **options):
+def make_log(tmp_path, first_step=0, **options):
+    tmp_path.mkdir(exist_ok=True)
     defaults = {"total_skipped": 0, "consecutive_skipped": 0, "batch_size": 10, "log_every": 2}
     defaults["learning_rate"] = float  # after n updates: n
-    writers = metrics.Writers(tmp_path / "metrics.jsonl", 0)
+    files = Writers(tmp_path / "metrics.jsonl", first_step)
     progress = metrics.Progress(100, 0, 10)
-    return metrics.RunLog(writers, progress, **(defaults | options))
+    return metrics.RunLog(files, progress, **(defaults | options))
 
 
 def lines(tmp_path):
@@ -81,6 +83,35 @@ def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
     assert log.consecutive_skipped == 0 and log.total_skipped == 1
 
 
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
+    steps = [(n, 1.1**n, float(n not in (3, 5, 6))) for n in range(1, 10)]
+    steps[2] = (3, float("inf"), 0.0)
+    logs = [make_log(tmp_path / "whole", log_every=3), make_log(tmp_path / "cut", log_every=3)]
+    for log, part in zip(logs, (steps, steps[:cut]), strict=True):
+        for step, loss, finite in part:
+            log.train(step, step_values(loss, finite))
+            if step == 4:
+                log.eval(4, 1.0, {"top1": 0.5, "top5": 1.0, "loss": 2.0})
+    known = json.loads(json.dumps(logs[1].state()))
+    skipped = {name: getattr(logs[1], name) for name in ("total_skipped", "consecutive_skipped")}
+    logs[1].close()
+    continued = make_log(tmp_path / "cut", log_every=3, state=known, first_step=cut, **skipped)
+    for step, loss, finite in steps[cut:]:
+        continued.train(step, step_values(loss, finite))
+        if step == 4:
+            continued.eval(4, 1.0, {"top1": 0.5, "top5": 1.0, "loss": 2.0})
+    for log in (logs[0], continued):
+        log.close()
+    assert len(lines(tmp_path / "whole")) == 4
+    timeless = [
+        [{k: v for k, v in line.items() if k not in ("examples_per_second", "data_wait")} for line in lines(directory)]
+        for directory in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert timeless[0] == timeless[1]
+    assert continued.state() == logs[0].state() and continued.epoch_loss == logs[0].epoch_loss
+
+
 def test_skipped_steps_before_this_start_count(tmp_path):
     log = make_log(tmp_path, total_skipped=4, consecutive_skipped=1)
     log.train(11, step_values(1.0, 0.0))
@@ -89,20 +120,6 @@ def test_skipped_steps_before_this_start_count(tmp_path):
     (line,) = lines(tmp_path)
     assert line["skipped_steps"] == 6 and log.consecutive_skipped == 3
     assert line["learning_rate"] == 6.0  # 10 - 4 updates
-
-
-def test_a_new_start_drops_lines_after_its_checkpoint_and_broken_ones(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 2}\n{"step": 4}\n{"step": 6}\n{"ste')
-    metrics.Writers(path, first_step=4).close()
-    assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
-
-
-def test_what_is_not_finite_becomes_null(tmp_path):
-    writers = metrics.Writers(tmp_path / "metrics.jsonl", 0)
-    writers.write(1, "eval", {"loss": float("nan"), "top1": 0.5})
-    writers.close()
-    assert lines(tmp_path) == [{"step": 1, "kind": "eval", "loss": None, "top1": 0.5}]
 
 
 def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys):

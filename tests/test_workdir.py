@@ -59,6 +59,36 @@ def test_the_same_config_continues_and_another_lists_its_differences(tmp_path):
     assert "batch_size: 16 there, 32 now; seed: 0 there, 1 now" in str(caught.value)
 
 
+def test_what_changes_no_number_may_change_and_the_new_value_is_kept(tmp_path):
+    claim(tmp_path)
+    claim(tmp_path, log_every=7, checkpoint_every="3 steps", keep_checkpoints=9, num_devices=4, stop_after_skipped=3)
+    kept = json.loads((tmp_path / workdir.CONFIG).read_text())
+    assert (kept["log_every"], kept["keep_checkpoints"], kept["num_devices"]) == (7, 9, 4)
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    claim(tmp_path, log_every=8)  # of a finished run it tells how that was
+    assert json.loads((tmp_path / workdir.CONFIG).read_text()) == kept
+
+
+@pytest.mark.parametrize("length", [{"steps": 9}, {"steps": 6, "epochs": 4.5}])
+def test_a_run_may_become_longer_and_is_unfinished_then_but_not_shorter(tmp_path, length):
+    claim(tmp_path, **{key: 3 for key in length} | {"steps": 6})
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    claim(tmp_path, **length)
+    assert not (tmp_path / workdir.SUMMARY).exists()
+    with pytest.raises(ConfigError, match=r"(steps: 9 there, 8 now|epochs: 4\.5 there, 4\.0 now)"):
+        claim(tmp_path, **{key: {9: 8, 6: 6, 4.5: 4.0}[value] for key, value in length.items()})
+
+
+def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path):
+    claim(tmp_path)
+    old = json.loads((tmp_path / workdir.CONFIG).read_text())
+    del old["label_smoothing"], old["schedule.boundaries"]
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match=r"\(label_smoothing: 0\.0 there, 0\.1 now\)"):
+        claim(tmp_path, label_smoothing=0.1)
+    claim(tmp_path)
+
+
 def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
     """The data position and the learning rate are those of a batch size."""
     config = run_cases.tiny(batch_size_per_device=4, num_devices=2)

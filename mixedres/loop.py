@@ -1,0 +1,181 @@
+"""The loop of a run: steps, evaluations and checkpoints, and the way out when it is asked to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from mixedres import data, step
+from mixedres.build import Setup
+from mixedres.checkpoints import Checkpoints
+from mixedres.config import TrainingError
+from mixedres.interrupts import Interrupts, Stopped
+from mixedres.metrics import InFlight, RunLog
+
+
+@dataclasses.dataclass
+class Loop:
+    """A run between its first and its last step.
+
+    Attributes:
+      setup, saved, log, interrupts: what it works with.
+      train_step, eval_step: compiled.
+      state: after the newest step.
+      evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
+      best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
+    """
+
+    setup: Setup
+    saved: Checkpoints
+    log: RunLog
+    interrupts: Interrupts
+    train_step: Any
+    eval_step: Any
+    state: step.TrainState
+    evaluated: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None
+
+    def run(self, batches: data.Prefetch) -> dict[str, Any]:
+        """Goes on to the end, and returns the last evaluation; `batches` begin with that of the next step.
+
+        Raises:
+          Stopped: where a signal asked for it; everything up to the last step is saved.
+          TrainingError: where training cannot go on, or its end cannot be saved.
+        """
+        first_step, total_steps = int(self.state.step), self.setup.total_steps
+        # An evaluation that was cut off comes first: it is of the very state that was restored.
+        ended = first_step > 0 and self._pause(first_step)
+        batches.fill()  # the start of the pipeline is no part of the rate
+        in_flight = InFlight()
+        with jax.transfer_guard("disallow"):
+            for done in range(first_step + 1, total_steps + 1) if not ended else ():
+                self.log.clock.start()
+                self.state, metrics = self.train_step(self.state, batches.take(in_flight.busy))
+                self.log.waited = batches.waited
+                self._record(in_flight.push(done, metrics))
+                self._warn(self.saved.poll())
+                if self._must_pause(done):
+                    self._record(in_flight.drain())
+                    self.log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
+                    if self._pause(done):
+                        break
+        problems = self.saved.finish()
+        if problems:
+            raise TrainingError(f"{problems[-1]}; make room and start the same command again: it goes on from there")
+        assert self.evaluated is not None
+        return self.evaluated
+
+    def _must_pause(self, done: int) -> bool:
+        return bool(self._is_evaluation(done) or self._is_checkpoint(done) or self.interrupts.requested)
+
+    def _is_evaluation(self, done: int) -> bool:
+        return done == self.setup.total_steps or _is_due(done, self.setup.eval_every)
+
+    def _is_checkpoint(self, done: int) -> bool:
+        return done == self.setup.total_steps or _is_due(done, self.setup.checkpoint_every)
+
+    def _pause(self, done: int) -> bool:
+        """What is due after `done` steps; whether the run ends here."""
+        better = False
+        if self._is_evaluation(done) and not self._is_evaluated(done):
+            better = self._evaluate(done)
+        ended = self._is_evaluated(done) and (done == self.setup.total_steps or self._is_good_enough())
+        if better or ended or self._is_checkpoint(done) or self.interrupts.requested:
+            self._save(done)
+        if self.interrupts.requested and not ended:
+            problems = self.saved.finish()
+            newest = self.saved.latest_step()
+            self._warn(problems)
+            raise Stopped(self.interrupts.requested, done, newest)
+        return ended
+
+    def _evaluate(self, done: int) -> bool:
+        """Evaluates and logs; whether it is the best so far. A signal leaves it undone, for the next start."""
+        result = evaluate(self.setup, self.eval_step, self.state, self.interrupts)
+        if result is None:
+            return False
+        self.log.eval(done, done / self.setup.steps_per_epoch, result)
+        self.evaluated = {"step": done} | result
+        better = self.best is None or result["top1"] > self.best["top1"]
+        if better:
+            self.best = {"step": done, "top1": result["top1"]}
+        return better
+
+    def _is_evaluated(self, done: int) -> bool:
+        return self.evaluated is not None and self.evaluated["step"] == done
+
+    def _is_good_enough(self) -> bool:
+        wanted = self.setup.config.stop_at_top1
+        return wanted is not None and self.evaluated is not None and self.evaluated["top1"] >= wanted
+
+    def _save(self, done: int) -> None:
+        if not self.log.sync():
+            self.log.line(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
+            return
+        record = {
+            "config": self.setup.resolved,
+            "devices": len(self.setup.devices),
+            "evaluated": self.evaluated,
+            "best": self.best,
+            "log": self.log.state(),
+        }
+        with jax.transfer_guard("allow"):
+            self.saved.save(done, self.state, record, best=self.best and self.best["step"])
+
+    def _warn(self, problems: list[str]) -> None:
+        for problem in problems:
+            newest = self.saved.latest_step()
+            stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
+            self.log.line(f"warning: {problem}; {stands}. Training goes on, and the next one will be tried")
+
+    def _record(self, finished: list[tuple[int, Any]]) -> None:
+        """Logs the metrics of finished steps; raises TrainingError where too many in a row were skipped."""
+        limit = self.setup.config.stop_after_skipped
+        for done, values in finished:
+            self.log.train(done, values)
+            if self.log.consecutive_skipped >= limit:
+                last = self.log.last
+                raise TrainingError(
+                    f"the last {limit} steps, up to step {done}, had gradients that were not finite, at last with loss "
+                    f"{last['loss']:g} and loss scale {last['loss_scale']:g}; none was applied. Lower "
+                    "config.optimizer.learning_rate or choose another preset, then start over with --clean"
+                )
+
+
+def on_devices(setup: Setup, batches: Iterator[data.Batch]) -> data.Prefetch:
+    """The batches, put on the devices ahead of their use."""
+    return data.Prefetch(batches, lambda batch: jax.device_put(batch, setup.split))
+
+
+def evaluate(
+    setup: Setup, eval_step: Any, state: step.TrainState, interrupts: Interrupts | None = None
+) -> dict[str, Any] | None:
+    """'top1', 'top5' and mean 'loss' over every test example, each counted once, and their number, 'examples'.
+
+    None where a signal came in between.
+    """
+    sums = jax.device_put(step.zero_sums(), setup.replicated)
+    in_flight = InFlight()
+    with on_devices(setup, setup.source.eval_batches(setup.batch_size)) as batches:
+        for index, batch in enumerate(batches):
+            if interrupts is not None and interrupts.requested:
+                return None
+            sums = eval_step(state.eval_variables, batch, sums)
+            in_flight.push(index, sums)
+    host = jax.device_get(sums)
+    examples = int(host["examples"])
+    if not examples:
+        raise data.DataError(f"none of the {setup.source.eval_examples} test images can be read")
+    return {
+        "top1": int(host["top1"]) / examples,
+        "top5": int(host["top5"]) / examples,
+        "loss": float(host["loss"]) / examples,
+        "examples": examples,
+    }
+
+
+def _is_due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0

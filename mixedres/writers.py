@@ -1,0 +1,143 @@
+"""Metrics in files: lines of JSON and TensorBoard events, whatever the disk does."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from tensorboardX.proto import event_pb2
+from tensorboardX.record_writer import RecordWriter
+from tensorboardX.summary import scalar
+
+from mixedres.files import replace_text, without_nan
+
+# Bookkeeping that makes no curve.
+NOT_PLOTTED = {"epoch", "examples"}
+# Seconds between two flushes of the events, for whoever watches the curves.
+_FLUSH_SECONDS = 10.0
+# Tells apart the files that one process starts within a second.
+_COUNT = itertools.count()
+
+
+class Writers:
+    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow.
+
+    A disk that is full or gone does not end a run: lines wait in memory until they can be written, curves have a gap.
+    """
+
+    def __init__(self, jsonl: pathlib.Path, first_step: int):
+        """Appends to `jsonl` and to events beside it; lines of steps after `first_step`, lost since, are dropped."""
+        if jsonl.exists():
+            lines = jsonl.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= first_step]
+            replace_text(jsonl, "".join(kept))
+        self._lines = _Lines(jsonl)
+        self._events = _Events(jsonl.parent, first_step)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Writes `values` of `kind` ('train' or 'eval') after `step` steps."""
+        plain = without_nan(dict(values))
+        self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
+        plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
+        self._events.write(step, {f"{kind}/{name}": value for name, value in plotted.items()})
+
+    def problem(self) -> str | None:
+        """Why lines wait in memory; None where all are on their way to the disk."""
+        return self._lines.problem
+
+    def sync(self) -> bool:
+        """Brings all lines to the disk, so that not even a loss of power takes them; whether that was possible."""
+        return self._lines.sync()
+
+    def close(self) -> None:
+        """Flushes both."""
+        self._lines.close()
+        self._events.close()
+
+
+class _Lines:
+    """A file to which lines are appended; what cannot be written waits."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._waiting = b""
+        self.problem: str | None = None
+
+    def write(self, line: str) -> None:
+        self._waiting += line.encode()
+        try:
+            while self._waiting:  # a disk may take a part of it
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+            self.problem = None
+        except OSError as error:
+            self.problem = error.strerror
+
+    def sync(self) -> bool:
+        self.write("")
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self.problem = error.strerror
+        return self.problem is None
+
+    def close(self) -> None:
+        self.write("")
+        os.close(self._file)
+
+
+class _Events:
+    """Curves for TensorBoard. A file in which a write failed is given up; the next event starts another."""
+
+    def __init__(self, directory: pathlib.Path, first_step: int):
+        # TensorBoard wants the time at this place of the name; the process tells apart two starts within a second.
+        self._prefix = str(
+            directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        )
+        self._file: RecordWriter | None = None
+        self._flushed = time.monotonic()
+        # TensorBoard drops the points of later steps: those that were lost with an earlier process.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(event_pb2.Event(session_log=start, step=first_step + 1))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._add(event_pb2.Event(summary=scalar(name, value), step=step))
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._flushed = time.monotonic()
+            self._attempt(RecordWriter.flush)
+
+    def close(self) -> None:
+        self._attempt(RecordWriter.close)
+
+    def _add(self, event: event_pb2.Event) -> None:
+        event.wall_time = time.time()
+        self._attempt(lambda file: file.write(event.SerializeToString()))
+
+    def _attempt(self, action: Callable[[RecordWriter], None]) -> None:
+        try:
+            action(self._file or self._open())
+        except OSError:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
+
+    def _open(self) -> RecordWriter:
+        self._file = RecordWriter(f"{self._prefix}.{next(_COUNT)}")
+        version = event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")
+        self._file.write(version.SerializeToString())
+        return self._file
+
+
+def _step_of(line: str) -> float:
+    """Step of a line of metrics; infinite, so that it goes, for one that a crash cut off."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
