@@ -62,11 +62,20 @@ class Loop:
                     self.log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
                     if self._pause(done):
                         break
-        problems = self.saved.finish()
-        if problems:
-            raise TrainingError(f"{problems[-1]}; make room and start the same command again: it goes on from there")
         assert self.evaluated is not None
+        self._finish(self.evaluated["step"])
         return self.evaluated
+
+    def _finish(self, last: int) -> None:
+        """Waits for the disk; raises TrainingError where the checkpoint of the `last` step is not on it."""
+        problems = self.saved.finish()
+        newest = self.saved.latest_step()
+        if newest == last:
+            self._warn(problems)
+            return
+        problem = problems[-1] if problems else f"the checkpoint of step {last} could not be written"
+        stands = "nothing is saved" if newest is None else f"the checkpoint of step {newest} stands"
+        raise TrainingError(f"{problem}; {stands}. Make room and start the same command again to go on from there")
 
     def _must_pause(self, done: int) -> bool:
         return bool(self._is_evaluation(done) or self._is_checkpoint(done) or self.interrupts.requested)
@@ -86,10 +95,8 @@ class Loop:
         if better or ended or self._is_checkpoint(done) or self.interrupts.requested:
             self._save(done)
         if self.interrupts.requested and not ended:
-            problems = self.saved.finish()
-            newest = self.saved.latest_step()
-            self._warn(problems)
-            raise Stopped(self.interrupts.requested, done, newest)
+            self._warn(self.saved.finish())
+            raise Stopped(self.interrupts.requested, done, self.saved.latest_step())
         return ended
 
     def _evaluate(self, done: int) -> bool:
@@ -129,7 +136,7 @@ class Loop:
         for problem in problems:
             newest = self.saved.latest_step()
             stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
-            self.log.line(f"warning: {problem}; {stands}. Training goes on, and the next one will be tried")
+            self.log.line(f"warning: {problem}; {stands}")
 
     def _record(self, finished: list[tuple[int, Any]]) -> None:
         """Logs the metrics of finished steps; raises TrainingError where too many in a row were skipped."""
