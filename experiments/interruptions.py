@@ -5,7 +5,7 @@ python -m experiments.interruptions --times=20
 One digits run in float16 undisturbed, and the same run three times more: killed with SIGKILL at random moments,
 stopped with SIGTERM at random moments, and killed with SIGKILL while a checkpoint is being written, each so many times
 before it may finish. Compared are the fingerprint of parameters and statistics, the evaluation, the best one, and every
-line of metrics.jsonl but its speeds. Writes experiments/results/interruptions.json; exits with 1 where anything differs.
+line of metrics.jsonl but its speeds. Writes experiments/results/interruptions.json; exits with 1 where one differs.
 """
 
 from __future__ import annotations

@@ -169,6 +169,9 @@ class Checkpoints:
         self._writing = step
         # As a text, because Orbax's own JSON has no infinity, which the loss of a skipped step may be.
         metadata = {"record": json.dumps(record)}
+        if jax.process_count() == 1:
+            # Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
+            state = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata=metadata))
         except OSError as error:  # where not even the directory can be made

@@ -11,6 +11,7 @@ import jax
 from mixedres import data, step
 from mixedres.build import Setup
 from mixedres.checkpoints import Checkpoints
+from mixedres.compilations import Compilations
 from mixedres.config import TrainingError
 from mixedres.interrupts import Interrupts, Stopped
 from mixedres.metrics import InFlight, RunLog
@@ -26,6 +27,7 @@ class Loop:
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
       best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
+      compilations: names of the programs compiled between the first and the last step; there should be none.
     """
 
     setup: Setup
@@ -37,6 +39,7 @@ class Loop:
     state: step.TrainState
     evaluated: dict[str, Any] | None = None
     best: dict[str, Any] | None = None
+    compilations: list[str] = dataclasses.field(default_factory=list)
 
     def run(self, batches: data.Prefetch) -> dict[str, Any]:
         """Goes on to the end, and returns the last evaluation; `batches` begin with that of the next step.
@@ -50,13 +53,15 @@ class Loop:
         ended = first_step > 0 and self._pause(first_step)
         batches.fill()  # the start of the pipeline is no part of the rate
         in_flight = InFlight()
-        with jax.transfer_guard("disallow"):
+        # Neither a transfer nor a compilation that nobody asked for: both would make every step slow without a word.
+        with jax.transfer_guard("disallow"), Compilations() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
                 self.log.clock.start()
                 self.state, metrics = self.train_step(self.state, batches.take(in_flight.busy))
                 self.log.waited = batches.waited
                 self._record(in_flight.push(done, metrics))
                 self._warn(self.saved.poll())
+                self._warn_of_compilations(compiled.take(), done)
                 if self._must_pause(done):
                     self._record(in_flight.drain())
                     self.log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
@@ -137,6 +142,11 @@ class Loop:
             newest = self.saved.latest_step()
             stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
             self.log.line(f"warning: {problem}; {stands}")
+
+    def _warn_of_compilations(self, names: list[str], done: int) -> None:
+        self.compilations += names
+        for name in names:
+            self.log.line(f"warning: {name} was compiled before step {done}; a step should compile nothing")
 
     def _record(self, finished: list[tuple[int, Any]]) -> None:
         """Logs the metrics of finished steps; raises TrainingError where too many in a row were skipped."""

@@ -106,6 +106,7 @@ def document(
             "examples_per_second": here * setup.batch_size / seconds if here else None,
             "step_time_ms": 1e3 * seconds / here if here else None,
             "compile_seconds": compile_seconds,
+            "compiled_in_loop": run.compilations,
             "seconds": seconds,
             "loss": log.epoch_loss,
             "data_wait": log.data_wait,

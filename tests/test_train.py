@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from mixedres import models, precision, train, workdir
+from mixedres import loop, models, precision, train, workdir
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
+from mixedres.compilations import Compilations
 from mixedres.config import ConfigError, TrainingError
-from mixedres.data import Synthetic
+from mixedres.data import Prefetch, Synthetic
 from mixedres.metrics import RunLog
 from tests import run_cases, step_cases
 
@@ -61,6 +62,36 @@ def test_metrics_have_a_line_for_every_step_and_evaluation(finished):
     rates = build(config).learning_rate
     np.testing.assert_allclose([line["learning_rate"] for line in trained], [rates(n) for n in range(6)], rtol=1e-6)
     assert trained[-1]["loss"] < trained[0]["loss"]
+
+
+def test_each_step_is_compiled_once_and_the_loop_compiles_nothing(tmp_path, capsys):
+    with Compilations() as compiled:
+        summary = train.train(run_cases.tiny("fp16", ema_decay=0.9), tmp_path / "run")
+    names = compiled.take()
+    assert [names.count(f"jit({name})") for name in ("train_step", "eval_step")] == [1, 1], names
+    assert summary["train"]["compiled_in_loop"] == []
+    assert "was compiled" not in capsys.readouterr().out
+
+
+def test_a_compilation_in_the_loop_is_told(tmp_path, monkeypatch, capsys):
+    report = RunLog.train
+
+    def compiling(self, step, values):
+        report(self, step, values)
+        if step == 3:
+            with jax.transfer_guard("allow"):
+                jax.jit(lambda x: x * 17.5)(np.float32(3))
+
+    monkeypatch.setattr(RunLog, "train", compiling)
+    summary = train.train(run_cases.tiny("fp16", ema_decay=0.9), tmp_path / "run")
+    assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]
+    assert "warning: jit(<lambda>) was compiled before step" in capsys.readouterr().out
+
+
+def test_a_transfer_that_nobody_asked_for_is_an_error(tmp_path, monkeypatch):
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        monkeypatch.setattr(loop, "on_devices", lambda setup, batches: Prefetch(batches, lambda batch: batch))
+        train.train(run_cases.tiny("fp16", ema_decay=0.9), tmp_path / "run")
 
 
 def test_tensorboard_events_hold_the_same_numbers(finished):

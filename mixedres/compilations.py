@@ -1,0 +1,36 @@
+"""Which programs were compiled, and when: a loop that compiles is slow without saying so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class Compilations:
+    """A context that takes note of every program that JAX compiles in it, in any thread of the process.
+
+    Attributes:
+      names: of the compiled functions, such as 'jit(train_step)', in order; one from the compilation cache counts, too.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __enter__(self) -> Compilations:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def take(self) -> list[str]:
+        """The names since the last call."""
+        names, self.names = self.names, []
+        return names
+
+    def _listen(self, event: str, duration: float, **details: Any) -> None:
+        if event == _COMPILED:
+            self.names.append(str(details.get("fun_name", "a program")))
