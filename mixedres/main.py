@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from mixedres.config import ConfigError, TrainingError, check_key, validate
+from mixedres.config import ConfigError, NonFiniteError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
 from mixedres.data import DataError
 
@@ -28,6 +28,9 @@ flags:
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir (default train)
   --clean                                 remove the run in the workdir first
   --help                                  this text
+
+exit status: 0 finished; 1 the run failed; 2 a mistake in the command; 3 the numbers of a step were not finite, and
+WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 130 interrupted
 """
 
 
@@ -80,7 +83,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns 0, 1 for a run that failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
+    """Runs the command line; returns the exit status, which `USAGE` explains."""
     if {"--help", "-h", "--helpfull", "--helpshort"} & set(argv[1:]):
         print(USAGE + "\n".join(_key_help()))
         return 0
@@ -97,6 +100,8 @@ def main(argv: Sequence[str]) -> int:
             train.train(values.config, directory, clean=values.clean)
     except ConfigError as error:
         return _fail(2, error)
+    except NonFiniteError as error:
+        return _fail(3, error)
     except (TrainingError, DataError) as error:
         return _fail(1, error)
     except KeyboardInterrupt:

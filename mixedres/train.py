@@ -233,10 +233,10 @@ def _evaluate(setup: Setup, eval_step: Any, state: step.TrainState) -> dict[str,
 
 
 def _record(finished: list[tuple[int, Any]], log: RunLog, stop_after_skipped: int) -> None:
-    """Logs the metrics of finished steps; raises TrainingError where too many in a row were skipped."""
+    """Logs the metrics of finished steps; raises TrainingError at one that could not be taken."""
     for done, values in finished:
         log.train(done, values)
-        if log.consecutive_skipped >= stop_after_skipped:
+        if values["halted"]:
             raise TrainingError(
                 f"the last {stop_after_skipped} steps, up to step {done}, had gradients that were not finite, at last "
                 f"with loss {log.last['loss']:g} and loss scale {log.last['loss_scale']:g}; none was applied. Lower "

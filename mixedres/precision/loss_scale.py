@@ -124,6 +124,11 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
         """The constant 1, a float32 scalar."""
         return jnp.ones((), jnp.float32)
 
+    @property
+    def exhausted(self) -> jax.Array:
+        """True, a boolean scalar: what overflows without a scale is not mended by skipping a step."""
+        return jnp.asarray(True)
+
     def scale(self, tree: T) -> T:
         """The tree itself."""
         return tree
@@ -168,6 +173,11 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
     def __post_init__(self) -> None:
         _check_number("loss_scale", self.loss_scale)
         self._convert(loss_scale=jnp.float32)
+
+    @property
+    def exhausted(self) -> jax.Array:
+        """False, a boolean scalar: under a fixed scale a large gradient now and then is skipped."""
+        return jnp.asarray(False)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
         """Counts a skipped step where `grads_finite` (a boolean scalar) is false; the scale stays."""
@@ -227,6 +237,11 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
                 f"loss_scale {scale:g} is not between min_loss_scale {low:g} and max_loss_scale {high:g}; "
                 "set min_loss_scale or max_loss_scale as well"
             )
+
+    @property
+    def exhausted(self) -> jax.Array:
+        """Boolean scalar: whether the scale is at its minimum, so that skipping a step changes nothing for the next."""
+        return self.loss_scale <= self.min_loss_scale
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """The loss scale for the next step, given whether this step's gradients were finite (a boolean scalar)."""
