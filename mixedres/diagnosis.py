@@ -5,9 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from mixedres import precision
-from mixedres.build import Setup
 from mixedres.numerics import Origin, Report, Row
-from mixedres.step import TrainState
 
 # Not finite for some finite operands, whatever the range of the dtype: 0 / 0, log 0, the root of a negative number.
 _PARTIAL = {"div", "rem", "log", "log1p", "log2", "rsqrt", "sqrt", "pow", "integer_pow", "atanh", "acos", "asin", "tan"}
@@ -42,8 +40,8 @@ def before(report: Report, count: int = 5) -> list[str]:
     return [f"{row}: {row.largest:.4g}" for row in rows[-count:]]
 
 
-def why(report: Report, setup: Setup, state: TrainState) -> str:
-    """The likely cause and what to try, in one or two sentences without a full stop at the end."""
+def why(report: Report, preset: str, loss_scale: precision.LossScale) -> str:
+    """The likely cause and what to try, for a step in `preset` at `loss_scale`; no full stop at the end."""
     origin = report.origin
     if origin is None:
         return (
@@ -58,10 +56,10 @@ def why(report: Report, setup: Setup, state: TrainState) -> str:
     if half and origin.row.direction == "forward":
         return (
             f"The forward pass outgrew {origin.row.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
-            f"changes that; {_wider(setup)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(preset)}, or {_SMALLER_STEPS}"
         )
     if half:
-        return _of_gradient(origin, setup, state)
+        return _of_gradient(origin, preset, loss_scale)
     return f"Numbers beyond {_limit(origin):.2g} mean that training diverged, not that {origin.row.dtype} is too " + (
         f"narrow; {_SMALLER_STEPS}"
     )
@@ -76,23 +74,23 @@ def _of_argument(row: Row) -> str:
     return f"It was so before the step, from an update that was too large; {_SMALLER_STEPS}"
 
 
-def _of_gradient(origin: Origin, setup: Setup, state: TrainState) -> str:
-    scale, loss_scale = float(state.loss_scale.loss_scale), state.loss_scale
+def _of_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -> str:
+    scale = float(loss_scale.loss_scale)
     text = f"A gradient outgrew {origin.row.dtype}, which ends at {_limit(origin):.0f}, at loss scale {scale:g}; "
     if isinstance(loss_scale, precision.NoOpLossScale):
-        return text + f"{_wider(setup)}, or {_SMALLER_STEPS}"
+        return text + f"{_wider(preset)}, or {_SMALLER_STEPS}"
     if isinstance(loss_scale, precision.StaticLossScale):
         return text + "lower config.precision.loss_scale or set it to 'dynamic'"
     if bool(loss_scale.exhausted):
-        return text + f"that is its minimum already: lower config.loss_scale.min, or {_wider(setup)}"
+        return text + f"that is its minimum already: lower config.loss_scale.min, or {_wider(preset)}"
     return text + (
         "it halves at every skipped step: lower config.loss_scale.initial, or raise config.stop_after_skipped to let "
         "it find its level"
     )
 
 
-def _wider(setup: Setup) -> str:
-    wider = setup.precision.name.replace("fp16_static", "bf16").replace("fp16", "bf16")
+def _wider(preset: str) -> str:
+    wider = preset.replace("fp16_static", "bf16").replace("fp16", "bf16")
     return f"set config.precision.name={wider}" if wider in precision.PRESETS else "set config.precision.name=bf16"
 
 

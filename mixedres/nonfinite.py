@@ -59,7 +59,8 @@ def stop(setup: Setup, workdir: pathlib.Path, state: TrainState, batch: Batch) -
     save(directory, setup, state, batch)
     try:
         report = examine(setup, state, batch)
-        found = f"{diagnosis.where(report, len(setup.devices))}. {diagnosis.why(report, setup, state)}"
+        cause = diagnosis.why(report, setup.precision.name, state.loss_scale)
+        found = f"{diagnosis.where(report, len(setup.devices))}. {cause}"
         write_json(directory / DOCUMENT, _document(setup, state, batch, found))
     except jax.errors.JaxRuntimeError as error:  # no memory for it beside the run, for one
         found = f"the examination failed ({str(error).splitlines()[0]})"
@@ -71,6 +72,7 @@ def stop(setup: Setup, workdir: pathlib.Path, state: TrainState, batch: Batch) -
 
 def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Report:
     """Forward and backward pass of one training step, with every array measured; arguments 'state' and 'batch'."""
+    batch = jax.device_put(batch, setup.split)
     return numerics.examine(setup.loss_and_grads(), state, batch, names=("state", "batch"))
 
 
@@ -160,5 +162,5 @@ def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with np.load(path) as archive:
+    with path.open("rb") as file, np.load(file) as archive:  # numpy would leave a damaged file open
         return dict(archive)

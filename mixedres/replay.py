@@ -76,7 +76,8 @@ def replay(workdir: pathlib.Path, preset: str | None) -> None:
         return
     for line in diagnosis.before(report):
         print(f"  {line}")
-    print(f"{diagnosis.where(report, len(setup.devices))}\n{diagnosis.why(report, setup, state)}")
+    print(diagnosis.where(report, len(setup.devices)))
+    print(diagnosis.why(report, setup.precision.name, state.loss_scale))
     if report.nonfinite_results:
         print(f"not finite in the end: {len(report.nonfinite_results)} of loss and gradients")
 

@@ -11,8 +11,8 @@ The order of the training step, and why:
   unscale, check,  `mixedres.precision.loss_scaled`: in float32, by the scale that was used, one verdict for all
   optimize           devices because the gradients are already averaged
   select           old or new, over the whole state; on a skipped step only the loss scale and `step` move
-  halt             where skipping cannot help, not even those: the state stays the one before the failing step, and every
-                   later step leaves it alone, so that steps dispatched ahead spoil nothing
+  halt             where skipping cannot help, not even those: the state stays the one before the failing step, and
+                   every later step leaves it alone, so that steps dispatched ahead spoil nothing
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixedres import losses
+from mixedres.gradients import AXIS, ApplyFn, Batch, Metrics, scaled_grads
 from mixedres.normalize import NormalizeFn
 from mixedres.precision import LossScale, LossScaledState
-
-AXIS = "data"
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-ApplyFn = Callable[..., Any]
 
 
 @jax.tree_util.register_dataclass
@@ -126,8 +122,9 @@ def train_step(
       1). The first step with 'halted' is the one that failed; those after it were not taken at all.
     """
     grads, batch_stats, metrics = scaled_grads(
-        state,
+        state.variables,
         batch,
+        state.loss_scale,
         apply_fn=apply_fn,
         normalize=normalize,
         label_smoothing=label_smoothing,
@@ -154,40 +151,12 @@ def train_step(
     return TrainState(count, params, batch_stats, opt_state, ema, halted), metrics
 
 
-def scaled_grads(
-    state: TrainState,
-    batch: Batch,
-    *,
-    apply_fn: ApplyFn,
-    normalize: NormalizeFn,
-    label_smoothing: float = 0.0,
-    microbatches: int = 1,
-    allreduce_dtype: Any = None,
-) -> tuple[Any, Any, Metrics]:
-    """The first half of `train_step`, which has the arguments: what can go wrong before the update.
-
-    Returns:
-      Gradients of the scaled loss, batch statistics, and the metrics 'loss' and 'top1', averaged over the devices.
-    """
-    per_device = jax.lax.pcast((state.params, state.batch_stats), AXIS, to="varying")
-    grads, batch_stats, metrics = _gradients(
-        *per_device,
-        batch,
-        state.loss_scale,
-        loss_fn=partial(_scaled_loss, apply_fn=apply_fn, normalize=normalize, label_smoothing=label_smoothing),
-        microbatches=microbatches,
-    )
-    with jax.named_scope("all_reduce"):
-        grads = _mean_over_devices(grads, allreduce_dtype)
-        return grads, *jax.lax.pmean((batch_stats, metrics), AXIS)
-
-
-def loss_and_grads(state: TrainState, batch: Batch, **options: Any) -> tuple[Any, Any]:
+def loss_and_grads(state: TrainState, batch: Batch, **options: Any) -> tuple[jax.Array, Any]:
     """What must be finite for a step to be taken, without taking it: the loss and the unscaled gradients.
 
-    Args: as `scaled_grads`; runs inside `jax.shard_map` over `AXIS` as well.
+    Args: as `train_step`, with the options of `mixedres.gradients.scaled_grads` alone.
     """
-    grads, _, metrics = scaled_grads(state, batch, **options)
+    grads, _, metrics = scaled_grads(state.variables, batch, state.loss_scale, **options)
     with jax.named_scope("unscale"):
         return metrics["loss"], state.loss_scale.unscale(grads)
 
@@ -255,65 +224,6 @@ def jit_eval_step(mesh: Mesh, **options: Any) -> Any:
 def make_mesh(devices: list[jax.Device]) -> Mesh:
     """A mesh with the one axis `AXIS` over these devices."""
     return Mesh(devices, (AXIS,))
-
-
-def _scaled_loss(
-    params: Any,
-    batch_stats: Any,
-    batch: Batch,
-    loss_scale: LossScale,
-    *,
-    apply_fn: ApplyFn,
-    normalize: NormalizeFn,
-    label_smoothing: float,
-) -> tuple[jax.Array, tuple[Any, Metrics]]:
-    logits, mutated = apply_fn(
-        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), train=True, mutable=["batch_stats"]
-    )
-    with jax.named_scope("loss"):
-        logits = logits.astype(jnp.float32)
-        loss = losses.cross_entropy(logits, batch["label"], label_smoothing).mean()
-        top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
-        scaled = loss_scale.scale(loss)
-    return scaled, (mutated["batch_stats"], {"loss": loss, "top1": top1})
-
-
-def _gradients(
-    params: Any,
-    batch_stats: Any,
-    batch: Batch,
-    loss_scale: LossScale,
-    *,
-    loss_fn: Callable[..., Any],
-    microbatches: int,
-) -> tuple[Any, Any, Metrics]:
-    """Scaled gradients, new batch statistics and metrics of this device, averaged over the microbatches."""
-    grad_fn = jax.grad(loss_fn, has_aux=True)
-    if microbatches == 1:
-        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)
-        return grads, batch_stats, metrics
-
-    def accumulate(carry: Any, part: Batch) -> tuple[Any, Metrics]:
-        total, batch_stats = carry
-        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
-        return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
-
-    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
-    grads = jax.tree.map(lambda g: g / microbatches, total)
-    return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
-
-
-def _mean_over_devices(grads: Any, dtype: Any) -> Any:
-    """The mean gradient, summed up in `dtype` (None: their own).
-
-    Divided before the cast: the sum of n float16 gradients would overflow where their mean does not.
-    """
-    if dtype is None:
-        return jax.lax.pmean(grads, AXIS)
-    devices = jax.lax.axis_size(AXIS)
-    return jax.lax.psum(jax.tree.map(lambda g: (g / devices).astype(dtype), grads), AXIS)
 
 
 def _average(state: TrainState, new: Any, decay: float) -> Any:

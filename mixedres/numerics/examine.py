@@ -34,11 +34,7 @@ def examine(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Re
     names = list(names) or [f"argument {i}" for i in range(len(args))]
     if len(names) != len(args):
         raise ValueError(f"names must have one name for each of the {len(args)} arguments, got {names!r}")
-    leaves = [
-        ("/".join(filter(None, (name, jax.tree_util.keystr(path, simple=True, separator="/")))), leaf)
-        for name, arg in zip(names, args, strict=True)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arg)
-    ]
+    leaves = [leaf for name, arg in zip(names, args, strict=True) for leaf in _named(arg, name)]
     jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     recorder, tensors = Recorder(), list[Tensor | None]()
 
@@ -50,11 +46,17 @@ def examine(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Re
     arrays = [leaf for _, leaf in leaves]
     compiled = jax.jit(measured).lower(*arrays).compile(compiler_options=_options())
     numbers = jax.device_get(compiled(*arrays))
-    results = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
-    ]
+    results = [name for name, _ in _named(shapes)]
     return Measurements(recorder.frames, numbers).report(list(zip(results, tensors, strict=True)))
+
+
+def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
+    """[('root/params/kernel', leaf), ...]."""
+    leaves = [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves]
 
 
 def _options() -> dict[str, Any]:

@@ -19,15 +19,13 @@ from jax.extend.core import Literal
 from jax.sharding import PartitionSpec
 
 from mixedres.autocast import compat
+from mixedres.autocast.rules import SIMPLE_CALLS
 from mixedres.numerics.tensors import DEVICES, PROGRAM, SCAN, Frame, Index, Path, Place, Tensor, nothing, place
 
-_INLINED = frozenset(
-    "jit pjit closed_call core_call call eval_jaxpr remat2 checkpoint custom_jvp_call custom_vjp_call".split()
-)
+_INLINED = SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # They hand on the elements of their operand, so one measurement is enough.
-_SAME_ELEMENTS = frozenset(
-    "reshape transpose broadcast_in_dim squeeze expand_dims rev neg copy copy_p pvary pcast stop_gradient".split()
-)
+_SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
+_SAME_ELEMENTS |= {"pvary", "pcast"}
 Statistics = dict[Path, jax.Array]
 
 

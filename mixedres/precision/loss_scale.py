@@ -94,8 +94,7 @@ class _Counted:
         """`dataclasses.replace` without the checks of the constructor: the new values may be tracers."""
         new = object.__new__(type(self))
         for field in dataclasses.fields(self):
-            value = changes.get(field.name, getattr(self, field.name))
-            object.__setattr__(new, field.name, value)
+            object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
         return new
 
     def _count(self: LossScaleT, finite: jax.Array) -> LossScaleT:
@@ -240,7 +239,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
 
     @property
     def exhausted(self) -> jax.Array:
-        """Boolean scalar: whether the scale is at its minimum, so that skipping a step changes nothing for the next."""
+        """Whether the scale is at its minimum, so that skipping a step mends nothing; a boolean scalar."""
         return self.loss_scale <= self.min_loss_scale
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
