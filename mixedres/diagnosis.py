@@ -20,9 +20,9 @@ def where(report: Report, devices: int) -> str:
     origin = report.origin
     if origin is None:
         return "the step does not repeat: examined, its loss and every gradient are finite"
-    text = f"the first tensor that is not finite is {origin.row} (largest finite magnitude {origin.row.largest:.4g}"
+    text = f"the first tensor that is not finite is {origin.row} (largest finite magnitude {origin.row.largest:.6g}"
     if origin.inputs:
-        text += f", of its inputs {' and '.join(f'{row.largest:.4g}' for row in origin.inputs)}"
+        text += f", of its inputs {' and '.join(f'{row.largest:.6g}' for row in origin.inputs)}"
     text += ")"
     if 0 < len(origin.devices) < devices:
         plural = "s" * (len(origin.devices) > 1)

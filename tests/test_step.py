@@ -58,10 +58,7 @@ def floor(scale):
     "preset, scale, options",
     [
         ("fp32", None, {}),
-        ("bf16", None, {}),
-        ("fp16", precision.NoOpLossScale(), {}),
         ("fp16", floor(1.0), {}),
-        ("fp16", None, {"stop_after_skipped": 1}),
         ("fp16", precision.StaticLossScale(128.0), {"stop_after_skipped": 1}),
     ],
 )
