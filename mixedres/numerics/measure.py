@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from mixedres.autocast import compat
 from mixedres.autocast.rules import SIMPLE_CALLS
-from mixedres.numerics.tensors import DEVICES, PROGRAM, SCAN, Frame, Index, Path, Place, Tensor, nothing, place
+from mixedres.numerics.tensors import DEVICES, PROGRAM, SCAN, Frame, Index, Path, Place, Tensor, link, nothing, place
 
 _INLINED = SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # They hand on the elements of their operand, so one measurement is enough.
@@ -135,11 +135,7 @@ class Recorder:
         results = compat.bind(eqn, *(arg.array for arg in args))
         if name in _SAME_ELEMENTS or _is_widening(eqn):
             return [Value(result, arg.tensor) for result, arg in zip(results, args, strict=False)]
-        read = [arg.tensor for arg in args]
-
-        def links(index: Index) -> list[Place]:
-            return [found for tensor in read for found in place(tensor, index)]
-
+        links = link(*(arg.tensor for arg in args))
         return [self._result(tape, eqn, result, path, scope, links) for result in results]
 
     def _result(
@@ -164,7 +160,7 @@ class Recorder:
         def function(*arrays: Any) -> tuple[tuple[Any, ...], Statistics]:
             inner = self._tape(Frame(DEVICES, path, tape.frame))
             values = [
-                self._argument(inner, array, (*path, -1, i), lambda index, arg=arg: list(place(arg.tensor, index)))
+                self._argument(inner, array, (*path, -1, i), link(arg.tensor))
                 for i, (array, arg) in enumerate(zip(arrays, args, strict=True))
             ]
             results = self._body(params["jaxpr"], inner, path, scope, values)
@@ -175,7 +171,7 @@ class Recorder:
             function,
             mesh=params["mesh"],
             in_specs=tuple(params["in_specs"]),
-            out_specs=(tuple(params["out_specs"]), PartitionSpec(axes)),
+            out_specs=(tuple(params["out_specs"]), PartitionSpec(axes)),  # type: ignore[no-untyped-call]
             axis_names=set(axes),
             check_vma=params["check_vma"],
         )(*(arg.array for arg in args))
@@ -203,7 +199,7 @@ class Recorder:
             inner = self._tape(Frame(SCAN, path, tape.frame, length, reverse))
             state = [self._argument(inner, array, (*path, -1, i), carried(i)) for i, array in enumerate(carry)]
             parts = [
-                self._argument(inner, array, (*path, -1, i), lambda index, x=x: list(place(x.tensor, index)))
+                self._argument(inner, array, (*path, -1, i), link(x.tensor))
                 for i, (array, x) in enumerate(zip(slices, xs, strict=True), start=num_carry)
             ]
             results = self._body(params["jaxpr"], inner, path, scope, [*consts, *state, *parts])

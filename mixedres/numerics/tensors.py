@@ -93,3 +93,8 @@ def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
     """`tensor` as seen from inside: the iterations of inner loops are no concern of it. Constants are None."""
     if tensor is not None:
         yield tensor, index[: len(tensor.frame.scans())]
+
+
+def link(*tensors: Tensor | None) -> Callable[[Index], list[Place]]:
+    """The links of an array that was computed from `tensors`, of its own frame or of one around it."""
+    return lambda index: [found for tensor in tensors for found in place(tensor, index)]

@@ -240,7 +240,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     @property
     def exhausted(self) -> jax.Array:
         """Whether the scale is at its minimum, so that skipping a step mends nothing; a boolean scalar."""
-        return self.loss_scale <= self.min_loss_scale
+        return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """The loss scale for the next step, given whether this step's gradients were finite (a boolean scalar)."""
