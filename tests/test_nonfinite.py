@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -13,14 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import diagnosis, nonfinite, replay, train
+from mixedres import diagnosis, main, nonfinite, replay, train
 from mixedres.build import build
-from mixedres.config import ConfigError
+from mixedres.config import ConfigError, NonFiniteError
 from tests import run_cases
 from tests.step_cases import bits, host
 
 DEVICES = 8
 SHARE = 16 // DEVICES
+CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "digits.py"
 
 
 @functools.cache
@@ -212,3 +214,12 @@ def test_a_state_of_another_network_is_refused(stopped):
     saved.state["params/head/bias"] = np.zeros(3, np.float32)
     with pytest.raises(ConfigError, match="no params/head/bias of shape"):
         nonfinite.restore(setup, saved)
+
+
+def test_the_command_line_ends_with_status_3(monkeypatch, tmp_path, capsys):
+    def fail(*args, **options):
+        raise NonFiniteError("step 7 was not taken")
+
+    monkeypatch.setattr(train, "train", fail)
+    assert main.main(["mixedres", f"--config={CONFIG}:fp16", f"--workdir={tmp_path}"]) == 3
+    assert capsys.readouterr().err == "mixedres: step 7 was not taken\n"
