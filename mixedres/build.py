@@ -95,14 +95,15 @@ class Setup:
         """The jitted (state, batch) -> (state, metrics)."""
         return step.jit_train_step(
             self.mesh,
-            apply_fn=self.precision.rewrite(self.model.apply),
-            normalize=self.normalize_fn,
+            **self._gradient_options(),
             tx=self.tx,
-            label_smoothing=self.config.label_smoothing,
-            microbatches=self.config.microbatches,
-            allreduce_dtype=self._allreduce_dtype(),
             ema_decay=self.config.ema_decay,
+            stop_after_skipped=self.config.stop_after_skipped,
         )
+
+    def loss_and_grads(self) -> Callable[..., Any]:
+        """The jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
+        return step.jit_loss_and_grads(self.mesh, **self._gradient_options())
 
     def eval_step(self) -> Callable[..., Any]:
         """The jitted (variables, batch, sums) -> sums."""
@@ -110,8 +111,15 @@ class Setup:
             self.mesh, apply_fn=self.precision.rewrite(self.model.apply), normalize=self.normalize_fn
         )
 
-    def _allreduce_dtype(self) -> Any:
-        return self.precision.policy.compute_dtype if self.config.allreduce_dtype == "compute" else None
+    def _gradient_options(self) -> dict[str, Any]:
+        in_half = self.config.allreduce_dtype == "compute"
+        return {
+            "apply_fn": self.precision.rewrite(self.model.apply),
+            "normalize": self.normalize_fn,
+            "label_smoothing": self.config.label_smoothing,
+            "microbatches": self.config.microbatches,
+            "allreduce_dtype": self.precision.policy.compute_dtype if in_half else None,
+        }
 
 
 def build(config: ConfigDict) -> Setup:

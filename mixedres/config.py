@@ -13,7 +13,7 @@ import ast
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -28,6 +28,10 @@ class ConfigError(Exception):
 
 class TrainingError(Exception):
     """A run that cannot go on: one line that says why."""
+
+
+class NonFiniteError(TrainingError):
+    """A step that cannot be taken because its numbers are not finite; see `mixedres.nonfinite`."""
 
 
 _BY_PATH = {key.path: key for key in KEYS}
@@ -156,6 +160,20 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
         else:
             flat[name] = value
     return dict(sorted(flat.items()))
+
+
+def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
+    """The config of which `flatten`, written as JSON and read again, made `flat`.
+
+    Raises:
+      ConfigError: for an unknown key and for a value of the wrong type.
+    """
+    config = defaults()
+    for path, value in flat.items():
+        check_key(path)
+        if value is not None:
+            _assign(config, path, tuple(value) if isinstance(value, list) else value)
+    return config
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ KEYS = (
     Key("keep_checkpoints", int, 3, "how many of the newest checkpoints stay", POSITIVE),
     Key("log_every", int, 10, "steps between two lines of training metrics", POSITIVE),
     Key("stop_at_top1", float, None, "end once test top-1 (0 to 1) reaches this", REACHABLE),
-    Key("stop_after_skipped", int, 50, "end the run after so many skipped steps in a row", POSITIVE),
+    Key("stop_after_skipped", int, 25, "end the run at so many skipped steps in a row (exit status 3)", POSITIVE),
     Key("label_smoothing", float, 0.0, "share of the target spread over all classes", SHARE),
     Key("ema_decay", float, 0.0, "of a moving average of the weights, used in evaluation; 0: none", SHARE),
     Key(

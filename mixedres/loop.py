@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from mixedres import data, step
+from mixedres import data, nonfinite, step
 from mixedres.build import Setup
 from mixedres.checkpoints import Checkpoints
 from mixedres.compilations import Compilations
@@ -22,7 +23,7 @@ class Loop:
     """A run between its first and its last step.
 
     Attributes:
-      setup, saved, log, interrupts: what it works with.
+      setup, saved, log, interrupts: what it works with; directory: of the run.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
@@ -31,6 +32,7 @@ class Loop:
     """
 
     setup: Setup
+    directory: pathlib.Path
     saved: Checkpoints
     log: RunLog
     interrupts: Interrupts
@@ -46,7 +48,8 @@ class Loop:
 
         Raises:
           Stopped: where a signal asked for it; everything up to the last step is saved.
-          TrainingError: where training cannot go on, or its end cannot be saved.
+          NonFiniteError: at a step whose numbers are not finite; nothing of it is in the state.
+          TrainingError: where the end cannot be saved.
         """
         first_step, total_steps = int(self.state.step), self.setup.total_steps
         # An evaluation that was cut off comes first: it is of the very state that was restored.
@@ -57,9 +60,10 @@ class Loop:
         with jax.transfer_guard("disallow"), Compilations() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
                 self.log.clock.start()
-                self.state, metrics = self.train_step(self.state, batches.take(in_flight.busy))
+                batch = batches.take(in_flight.busy)
+                self.state, metrics = self.train_step(self.state, batch)
                 self.log.waited = batches.waited
-                self._record(in_flight.push(done, metrics))
+                self._record(in_flight.push(done, metrics, batch))
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
                 if self._must_pause(done):
@@ -148,18 +152,14 @@ class Loop:
         for name in names:
             self.log.line(f"warning: {name} was compiled before step {done}; a step should compile nothing")
 
-    def _record(self, finished: list[tuple[int, Any]]) -> None:
-        """Logs the metrics of finished steps; raises TrainingError where too many in a row were skipped."""
-        limit = self.setup.config.stop_after_skipped
-        for done, values in finished:
+    def _record(self, finished: list[tuple[int, Any, step.Batch]]) -> None:
+        """Logs the metrics of finished steps; raises NonFiniteError at one that could not be taken."""
+        for done, values, batch in finished:
             self.log.train(done, values)
-            if self.log.consecutive_skipped >= limit:
-                last = self.log.last
-                raise TrainingError(
-                    f"the last {limit} steps, up to step {done}, had gradients that were not finite, at last with loss "
-                    f"{last['loss']:g} and loss scale {last['loss_scale']:g}; none was applied. Lower "
-                    "config.optimizer.learning_rate or choose another preset, then start over with --clean"
-                )
+            if values["halted"]:
+                self.log.line(f"step {done} is not finite; examining it, which takes about as long as compiling twice")
+                with jax.transfer_guard("allow"):
+                    raise nonfinite.stop(self.setup, self.directory, self.state, batch)
 
 
 def on_devices(setup: Setup, batches: Iterator[data.Batch]) -> data.Prefetch:

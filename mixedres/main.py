@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from mixedres.config import ConfigError, TrainingError, check_key, validate
+from mixedres.config import ConfigError, NonFiniteError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
 from mixedres.data import DataError
 from mixedres.interrupts import Stopped
@@ -30,7 +30,8 @@ flags:
   --clean                                 remove the run in the workdir first
   --help                                  this text
 
-exit status: 0 done; 1 the run failed; 2 a mistake in what was given, nothing was written; 130 and 143 stopped by Ctrl-C
+exit status: 0 finished; 1 the run failed; 2 a mistake in what was given, nothing was written; 3 the numbers of a step
+were not finite, and WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 130 and 143 stopped by Ctrl-C
 and SIGTERM after saving: the same command goes on from there
 """
 
@@ -101,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
             train.train(values.config, directory, clean=values.clean)
     except ConfigError as error:
         return _fail(2, error)
+    except NonFiniteError as error:
+        return _fail(3, error)
     except (TrainingError, DataError) as error:
         return _fail(1, error)
     except Stopped as stopped:

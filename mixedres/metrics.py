@@ -56,24 +56,24 @@ class InFlight:
     def __init__(self, ahead: int = 2):
         """`ahead`: steps that may be under way besides the newest."""
         self._ahead = ahead
-        self._pending: deque[tuple[int, Any]] = deque()
+        self._pending: deque[tuple[int, Any, Any]] = deque()
 
-    def push(self, step: int, values: Any) -> list[tuple[int, Any]]:
-        """Adds a step's metrics and returns those of finished steps, as [(step, metrics on the host)]."""
-        self._pending.append((step, values))
+    def push(self, step: int, values: Any, batch: Any = None) -> list[tuple[int, Any, Any]]:
+        """Adds a step's metrics and the batch it had; returns [(step, metrics on the host, batch)] of finished ones."""
+        self._pending.append((step, values, batch))
         return self._pop(len(self._pending) - self._ahead)
 
-    def drain(self) -> list[tuple[int, Any]]:
-        """Waits for all steps and returns the metrics still out."""
+    def drain(self) -> list[tuple[int, Any, Any]]:
+        """Waits for all steps and returns what is still out."""
         return self._pop(len(self._pending))
 
     def busy(self) -> bool:
         """Whether the newest step is not finished yet."""
         return bool(self._pending) and not all(x.is_ready() for x in jax.tree.leaves(self._pending[-1][1]))
 
-    def _pop(self, count: int) -> list[tuple[int, Any]]:
+    def _pop(self, count: int) -> list[tuple[int, Any, Any]]:
         done = [self._pending.popleft() for _ in range(max(count, 0))]
-        return [(step, jax.device_get(values)) for step, values in done]
+        return [(step, jax.device_get(values), batch) for step, values, batch in done]
 
 
 class Stopwatch:

@@ -11,6 +11,8 @@ The order of the training step, and why:
   unscale, check,  `mixedres.precision.loss_scaled`: in float32, by the scale that was used, one verdict for all
   optimize           devices because the gradients are already averaged
   select           old or new, over the whole state; on a skipped step only the loss scale and `step` move
+  halt             where skipping cannot help, not even those: the state stays the one before the failing step, and
+                   every later step leaves it alone, so that steps dispatched ahead spoil nothing
 """
 
 from __future__ import annotations
@@ -29,13 +31,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixedres import losses
+from mixedres.gradients import AXIS, ApplyFn, Batch, Metrics, scaled_grads
 from mixedres.normalize import NormalizeFn
 from mixedres.precision import LossScale, LossScaledState
-
-AXIS = "data"
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-ApplyFn = Callable[..., Any]
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +47,7 @@ class TrainState:
       batch_stats: float32 running statistics.
       opt_state: state of `mixedres.precision.loss_scaled`, which holds the loss scale.
       ema: float32 moving averages {'params', 'batch_stats'}, or None.
+      halted: boolean scalar; true where the step after this state is one that cannot be taken, see `train_step`.
     """
 
     step: jax.Array
@@ -56,6 +55,7 @@ class TrainState:
     batch_stats: Any
     opt_state: LossScaledState
     ema: Any
+    halted: jax.Array
 
     @property
     def loss_scale(self) -> LossScale:
@@ -82,6 +82,7 @@ def init_state(variables: Any, tx: optax.GradientTransformation, *, ema: bool) -
         batch_stats=batch_stats,
         opt_state=tx.init(params),
         ema=jax.tree.map(jnp.copy, {"params": params, "batch_stats": batch_stats}) if ema else None,
+        halted=jnp.asarray(False),
     )
 
 
@@ -96,8 +97,13 @@ def train_step(
     microbatches: int = 1,
     allreduce_dtype: Any = None,
     ema_decay: float = 0.0,
+    stop_after_skipped: int = 25,
 ) -> tuple[TrainState, Metrics]:
     """One step on this device's share of the batch; runs inside `jax.shard_map` over `AXIS`.
+
+    A step whose loss or gradients are not finite is skipped where a loss scale can mend that. It halts where there is
+    none, where the scale cannot be lowered, and where it is the last of `stop_after_skipped` such steps in a row: then,
+    and in every later step, the state comes back bit for bit as it was, but for `halted`.
 
     Args:
       state: replicated.
@@ -109,34 +115,51 @@ def train_step(
       microbatches: number of equal parts whose gradients are averaged before the update.
       allreduce_dtype: dtype in which gradients are averaged over devices; None: the parameters'.
       ema_decay: of the moving average; 0: none is kept.
+      stop_after_skipped: skipped steps in a row after which to halt.
 
     Returns:
       The new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
-      (share), 'grads_finite' (0 or 1) and 'loss_scale' (the one that was used).
+      (share), 'grads_finite' (0 or 1, of loss and gradients), 'loss_scale' (the one that was used) and 'halted' (0 or
+      1). The first step with 'halted' is the one that failed; those after it were not taken at all.
     """
-    loss_scale = state.loss_scale
-    per_device = jax.lax.pcast((state.params, state.batch_stats), AXIS, to="varying")
-    grads, batch_stats, metrics = _gradients(
-        *per_device,
+    grads, batch_stats, metrics = scaled_grads(
+        state.variables,
         batch,
-        loss_scale,
-        loss_fn=partial(_scaled_loss, apply_fn=apply_fn, normalize=normalize, label_smoothing=label_smoothing),
+        state.loss_scale,
+        apply_fn=apply_fn,
+        normalize=normalize,
+        label_smoothing=label_smoothing,
         microbatches=microbatches,
+        allreduce_dtype=allreduce_dtype,
     )
-    grads = _mean_over_devices(grads, allreduce_dtype)
-    batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
-
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params, value=metrics["loss"])
     params = optax.apply_updates(state.params, updates)
     finite = opt_state.grads_finite
     ema = _average(state, {"params": params, "batch_stats": batch_stats}, ema_decay)
 
+    hopeless = state.loss_scale.exhausted | (opt_state.loss_scale.consecutive_skipped >= stop_after_skipped)
+    halted = state.halted | (~finite & hopeless)
     # The updates of a skipped step are -0.0 and leave params alone, save for subnormals where a device flushes them.
     params, batch_stats, ema = jmp.select_tree(
-        finite, (params, batch_stats, ema), (state.params, state.batch_stats, state.ema)
+        finite & ~halted, (params, batch_stats, ema), (state.params, state.batch_stats, state.ema)
     )
-    metrics |= {"grads_finite": finite.astype(jnp.float32), "loss_scale": loss_scale.loss_scale}
-    return TrainState(state.step + 1, params, batch_stats, opt_state, ema), metrics
+    count, opt_state = jmp.select_tree(halted, (state.step, state.opt_state), (state.step + 1, opt_state))
+    metrics |= {
+        "grads_finite": finite.astype(jnp.float32),
+        "loss_scale": state.loss_scale.loss_scale,
+        "halted": halted.astype(jnp.float32),
+    }
+    return TrainState(count, params, batch_stats, opt_state, ema, halted), metrics
+
+
+def loss_and_grads(state: TrainState, batch: Batch, **options: Any) -> tuple[jax.Array, Any]:
+    """What must be finite for a step to be taken, without taking it: the loss and the unscaled gradients.
+
+    Args: as `train_step`, with the options of `mixedres.gradients.scaled_grads` alone.
+    """
+    grads, _, metrics = scaled_grads(state.variables, batch, state.loss_scale, **options)
+    with jax.named_scope("unscale"):
+        return metrics["loss"], state.loss_scale.unscale(grads)
 
 
 def eval_step(variables: Any, batch: Batch, sums: Metrics, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> Metrics:
@@ -185,6 +208,11 @@ def jit_train_step(mesh: Mesh, **options: Any) -> Any:
     return over_devices(partial(train_step, **options), mesh, (P(), P(AXIS)), donate=0)
 
 
+def jit_loss_and_grads(mesh: Mesh, **options: Any) -> Any:
+    """The jitted, sharded (state, batch) -> (loss, gradients) of `loss_and_grads` with `options`."""
+    return over_devices(partial(loss_and_grads, **options), mesh, (P(), P(AXIS)))
+
+
 def jit_eval_step(mesh: Mesh, **options: Any) -> Any:
     """The jitted, sharded (variables, batch, sums) -> sums of `eval_step` with `options`."""
     return over_devices(partial(eval_step, **options), mesh, (P(), P(AXIS), P()))
@@ -193,63 +221,6 @@ def jit_eval_step(mesh: Mesh, **options: Any) -> Any:
 def make_mesh(devices: list[jax.Device]) -> Mesh:
     """A mesh with the one axis `AXIS` over these devices."""
     return Mesh(devices, (AXIS,))
-
-
-def _scaled_loss(
-    params: Any,
-    batch_stats: Any,
-    batch: Batch,
-    loss_scale: LossScale,
-    *,
-    apply_fn: ApplyFn,
-    normalize: NormalizeFn,
-    label_smoothing: float,
-) -> tuple[jax.Array, tuple[Any, Metrics]]:
-    logits, mutated = apply_fn(
-        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), train=True, mutable=["batch_stats"]
-    )
-    logits = logits.astype(jnp.float32)
-    loss = losses.cross_entropy(logits, batch["label"], label_smoothing).mean()
-    top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
-    return loss_scale.scale(loss), (mutated["batch_stats"], {"loss": loss, "top1": top1})
-
-
-def _gradients(
-    params: Any,
-    batch_stats: Any,
-    batch: Batch,
-    loss_scale: LossScale,
-    *,
-    loss_fn: Callable[..., Any],
-    microbatches: int,
-) -> tuple[Any, Any, Metrics]:
-    """Scaled gradients, new batch statistics and metrics of this device, averaged over the microbatches."""
-    grad_fn = jax.grad(loss_fn, has_aux=True)
-    if microbatches == 1:
-        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)
-        return grads, batch_stats, metrics
-
-    def accumulate(carry: Any, part: Batch) -> tuple[Any, Metrics]:
-        total, batch_stats = carry
-        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
-        return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
-
-    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
-    grads = jax.tree.map(lambda g: g / microbatches, total)
-    return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
-
-
-def _mean_over_devices(grads: Any, dtype: Any) -> Any:
-    """The mean gradient, summed up in `dtype` (None: their own).
-
-    Divided before the cast: the sum of n float16 gradients would overflow where their mean does not.
-    """
-    if dtype is None:
-        return jax.lax.pmean(grads, AXIS)
-    devices = jax.lax.axis_size(AXIS)
-    return jax.lax.psum(jax.tree.map(lambda g: (g / devices).astype(dtype), grads), AXIS)
 
 
 def _average(state: TrainState, new: Any, decay: float) -> Any:

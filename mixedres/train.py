@@ -33,7 +33,7 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
-      TrainingError: where training cannot go on, or came to nothing.
+      TrainingError: where training cannot go on, or came to nothing; NonFiniteError where numbers were not finite.
       data.DataError: where the data cannot be read any further.
       Stopped: where SIGINT or SIGTERM asked for it.
     """
@@ -103,7 +103,16 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts) -> dic
         state=record.get("log"),
     )
     run = loop.Loop(
-        setup, saved, log, interrupts, train_step, eval_step, state, record.get("evaluated"), record.get("best")
+        setup,
+        directory,
+        saved,
+        log,
+        interrupts,
+        train_step,
+        eval_step,
+        state,
+        evaluated=record.get("evaluated"),
+        best=record.get("best"),
     )
     batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step)
     try:

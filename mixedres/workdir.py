@@ -21,6 +21,8 @@ CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     "checkpoints",
     ".lock",
 )
+# A step that was not finite, and one that was being written.
+NONFINITE = ("nonfinite", ".nonfinite")
 EVENTS = "events.out.tfevents.*"
 # Keys that may change when a run continues. Data may move: what they are stands in `DATA`. Another number of devices
 # is said where the checkpoint is restored; the size of the global batch must stay.
@@ -224,6 +226,8 @@ def _remove_run(workdir: pathlib.Path) -> None:
     for pattern in (SUMMARY, METRICS, EVENTS, CONFIG, DATA, "*.part"):
         for path in workdir.glob(pattern):
             path.unlink()
+    for name in NONFINITE:
+        shutil.rmtree(workdir / name, ignore_errors=True)
     checkpoints = workdir / CHECKPOINTS
     if checkpoints.is_dir():
         for path in (*checkpoints.glob("[0-9]*"), *checkpoints.glob("damaged-[0-9]*")):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from mixedres import loop, models, precision, train, workdir
+from mixedres import loop, models, nonfinite, precision, train, workdir
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.compilations import Compilations
-from mixedres.config import ConfigError, TrainingError
+from mixedres.config import ConfigError, NonFiniteError, TrainingError
 from mixedres.data import Prefetch, Synthetic
 from mixedres.metrics import RunLog
 from tests import run_cases, step_cases
@@ -171,8 +171,10 @@ def test_it_stops_at_a_given_accuracy(tmp_path):
 
 def test_a_run_that_only_skips_stops_and_says_so(tmp_path):
     config = run_cases.tiny("fp16", precision__loss_scale=2.0**60, stop_after_skipped=3, steps=20)
-    with pytest.raises(TrainingError, match=r"last 3 steps.*loss scale 1\.1.*e\+18"):
+    with pytest.raises(NonFiniteError, match=r"step 3 was not taken.*loss scale"):
         train.train(config, tmp_path / "run")
+    saved = nonfinite.load(tmp_path / "run" / nonfinite.DIRECTORY)
+    assert saved.step == 3 and saved.state["opt_state/loss_scale/consecutive_skipped"] == 2
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
 
 
@@ -221,7 +223,7 @@ def test_a_run_without_a_single_update_is_no_success(tmp_path):
 
 
 def test_a_network_that_diverged_is_no_success(tmp_path):
-    config = run_cases.tiny(optimizer__learning_rate=1e9, optimizer__lr_batch_size=0, steps=6, eval_every=0)
+    config = run_cases.tiny(optimizer__learning_rate=1e9, optimizer__lr_batch_size=0, steps=1, eval_every=0)
     with pytest.raises(TrainingError, match="test loss is not finite"):
         train.train(config, tmp_path / "run")
 

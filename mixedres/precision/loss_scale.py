@@ -94,8 +94,7 @@ class _Counted:
         """`dataclasses.replace` without the checks of the constructor: the new values may be tracers."""
         new = object.__new__(type(self))
         for field in dataclasses.fields(self):
-            value = changes.get(field.name, getattr(self, field.name))
-            object.__setattr__(new, field.name, value)
+            object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
         return new
 
     def _count(self: LossScaleT, finite: jax.Array) -> LossScaleT:
@@ -123,6 +122,11 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
     def loss_scale(self) -> jax.Array:
         """The constant 1, a float32 scalar."""
         return jnp.ones((), jnp.float32)
+
+    @property
+    def exhausted(self) -> jax.Array:
+        """True, a boolean scalar: what overflows without a scale is not mended by skipping a step."""
+        return jnp.asarray(True)
 
     def scale(self, tree: T) -> T:
         """The tree itself."""
@@ -168,6 +172,11 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
     def __post_init__(self) -> None:
         _check_number("loss_scale", self.loss_scale)
         self._convert(loss_scale=jnp.float32)
+
+    @property
+    def exhausted(self) -> jax.Array:
+        """False, a boolean scalar: under a fixed scale a large gradient now and then is skipped."""
+        return jnp.asarray(False)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
         """Counts a skipped step where `grads_finite` (a boolean scalar) is false; the scale stays."""
@@ -227,6 +236,11 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
                 f"loss_scale {scale:g} is not between min_loss_scale {low:g} and max_loss_scale {high:g}; "
                 "set min_loss_scale or max_loss_scale as well"
             )
+
+    @property
+    def exhausted(self) -> jax.Array:
+        """Whether the scale is at its minimum, so that skipping a step mends nothing; a boolean scalar."""
+        return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """The loss scale for the next step, given whether this step's gradients were finite (a boolean scalar)."""

@@ -37,6 +37,8 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     The verdict is on the gradients: an optimizer whose own float32 arithmetic overflows on finite gradients, as a rate
     of 1e30 can, is not caught.
 
+    A loss that is handed in as `value` (optax's name for it) must be finite as well.
+
     With several devices, average the scaled gradients over them first, so that all agree on the verdict.
 
     Args:
@@ -70,7 +72,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         scaled_grads: Any, state: LossScaledState, params: Any = None, **extra: Any
     ) -> tuple[Any, LossScaledState]:
         grads = state.loss_scale.unscale(scaled_grads)
-        finite = _all_finite(grads)
+        finite = _all_finite((grads, extra.get("value")))
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
         updates = jax.tree.map(lambda u: _keep(finite, u), updates)
         # The cast keeps the state's dtypes from one step to the next where an optimizer mixes them.

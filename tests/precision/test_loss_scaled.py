@@ -292,3 +292,25 @@ def test_what_is_no_loss_scale_is_refused_at_once(scale):
         loss_scaled(optax.sgd(0.1), scale)
     with pytest.raises(TypeError, match="must be an optax transformation"):
         loss_scaled(NoOpLossScale(), optax.sgd(0.1))
+
+
+def test_a_loss_that_is_not_finite_is_no_step_even_where_the_gradients_are():
+    tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=4.0))
+    state = tx.init(jnp.ones(2))
+    for value, applied in ((1.0, True), (jnp.inf, False), (jnp.nan, False)):
+        updates, after = tx.update(jnp.full(2, 4.0), state, jnp.ones(2), value=jnp.float32(value))
+        assert after.grads_finite == applied and after.loss_scale.loss_scale == (4.0 if applied else 2.0)
+        np.testing.assert_array_equal(updates, -1.0 if applied else -0.0)
+
+
+@pytest.mark.parametrize(
+    "scale, exhausted",
+    [
+        (NoOpLossScale(), True),
+        (StaticLossScale(1.0), False),
+        (DynamicLossScale(loss_scale=2.0, min_loss_scale=2.0), True),
+        (DynamicLossScale(loss_scale=4.0, min_loss_scale=2.0), False),
+    ],
+)
+def test_when_skipping_a_step_mends_nothing(scale, exhausted):
+    assert scale.exhausted.dtype == bool and scale.exhausted == exhausted

@@ -1,0 +1,102 @@
+"""What a report on a step means: the tensor in words, the likely cause, and the config key to try."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from mixedres import precision
+from mixedres.numerics import Origin, Report, Row
+
+# Not finite for some finite operands, whatever the range of the dtype: 0 / 0, log 0, the root of a negative number.
+_PARTIAL = {"div", "rem", "log", "log1p", "log2", "rsqrt", "sqrt", "pow", "integer_pow", "atanh", "acos", "asin", "tan"}
+_PRODUCTS = {"conv_general_dilated", "dot_general"}
+_SMALLER_STEPS = (
+    "lower config.optimizer.learning_rate, lengthen config.schedule.warmup, or set config.optimizer.clip_norm"
+)
+
+
+def where(report: Report, devices: int) -> str:
+    """Which tensor was the first that is not finite."""
+    origin = report.origin
+    if origin is None:
+        return "the step does not repeat: examined, its loss and every gradient are finite"
+    text = f"the first tensor that is not finite is {origin.row} (largest finite magnitude {origin.row.largest:.6g}"
+    if origin.inputs:
+        text += f", of its inputs {' and '.join(f'{row.largest:.6g}' for row in origin.inputs)}"
+    text += ")"
+    if 0 < len(origin.devices) < devices:
+        plural = "s" * (len(origin.devices) > 1)
+        text += f" on device{plural} {', '.join(map(str, origin.devices))} of {devices}"
+    if origin.iterations:
+        text += f" in microbatch {', '.join(map(str, origin.iterations))}"
+    return text
+
+
+def before(report: Report, count: int = 5) -> list[str]:
+    """The products that led to it, each with its largest magnitude, so that a growing one can be seen."""
+    if report.origin is None:
+        return []
+    rows = [row for row in report.rows[: report.origin.position] if row.primitive in _PRODUCTS]
+    return [f"{row}: {row.largest:.4g}" for row in rows[-count:]]
+
+
+def why(report: Report, preset: str, loss_scale: precision.LossScale) -> str:
+    """The likely cause and what to try, for a step in `preset` at `loss_scale`; no full stop at the end."""
+    origin = report.origin
+    if origin is None:
+        return (
+            "The compiled step rounds differently where the compiler fuses operations; if this happens again, "
+            "set config.precision.name to a preset with bf16, and test the machine's memory"
+        )
+    if origin.is_argument:
+        return _of_argument(origin.row)
+    if origin.row.primitive in _PARTIAL and not _near_the_limit(origin):
+        return f"For these operands {origin.row.primitive} has no finite result; {_SMALLER_STEPS}"
+    half = jnp.finfo(origin.row.dtype).max < jnp.finfo(jnp.bfloat16).max
+    if half and origin.row.direction == "forward":
+        return (
+            f"The forward pass outgrew {origin.row.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
+            f"changes that; {_wider(preset)}, or {_SMALLER_STEPS}"
+        )
+    if half:
+        return _of_gradient(origin, preset, loss_scale)
+    return f"Numbers beyond {_limit(origin):.2g} mean that training diverged, not that {origin.row.dtype} is too " + (
+        f"narrow; {_SMALLER_STEPS}"
+    )
+
+
+def _of_argument(row: Row) -> str:
+    if row.path.startswith("batch/"):
+        return (
+            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at what "
+            "made it, starting with config.data.name"
+        )
+    return f"It was so before the step, from an update that was too large; {_SMALLER_STEPS}"
+
+
+def _of_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -> str:
+    scale = float(loss_scale.loss_scale)
+    text = f"A gradient outgrew {origin.row.dtype}, which ends at {_limit(origin):.0f}, at loss scale {scale:g}; "
+    if isinstance(loss_scale, precision.NoOpLossScale):
+        return text + f"{_wider(preset)}, or {_SMALLER_STEPS}"
+    if isinstance(loss_scale, precision.StaticLossScale):
+        return text + "lower config.precision.loss_scale or set it to 'dynamic'"
+    if bool(loss_scale.exhausted):
+        return text + f"that is its minimum already: lower config.loss_scale.min, or {_wider(preset)}"
+    return text + (
+        "it halves at every skipped step: lower config.loss_scale.initial, or raise config.stop_after_skipped to let "
+        "it find its level"
+    )
+
+
+def _wider(preset: str) -> str:
+    wider = preset.replace("fp16_static", "bf16").replace("fp16", "bf16")
+    return f"set config.precision.name={wider}" if wider in precision.PRESETS else "set config.precision.name=bf16"
+
+
+def _limit(origin: Origin) -> float:
+    return float(jnp.finfo(origin.row.dtype).max)
+
+
+def _near_the_limit(origin: Origin) -> bool:
+    return max((row.largest for row in origin.inputs), default=0.0) > _limit(origin) / 1e3

@@ -1,0 +1,115 @@
+"""The first half of a training step: scaled gradients, averaged over microbatches and devices.
+
+`mixedres.step` says in which order and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mixedres import losses
+from mixedres.normalize import NormalizeFn
+from mixedres.precision import LossScale
+
+AXIS = "data"
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+ApplyFn = Callable[..., Any]
+
+
+def scaled_grads(
+    variables: dict[str, Any],
+    batch: Batch,
+    loss_scale: LossScale,
+    *,
+    apply_fn: ApplyFn,
+    normalize: NormalizeFn,
+    label_smoothing: float = 0.0,
+    microbatches: int = 1,
+    allreduce_dtype: Any = None,
+) -> tuple[Any, Any, Metrics]:
+    """Gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
+
+    Args:
+      variables: {'params', 'batch_stats'}, float32, replicated.
+      batch, apply_fn, normalize, label_smoothing, microbatches, allreduce_dtype: see `mixedres.step.train_step`.
+      loss_scale: that scales the loss.
+
+    Returns:
+      Gradients in the dtype of the all-reduce, new batch statistics, and the float32 metrics 'loss' (unscaled) and
+      'top1'.
+    """
+    per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
+    grads, batch_stats, metrics = _gradients(
+        *per_device,
+        batch,
+        loss_scale,
+        loss_fn=partial(_scaled_loss, apply_fn=apply_fn, normalize=normalize, label_smoothing=label_smoothing),
+        microbatches=microbatches,
+    )
+    with jax.named_scope("all_reduce"):
+        return _mean_over_devices(grads, allreduce_dtype), *jax.lax.pmean((batch_stats, metrics), AXIS)
+
+
+def _scaled_loss(
+    params: Any,
+    batch_stats: Any,
+    batch: Batch,
+    loss_scale: LossScale,
+    *,
+    apply_fn: ApplyFn,
+    normalize: NormalizeFn,
+    label_smoothing: float,
+) -> tuple[jax.Array, tuple[Any, Metrics]]:
+    logits, mutated = apply_fn(
+        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), train=True, mutable=["batch_stats"]
+    )
+    with jax.named_scope("loss"):
+        logits = logits.astype(jnp.float32)
+        loss = losses.cross_entropy(logits, batch["label"], label_smoothing).mean()
+        top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
+        scaled = loss_scale.scale(loss)
+    return scaled, (mutated["batch_stats"], {"loss": loss, "top1": top1})
+
+
+def _gradients(
+    params: Any,
+    batch_stats: Any,
+    batch: Batch,
+    loss_scale: LossScale,
+    *,
+    loss_fn: Callable[..., Any],
+    microbatches: int,
+) -> tuple[Any, Any, Metrics]:
+    """Scaled gradients, new batch statistics and metrics of this device, averaged over the microbatches."""
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+    if microbatches == 1:
+        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)
+        return grads, batch_stats, metrics
+
+    def accumulate(carry: Any, part: Batch) -> tuple[Any, Metrics]:
+        total, batch_stats = carry
+        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
+        return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
+
+    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
+    grads = jax.tree.map(lambda g: g / microbatches, total)
+    return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
+
+
+def _mean_over_devices(grads: Any, dtype: Any) -> Any:
+    """The mean gradient, summed up in `dtype` (None: their own).
+
+    Divided before the cast: the sum of n float16 gradients would overflow where their mean does not.
+    """
+    if dtype is None:
+        return jax.lax.pmean(grads, AXIS)
+    devices = jax.lax.axis_size(AXIS)
+    return jax.lax.psum(jax.tree.map(lambda g: (g / devices).astype(dtype), grads), AXIS)

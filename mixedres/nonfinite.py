@@ -1,0 +1,167 @@
+"""A step whose numbers are not finite: kept on disk, repeated with every array measured, and explained.
+
+The training step halts before such a step spoils any state (`mixedres.step.train_step`), so the state at hand is the
+one before it. That state and the batch are all that the step is a function of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres import diagnosis, numerics
+from mixedres.build import Setup
+from mixedres.config import ConfigError, NonFiniteError
+from mixedres.files import write_json
+from mixedres.step import Batch, TrainState
+from mixedres.workdir import NONFINITE
+
+DIRECTORY, _PARTIAL = NONFINITE
+STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What `save` kept.
+
+    Attributes:
+      step: number of the step that failed, counted from 1.
+      config: flat, with the number of devices that were in use.
+      state: {path: array} of the state before the step.
+      batch: the global batch.
+    """
+
+    step: int
+    config: dict[str, Any]
+    state: dict[str, np.ndarray]
+    batch: dict[str, np.ndarray]
+
+
+def stop(setup: Setup, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
+    """Saves a step that halted under ``workdir/nonfinite``, replays it, and returns the error to raise.
+
+    Args:
+      setup: of the run.
+      workdir: of the run.
+      state: what the halted step returned, which is the state before it.
+      batch: of the first step that halted.
+    """
+    number, directory = int(state.step) + 1, workdir / DIRECTORY
+    save(directory, setup, state, batch)
+    try:
+        report = examine(setup, state, batch)
+        cause = diagnosis.why(report, setup.precision.name, state.loss_scale)
+        found = f"{diagnosis.where(report, len(setup.devices))}. {cause}"
+        write_json(directory / DOCUMENT, _document(setup, state, batch, found))
+    except jax.errors.JaxRuntimeError as error:  # no memory for it beside the run, for one
+        found = f"the examination failed ({str(error).splitlines()[0]})"
+    return NonFiniteError(
+        f"step {number} was not taken: {found}. State and batch are in {directory}; repeat the step with "
+        f"python -m mixedres.replay {workdir} [--precision=PRESET]"
+    )
+
+
+def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Report:
+    """Forward and backward pass of one training step, with every array measured; arguments 'state' and 'batch'."""
+    batch = jax.device_put(batch, setup.split)
+    return numerics.examine(setup.loss_and_grads(), state, batch, names=("state", "batch"))
+
+
+def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch) -> None:
+    """Writes state, batch and config into `directory`, whole or not at all; an older one is replaced.
+
+    The state must be replicated and the batch within reach of this process.
+    """
+    if jax.process_index() != 0:
+        return
+    partial = directory.with_name(_PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in _named(state).items()})
+    _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
+    write_json(partial / DOCUMENT, _document(setup, state, batch, None))
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(partial, directory)
+
+
+def load(directory: pathlib.Path) -> Saved:
+    """What `save` wrote into `directory`.
+
+    Raises:
+      ConfigError: where there is nothing, or nothing that can be read.
+    """
+    try:
+        document = json.loads((directory / DOCUMENT).read_text())
+        state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
+        batch = {name: batch[name].view(jnp.dtype(dtype)) for name, dtype in document["batch"].items()}
+        return Saved(document["step"], document["config"], state, batch)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory} holds no step to replay; give the --workdir of a run that ended with exit status 3"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{directory} cannot be read ({error}); run again until the step to write it anew") from None
+
+
+def restore(setup: Setup, saved: Saved) -> TrainState:
+    """The saved state on the devices of `setup`, whose preset may be another one.
+
+    A loss scale of another kind than the saved one is that of the preset, as at the start of a run.
+
+    Raises:
+      ConfigError: where the saved arrays are not those of this network.
+    """
+    like = jax.eval_shape(setup.init_state)
+    scale = _named({"opt_state": {"loss_scale": setup.tx.init({}).loss_scale}})
+    beginning = "opt_state/loss_scale/"
+    own = {name for name in saved.state if name.startswith(beginning)} != set(scale)
+    arrays = saved.state | ({name: np.asarray(x) for name, x in scale.items()} if own else {})
+    leaves = []
+    for name, leaf in _named(like).items():
+        if name not in arrays or arrays[name].shape != leaf.shape:
+            raise ConfigError(f"the saved state has no {name} of shape {leaf.shape}; it is of another network")
+        leaves.append(arrays[name].astype(leaf.dtype))
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return jax.device_put(dataclasses.replace(state, halted=np.asarray(False)), setup.replicated)
+
+
+def _document(setup: Setup, state: TrainState, batch: Batch, found: str | None) -> dict[str, Any]:
+    return {
+        "step": int(state.step) + 1,
+        "found": found,
+        "config": setup.resolved | {"num_devices": len(setup.devices)},
+        "batch": {name: str(array.dtype) for name, array in batch.items()},
+    }
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """{'params/head/kernel': leaf, ...}."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _local(array: Any) -> np.ndarray:
+    """A replicated array, also where other processes have copies of it."""
+    return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
+
+
+def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file, np.load(file) as archive:  # numpy would leave a damaged file open
+        return dict(archive)

@@ -1,0 +1,156 @@
+"""`examine` on small functions: its statistics against numpy, and which operation it blames."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mixedres.numerics import examine
+
+F16 = jnp.float16
+
+
+def find(report, path="", primitive="", direction="forward"):
+    """The one row of an operation."""
+    rows = [r for r in report.rows if r.path == path and r.primitive == primitive and r.direction == direction]
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_statistics_agree_with_numpy(dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(100 * rng.normal(size=(5, 7)), dtype).at[2, 3].set(-jnp.inf).at[4, 4].set(jnp.nan)
+    w = jnp.asarray(rng.normal(size=(7, 3)), dtype)
+
+    def fn(x, w):
+        with jax.named_scope("product"):
+            y = jnp.where(jnp.isfinite(x), x, 0) @ w
+        with jax.named_scope("after"):
+            return jnp.tanh(y)
+
+    report = examine(fn, x, w, names=("x", "w"))
+    wide = np.asarray(x, np.float64)
+    product = np.asarray(jnp.where(jnp.isfinite(x), x, 0) @ w, np.float64)
+    argument, result = find(report, "x"), find(report, "product", "dot_general")
+    assert not argument.finite and argument.largest == np.abs(wide[np.isfinite(wide)]).max()
+    assert result.finite and result.shape == (5, 3) and result.dtype == dtype
+    np.testing.assert_allclose(result.largest, np.abs(product).max(), rtol=2 * float(jnp.finfo(dtype).eps))
+    assert find(report, "after", "tanh").largest <= 1
+    assert report.origin is None and report.nonfinite_results == ()  # what is not finite reaches no result
+
+
+def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
+    def fn(x):
+        with jax.named_scope("fine"):
+            y = x * 2
+        with jax.named_scope("first"):
+            a = y * 1000
+        with jax.named_scope("second"):
+            b = y * 2000
+        with jax.named_scope("later"):
+            return {"b": b - 1, "a": a + 1, "y": y}
+
+    report = examine(fn, jnp.asarray([1.0, -300.0], F16))
+    origin = report.origin
+    assert (origin.row.path, origin.row.primitive, origin.row.largest) == ("first", "mul", 2000.0)
+    assert [(row.path, row.largest) for row in origin.inputs] == [("fine", 600.0)]
+    assert report.nonfinite_results == ("a", "b")
+    assert (origin.devices, origin.iterations) == ((), ())
+
+
+def test_an_infinity_that_reaches_no_result_is_not_blamed():
+    def fn(x):
+        padded = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2,), (1,), ((1, 0),))  # its padding is -inf
+        masked = jnp.where(x > 0, jnp.log(x), 0.0)  # log 0 is
+        with jax.named_scope("culprit"):
+            return jnp.sqrt(padded + masked - 10)
+
+    report = examine(fn, jnp.asarray([0.0, 1.0, 2.0]))
+    assert report.origin.row.path == "culprit" and report.origin.row.primitive == "sqrt"
+    assert any(row.primitive == "log" and not row.finite for row in report.rows)
+
+
+def test_forward_and_backward_are_told_apart_also_inside_checkpoint_and_custom_rules():
+    @jax.custom_vjp
+    def steep(x):
+        return x
+
+    steep.defvjp(lambda x: (x, None), lambda _, g: (jax.named_scope("rule")(lambda g: g * F16(3e4))(g),))
+
+    def fn(x):
+        with jax.named_scope("outer"):
+            return jax.checkpoint(lambda x: jnp.sin(steep(jnp.tanh(x))))(x).sum()
+
+    report = examine(jax.value_and_grad(fn), jnp.full(3, 0.1, F16))
+    assert report.origin is None
+    report = examine(jax.grad(lambda x: 8 * fn(x)), jnp.full(3, 0.1, F16))
+    assert report.origin.row.direction == "backward" and report.origin.row.primitive == "mul"
+    assert report.origin.row.path.startswith("outer") and report.origin.row.path.endswith("rule")
+    assert report.origin.inputs[0].largest < 9
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_iteration_of_a_scan_is_named(reverse):
+    def body(carry, x):
+        with jax.named_scope("grow"):
+            carry = carry * x
+        return carry, jnp.sin(carry)
+
+    def fn(x):
+        return jax.lax.scan(body, F16(10), x, reverse=reverse)
+
+    # 10, 100, ..., and the fifth product is 1e6; in reverse the third is, at position 3 of 6.
+    x = jnp.asarray([10, 10, 10, 10, 10, 10] if not reverse else [1, 1, 1, 200, 200, 10], F16)
+    origin = examine(fn, x).origin
+    assert (origin.row.path, origin.row.primitive) == ("grow", "mul")
+    assert origin.iterations == (3,)
+    assert [row.largest for row in origin.inputs] == ([10000.0, 10.0] if not reverse else [20000.0, 200.0])
+
+
+def test_nested_scans_and_an_infinite_slice():
+    def fn(x):
+        def inner(carry, part):
+            return carry + part, None
+
+        def outer(carry, rows):
+            return jax.lax.scan(inner, carry, rows)[0], None
+
+        return jax.lax.scan(outer, jnp.float32(0), x)[0]
+
+    x = np.ones((3, 4), np.float32)
+    assert examine(fn, x).origin is None
+    x[1, 2] = np.inf
+    origin = examine(fn, x, names=("x",)).origin
+    assert origin.is_argument and origin.row.path == "x" and origin.row.largest == 1
+    x[1, 2] = 3.4e38
+    x[2, 1] = 1e38
+    origin = examine(fn, x, names=("x",)).origin
+    assert origin.row.primitive == "add" and origin.iterations == (2, 1)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def share(w, x):
+        def body(total, row):
+            with jax.named_scope("work"):
+                return total + jnp.exp(row) * w, None
+
+        zero = jax.lax.pcast(jnp.float32(0), "data", to="varying") if checked else jnp.float32(0)
+        return jax.lax.psum(jax.lax.scan(body, zero, x)[0], "data")
+
+    fn = jax.jit(jax.shard_map(share, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=checked))
+    x = np.zeros(24, np.float32)
+    x[[5, 20]] = 100.0  # on device 1 in the third iteration, on device 6 in the third
+    origin = examine(fn, jnp.float32(1), x).origin
+    assert (origin.row.path, origin.row.primitive) == ("work", "exp")
+    assert origin.devices == (1, 6) and origin.iterations == (2,)
+    assert origin.row.shape == () and origin.row.largest == 1
+
+
+def test_names_must_fit_the_arguments():
+    with pytest.raises(ValueError, match=r"one name for each of the 1 arguments, got \['a', 'b'\]"):
+        examine(jnp.sin, jnp.ones(2), names=("a", "b"))
