@@ -79,6 +79,19 @@ class Setup:
         return NamedSharding(self.mesh, P(step.AXIS))
 
     @property
+    def shard(self) -> data.Shard:
+        """The rows of every batch that this process reads: those of its own devices."""
+        return data.Shard(jax.process_index(), jax.process_count())
+
+    def put(self, batch: data.Batch) -> dict[str, jax.Array]:
+        """The global batch on the devices of all processes, of which this one gives its `shard`."""
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, self.split), batch)
+
+    def zero_sums(self) -> step.Metrics:
+        """The sums at the start of an evaluation, on every device."""
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, self.replicated), step.zero_sums())
+
+    @property
     def normalize_fn(self) -> normalize.NormalizeFn:
         """What turns the source's images into the network's input."""
         if self.source.mean is None:
@@ -209,12 +222,27 @@ def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
     return {"lists": moves or None, "level": level}
 
 
+def _devices(wanted: int | None) -> list[jax.Device]:
+    """As many of every process, in the order of the processes, so that a process's `shard` is on its own devices."""
+    devices, hosts = jax.devices(), jax.process_count()
+    count = wanted or len(devices)
+    if count > len(devices):
+        there = "this machine has" if hosts == 1 else f"the {hosts} processes have"
+        raise ConfigError(f"config.num_devices is {count}, but {there} {len(devices)} ({devices[0].platform})")
+    each = [[device for device in devices if device.process_index == host] for host in range(hosts)]
+    if count % hosts or min(map(len, each)) < count // hosts:
+        have = ", ".join(str(len(own)) for own in each)
+        raise ConfigError(
+            f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
+            "give all of them as many, or set config.num_devices to a number that they can share"
+        )
+    return [device for own in each for device in own[: count // hosts]]
+
+
 def _devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
     """The mesh, and the global batch size, which the devices and microbatches divide."""
-    devices = jax.devices()
-    count = config.num_devices or len(devices)
-    if count > len(devices):
-        raise ConfigError(f"config.num_devices is {count}, but this machine has {len(devices)} ({devices[0].platform})")
+    devices = _devices(config.num_devices)
+    count = len(devices)
     batch_size = config.batch_size or config.batch_size_per_device * count
     parts = count * config.microbatches
     if batch_size % parts:
@@ -224,7 +252,7 @@ def _devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
             f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
             f"{config.microbatches}); the nearest sizes that are: {nearest}"
         )
-    return step.make_mesh(devices[:count]), batch_size
+    return step.make_mesh(devices), batch_size
 
 
 def _optimizer(

@@ -109,7 +109,8 @@ def get(
     network = parse_policy(preset_policy if policy is None else policy)
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
     loss_scale = preset_scale if loss_scale is None else loss_scale
-    make_loss_scale(loss_scale)  # raises for a spec that is not one
+    # Raises for a spec that is not one. Traced, as nothing may start a device before the processes of a run are joined.
+    jax.eval_shape(lambda: make_loss_scale(loss_scale))
     chosen = Precision(
         name=name,
         policy=network,
