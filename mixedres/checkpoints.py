@@ -19,12 +19,13 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from mixedres.files import write_json
 
@@ -127,28 +128,31 @@ class Checkpoints:
           OSError: where none of the checkpoints is whole; its text is one line.
           OtherModelError: where the newest whole one has other arrays than `like`; its text is one line.
         """
-        damaged: list[int] = []
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            if not _is_whole(self.directory / str(step) / _ITEM):
-                damaged.append(step)
-                continue
-            metadata = self._manager.item_metadata(step)
-            _check_arrays(step, metadata.tree, like)
-            state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
-            return state, json.loads(metadata.custom_metadata["record"]), damaged
-        raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        step = _of_first_process(
+            lambda: next((step for step in steps if _is_whole(self.directory / str(step) / _ITEM)), -1)
+        )
+        damaged = [newer for newer in steps if newer > step]
+        if step < 0:
+            raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
+        metadata = self._manager.item_metadata(step)
+        _check_arrays(step, metadata.tree, like)
+        state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        return state, json.loads(metadata.custom_metadata["record"]), damaged
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps anew."""
-        for step in steps:
+        for step in steps if jax.process_index() == 0 else ():
             path = self.directory / str(step)
             shutil.rmtree(path.with_name(f"damaged-{step}"), ignore_errors=True)
             path.rename(path.with_name(f"damaged-{step}"))
+        if steps and jax.process_count() > 1:
+            multihost_utils.sync_global_devices("mixedres: damaged checkpoints set aside")
         self._manager.reload()
 
     def remove_partial(self) -> None:
         """Removes what a save left that was cut off; not while one is under way."""
-        for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*"):
+        for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*") if jax.process_index() == 0 else ():
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
@@ -213,6 +217,14 @@ def _is_whole(item: pathlib.Path) -> bool:
         return bool(expected) and all(_sha256(item / name) == digest for name, digest in expected.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _of_first_process(find: Callable[[], int]) -> int:
+    """What process 0 found, in every process: they must not come to different conclusions."""
+    if jax.process_count() == 1:
+        return find()
+    found = find() if jax.process_index() == 0 else 0
+    return int(multihost_utils.broadcast_one_to_all(np.int32(found)))
 
 
 def _check_arrays(step: int, saved: Any, like: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+import signal
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from mixedres.compilations import Compilations
 from mixedres.config import TrainingError
 from mixedres.interrupts import Interrupts, Stopped
 from mixedres.metrics import InFlight, RunLog
+from mixedres.processes import ALONE, Processes
 
 
 @dataclasses.dataclass
@@ -23,7 +24,7 @@ class Loop:
     """A run between its first and its last step.
 
     Attributes:
-      setup, saved, log, interrupts: what it works with; directory: of the run.
+      setup, saved, log, interrupts, group: what it works with; directory: of the run.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
@@ -36,12 +37,14 @@ class Loop:
     saved: Checkpoints
     log: RunLog
     interrupts: Interrupts
+    group: Processes
     train_step: Any
     eval_step: Any
     state: step.TrainState
     evaluated: dict[str, Any] | None = None
     best: dict[str, Any] | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
+    _stopping: bool = False
 
     def run(self, batches: data.Prefetch) -> dict[str, Any]:
         """Goes on to the end, and returns the last evaluation; `batches` begin with that of the next step.
@@ -52,6 +55,7 @@ class Loop:
           TrainingError: where the end cannot be saved.
         """
         first_step, total_steps = int(self.state.step), self.setup.total_steps
+        self._stopping = self.group.stop_agreed(self.interrupts.requested is not None, first_step)
         # An evaluation that was cut off comes first: it is of the very state that was restored.
         ended = first_step > 0 and self._pause(first_step)
         batches.fill()  # the start of the pipeline is no part of the rate
@@ -61,11 +65,13 @@ class Loop:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
                 self.log.clock.start()
                 batch = batches.take(in_flight.busy)
+                self.group.progress(done)
                 self.state, metrics = self.train_step(self.state, batch)
                 self.log.waited = batches.waited
                 self._record(in_flight.push(done, metrics, batch))
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
+                self._stopping = self.group.stop_agreed(self.interrupts.requested is not None, done)
                 if self._must_pause(done):
                     self._record(in_flight.drain())
                     self.log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
@@ -77,7 +83,8 @@ class Loop:
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError where the checkpoint of the `last` step is not on it."""
-        problems = self.saved.finish()
+        with self.group.pause():
+            problems = self.saved.finish()
         newest = self.saved.latest_step()
         if newest == last:
             self._warn(problems)
@@ -87,7 +94,7 @@ class Loop:
         raise TrainingError(f"{problem}; {stands}. Make room and start the same command again to go on from there")
 
     def _must_pause(self, done: int) -> bool:
-        return bool(self._is_evaluation(done) or self._is_checkpoint(done) or self.interrupts.requested)
+        return self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
 
     def _is_evaluation(self, done: int) -> bool:
         return done == self.setup.total_steps or _is_due(done, self.setup.eval_every)
@@ -101,16 +108,20 @@ class Loop:
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
         ended = self._is_evaluated(done) and (done == self.setup.total_steps or self._is_good_enough())
-        if better or ended or self._is_checkpoint(done) or self.interrupts.requested:
+        # One process may have been asked during the evaluation; of many, all agree after the next step.
+        self._stopping |= self.interrupts.requested is not None and self.group.count == 1
+        if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
-        if self.interrupts.requested and not ended:
-            self._warn(self.saved.finish())
-            raise Stopped(self.interrupts.requested, done, self.saved.latest_step())
+        if self._stopping and not ended:
+            with self.group.pause():
+                self._warn(self.saved.finish())
+            raise Stopped(self.interrupts.requested or signal.SIGTERM, done, self.saved.latest_step())
         return ended
 
     def _evaluate(self, done: int) -> bool:
         """Evaluates and logs; whether it is the best so far. A signal leaves it undone, for the next start."""
-        result = evaluate(self.setup, self.eval_step, self.state, self.interrupts)
+        interrupts = self.interrupts if self.group.count == 1 else None
+        result = evaluate(self.setup, self.eval_step, self.state, interrupts, self.group)
         if result is None:
             return False
         self.log.eval(done, done / self.setup.steps_per_epoch, result)
@@ -128,7 +139,7 @@ class Loop:
         return wanted is not None and self.evaluated is not None and self.evaluated["top1"] >= wanted
 
     def _save(self, done: int) -> None:
-        if not self.log.sync():
+        if not self.log.sync() and self.group.count == 1:  # the others would wait
             self.log.line(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return
         record = {
@@ -138,7 +149,7 @@ class Loop:
             "best": self.best,
             "log": self.log.state(),
         }
-        with jax.transfer_guard("allow"):
+        with jax.transfer_guard("allow"), self.group.pause():
             self.saved.save(done, self.state, record, best=self.best and self.best["step"])
 
     def _warn(self, problems: list[str]) -> None:
@@ -162,24 +173,24 @@ class Loop:
                     raise nonfinite.stop(self.setup, self.directory, self.state, batch)
 
 
-def on_devices(setup: Setup, batches: Iterator[data.Batch]) -> data.Prefetch:
-    """The batches, put on the devices ahead of their use."""
-    return data.Prefetch(batches, lambda batch: jax.device_put(batch, setup.split))
-
-
 def evaluate(
-    setup: Setup, eval_step: Any, state: step.TrainState, interrupts: Interrupts | None = None
+    setup: Setup,
+    eval_step: Any,
+    state: step.TrainState,
+    interrupts: Interrupts | None = None,
+    group: Processes = ALONE,
 ) -> dict[str, Any] | None:
     """'top1', 'top5' and mean 'loss' over every test example, each counted once, and their number, 'examples'.
 
     None where a signal came in between.
     """
-    sums = jax.device_put(step.zero_sums(), setup.replicated)
+    sums, reached = setup.zero_sums(), int(jax.device_get(state.step))
     in_flight = InFlight()
-    with on_devices(setup, setup.source.eval_batches(setup.batch_size)) as batches:
+    with data.Prefetch(setup.source.eval_batches(setup.batch_size, shard=setup.shard), setup.put) as batches:
         for index, batch in enumerate(batches):
             if interrupts is not None and interrupts.requested:
                 return None
+            group.progress(reached)
             sums = eval_step(state.eval_variables, batch, sums)
             in_flight.push(index, sums)
     host = jax.device_get(sums)

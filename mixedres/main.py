@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from mixedres import processes
 from mixedres.config import ConfigError, NonFiniteError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
 from mixedres.data import DataError
@@ -28,11 +30,15 @@ flags:
   --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir (default train)
   --clean                                 remove the run in the workdir first
+  --distributed                           one of many processes that SLURM or Open MPI started (docs/scale-out.md)
+  --coordinator=HOST:PORT                 or as told here: where process 0 listens,
+  --num_processes=N --process_id=I        how many processes there are, and which this is, from 0
+  --process_timeout=SECONDS               how long processes wait for one that does not come or answer (default 300)
   --help                                  this text
 
 exit status: 0 finished; 1 the run failed; 2 a mistake in what was given, nothing was written; 3 the numbers of a step
-were not finite, and WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 130 and 143 stopped by Ctrl-C
-and SIGTERM after saving: the same command goes on from there
+were not finite, and WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 4 another process of the run
+was lost; 130 and 143 stopped by Ctrl-C and SIGTERM after saving: the same command goes on from there
 """
 
 
@@ -50,6 +56,11 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     flags.DEFINE_string("workdir", None, "directory of the run", flag_values=values)
     flags.DEFINE_enum("mode", "train", ["train", "eval"], "what to do", flag_values=values)
     flags.DEFINE_boolean("clean", False, "remove an earlier run first", flag_values=values)
+    flags.DEFINE_boolean("distributed", False, "find the other processes", flag_values=values)
+    flags.DEFINE_string("coordinator", None, "where process 0 listens", flag_values=values)
+    flags.DEFINE_integer("num_processes", None, "number of processes", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "which of them this is", flag_values=values)
+    flags.DEFINE_float("process_timeout", 300.0, "seconds", flag_values=values)
     try:
         rest = values(list(argv))
         getattr(values.config, "seed", None)  # a file that could not be read says so only when it is used
@@ -85,7 +96,10 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns its exit status, see `USAGE`."""
+    """Runs the command line; returns the exit status, which `USAGE` explains.
+
+    Where another process is lost, this one ends with status 4 (`processes.STATUS_LOST`) and does not return.
+    """
     if {"--help", "-h", "--helpfull", "--helpshort"} & set(argv[1:]):
         print(USAGE + "\n".join(_key_help()))
         return 0
@@ -96,10 +110,14 @@ def main(argv: Sequence[str]) -> int:
 
         name = _default_workdir(argv, values.config) if values.workdir is None else values.workdir
         directory = pathlib.Path(name).expanduser().absolute()
-        if values.mode == "eval":
-            train.evaluate(values.config, directory)
-        else:
-            train.train(values.config, directory, clean=values.clean)
+        with _join(values) as group, contextlib.ExitStack() as quiet:
+            if not group.is_writer:
+                nowhere = quiet.enter_context(open(os.devnull, "w"))
+                quiet.enter_context(contextlib.redirect_stdout(nowhere))
+            if values.mode == "eval":
+                train.evaluate(values.config, directory, group=group)
+            else:
+                train.train(values.config, directory, clean=values.clean, group=group)
     except ConfigError as error:
         return _fail(2, error)
     except NonFiniteError as error:
@@ -111,6 +129,13 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _fail(130, "interrupted; a run continues from its newest checkpoint when started again without --clean")
     return 0
+
+
+def _join(values: flags.FlagValues) -> processes.Processes:
+    """The processes of the run, this one among them."""
+    return processes.join(
+        values.distributed, values.coordinator, values.num_processes, values.process_id, values.process_timeout
+    )
 
 
 def _fail(status: int, message: object) -> int:
@@ -155,9 +180,9 @@ def _key_help() -> list[str]:
 
 if __name__ == "__main__":
     status = main(sys.argv)
-    if status > 128:
-        # Everything is closed by now, and the interpreter's own shutdown can crash (segmentation fault, seen with JAX
-        # 0.10.2) where Ctrl-C came during a compilation.
+    if status:
+        # Everything is closed by now. The interpreter's own shutdown can crash (segmentation fault, seen with JAX
+        # 0.10.2) where Ctrl-C came during a compilation, and waits for the other processes where there are some.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import tqdm
 
-from mixedres.writers import Writers
+from mixedres.writers import NoWriters, Writers
 
 # Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
 WAIT_LIMIT = 0.1
@@ -113,7 +113,7 @@ class RunLog:
 
     def __init__(
         self,
-        writers: Writers,
+        writers: Writers | NoWriters,
         progress: Progress,
         *,
         total_skipped: int,
@@ -241,8 +241,16 @@ class RunLog:
 class Progress:
     """A bar with rate and time left on a terminal; elsewhere a plain line now and then."""
 
-    def __init__(self, total_steps: int, first_step: int, batch_size: int, seconds_between_lines: float = 10.0):
-        """Steps count from `first_step` to `total_steps`, `batch_size` examples each."""
+    def __init__(
+        self,
+        total_steps: int,
+        first_step: int,
+        batch_size: int,
+        seconds_between_lines: float = 10.0,
+        *,
+        bar: bool = True,
+    ):
+        """Steps count from `first_step` to `total_steps`, `batch_size` examples each. `bar`: where it can be shown."""
         self._total, self._first, self._batch_size = total_steps, first_step, batch_size
         self._between = seconds_between_lines
         self._last_line = time.perf_counter()
@@ -252,7 +260,7 @@ class Progress:
             unit="step",
             dynamic_ncols=True,
             leave=False,
-            disable=not sys.stderr.isatty(),
+            disable=not (bar and sys.stderr.isatty()),
         )
 
     def update(self, step: int, values: Mapping[str, float], training_seconds: float) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from mixedres import diagnosis, numerics
 from mixedres.build import Setup
@@ -57,14 +58,17 @@ def stop(setup: Setup, workdir: pathlib.Path, state: TrainState, batch: Batch) -
       batch: of the first step that halted.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
+    batch = _whole(batch)
     save(directory, setup, state, batch)
     try:
+        if jax.process_count() > 1:
+            raise jax.errors.JaxRuntimeError("that is left to one process")
         report = examine(setup, state, batch)
         cause = diagnosis.why(report, setup.precision.name, state.loss_scale)
         found = f"{diagnosis.where(report, len(setup.devices))}. {cause}"
         write_json(directory / DOCUMENT, _document(setup, state, batch, found))
     except jax.errors.JaxRuntimeError as error:  # no memory for it beside the run, for one
-        found = f"the examination failed ({str(error).splitlines()[0]})"
+        found = f"it was not examined ({str(error).splitlines()[0]})"
     return NonFiniteError(
         f"step {number} was not taken: {found}. State and batch are in {directory}; repeat the step with "
         f"python -m mixedres.replay {workdir} [--precision=PRESET]"
@@ -80,7 +84,7 @@ def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Report:
 def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch) -> None:
     """Writes state, batch and config into `directory`, whole or not at all; an older one is replaced.
 
-    The state must be replicated and the batch within reach of this process.
+    The state must be replicated and the batch within reach of this process; of several processes the first writes.
     """
     if jax.process_index() != 0:
         return
@@ -148,6 +152,11 @@ def _named(tree: Any) -> dict[str, Any]:
     """{'params/head/kernel': leaf, ...}."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _whole(batch: Any) -> Any:
+    """A batch of which every process has a part, in all of them."""
+    return batch if jax.process_count() == 1 else multihost_utils.process_allgather(batch, tiled=True)
 
 
 def _local(array: Any) -> np.ndarray:

@@ -49,11 +49,12 @@ def device(devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def memory(devices: Sequence[jax.Device], compiled_step: Any) -> dict[str, int | None]:
-    """Bytes: the process's peak on the host, the peak on the first device, and the compiled step's own needs.
+    """Bytes: the process's peak on the host, the peak on its first device, and the compiled step's own needs.
 
     The device's peak is None where the platform does not count (the CPU).
     """
-    stats = devices[0].memory_stats() or {}
+    own = next(device for device in devices if device.process_index == jax.process_index())
+    stats = own.memory_stats() or {}
     analysis = compiled_step.memory_analysis()
     # ru_maxrss is in KiB on Linux and in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import pathlib
@@ -15,21 +16,28 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from mixedres import loop, step, summary, workdir
+from mixedres import data, loop, step, summary, workdir
 from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints, OtherModelError
 from mixedres.config import ConfigError, TrainingError
 from mixedres.files import write_json
 from mixedres.interrupts import Interrupts
 from mixedres.metrics import Progress, RunLog
-from mixedres.writers import Writers
+from mixedres.processes import ALONE, Processes
+from mixedres.writers import NoWriters, Writers
 
 # What an evaluation of a finished run must share with its training; devices and batch size may differ.
 EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay")
+# Seconds in which a file that one host wrote is seen by all; NFS may remember for a minute that it was not there.
+SHARED_WITHIN = 90.0
 
 
-def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -> dict[str, Any]:
+def train(
+    config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: Processes = ALONE
+) -> dict[str, Any]:
     """Trains in `directory`, from its newest checkpoint where it has one, and returns the summary.
+
+    `group`: the processes that do so together, of which the first writes.
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
@@ -38,32 +46,62 @@ def train(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False) -
       Stopped: where SIGINT or SIGTERM asked for it.
     """
     setup = build(config)
-    with workdir.claim(directory, setup.resolved, data=setup.data, clean=clean), Interrupts() as interrupts:
+    _agree(setup, directory, group, clean=clean)
+    with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
         finished = workdir.read_summary(directory)
         if finished is not None:
             print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
         summary.announce(setup, directory)
-        document = _train(setup, directory, interrupts)
-        try:
-            write_json(directory / workdir.SUMMARY, document)
-        except OSError as error:
-            raise TrainingError(
-                f"{directory / workdir.SUMMARY} cannot be written ({error.strerror}); the last checkpoint stands: make "
-                "room and start the same command again"
-            ) from error
+        document = _train(setup, directory, interrupts, group)
+        if group.is_writer:
+            _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
     print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
     return document
 
 
-def evaluate(config: ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
+def _agree(setup: Setup, directory: pathlib.Path, group: Processes, *, clean: bool = False) -> None:
+    """Raises `ConfigError` in all processes where one has another config, other data or another directory."""
+    group.agree("config", setup.resolved | {"--clean": clean})
+    counts = ("train_examples", "eval_examples", "fingerprint")
+    group.agree("data", {name: setup.data[name] for name in counts})
+    group.agree("workdir", workdir.contents(directory))
+
+
+def _claim(
+    setup: Setup, directory: pathlib.Path, group: Processes, *, clean: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """The first process makes `directory` the run's; the others see that it is the same one."""
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if group.is_writer:
+        lock = workdir.claim(directory, setup.resolved, data=setup.data, clean=clean)
+    group.barrier("claimed")
+    deadline = time.monotonic() + SHARED_WITHIN
+    while not workdir.contents(directory)["run"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    group.agree("workdir, which all must share", workdir.contents(directory))
+    return lock
+
+
+def _write_summary(path: pathlib.Path, document: dict[str, Any]) -> None:
+    try:
+        write_json(path, document)
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
+            "command again"
+        ) from error
+
+
+def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = ALONE) -> dict[str, Any]:
     """Evaluates the newest checkpoint in `directory`, writes nothing, and returns top1, top5, loss and examples.
 
     Raises:
       ConfigError: for a mistake in the config, and where `directory` has no checkpoint of it.
     """
     setup = build(config)
+    _agree(setup, directory, group)
     workdir.check_same(directory, setup.resolved, EVALUATED)
     workdir.check_data(directory, setup.data, classes_only=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS)
@@ -72,13 +110,14 @@ def evaluate(config: ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
         raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
     state, _ = restored
     summary.announce(setup, directory)
-    result = loop.evaluate(setup, setup.eval_step(), state)
+    with group.loop():
+        result = loop.evaluate(setup, setup.eval_step(), state, group=group)
     saved.close()
     print(f"step {int(state.step)}: {summary.describe(result)}")
     return result
 
 
-def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts) -> dict[str, Any]:
+def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group: Processes) -> dict[str, Any]:
     """The run itself: state, compiled steps, loop; returns the summary."""
     config = setup.config
     print("compiling ...", flush=True)
@@ -92,8 +131,8 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts) -> dic
     print(f"compiled in {compile_seconds:.1f} s; training from step {first_step}", flush=True)
 
     log = RunLog(
-        Writers(directory / workdir.METRICS, first_step),
-        Progress(setup.total_steps, first_step, setup.batch_size),
+        Writers(directory / workdir.METRICS, first_step) if group.is_writer else NoWriters(),
+        Progress(setup.total_steps, first_step, setup.batch_size, bar=group.is_writer),
         total_skipped=int(state.loss_scale.total_skipped),
         consecutive_skipped=int(state.loss_scale.consecutive_skipped),
         batch_size=setup.batch_size,
@@ -108,15 +147,16 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts) -> dic
         saved,
         log,
         interrupts,
+        group,
         train_step,
         eval_step,
         state,
         evaluated=record.get("evaluated"),
         best=record.get("best"),
     )
-    batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step)
+    batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step, shard=setup.shard)
     try:
-        with loop.on_devices(setup, batches) as ready:
+        with data.Prefetch(batches, setup.put) as ready, group.loop():
             result = run.run(ready)
     finally:
         log.close()
@@ -202,8 +242,7 @@ def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
     }
     train_step = setup.train_step().lower(state, batch).compile()
     masked = batch | {"mask": jax.ShapeDtypeStruct(shape[:1], bool, sharding=setup.split)}
-    sums = jax.device_put(step.zero_sums(), setup.replicated)
-    eval_step = setup.eval_step().lower(state.eval_variables, masked, sums).compile()
+    eval_step = setup.eval_step().lower(state.eval_variables, masked, setup.zero_sums()).compile()
     return train_step, eval_step
 
 

@@ -146,6 +146,13 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
     )
 
 
+def contents(workdir: pathlib.Path) -> dict[str, Any]:
+    """What all processes of a run must find in its directory: its path, whether a run is there, its checkpoints."""
+    found = (workdir / CHECKPOINTS).glob("[0-9]*")
+    steps = sorted(int(path.name) for path in found if path.name.isdecimal())
+    return {"directory": str(workdir), "run": (workdir / CONFIG).exists(), "checkpoints": steps}
+
+
 def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The summary of a finished run; None where there is none yet."""
     try:

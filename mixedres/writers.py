@@ -61,6 +61,23 @@ class Writers:
         self._events.close()
 
 
+class NoWriters:
+    """In the place of `Writers` where another process writes."""
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def problem(self) -> None:
+        """None: nothing waits."""
+
+    def sync(self) -> bool:
+        """True: nothing is to be written."""
+        return True
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class _Lines:
     """A file to which lines are appended; what cannot be written waits."""
 

@@ -96,6 +96,14 @@ MISTAKES = [
     ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),
     ([IMAGENET + ":fp16,recipe=fast"], ["'fast'", "official, cosine"]),
+    ([DIGITS, "--process_id=0"], ["--coordinator and --num_processes missing", "--coordinator=HOST:PORT"]),
+    ([DIGITS, "--distributed", "--process_id=0"], ["--distributed", "give it alone"]),
+    ([DIGITS, "--coordinator=a:1", "--num_processes=2", "--process_id=2"], ["--process_id=2", "from 0 to 1"]),
+    ([DIGITS, "--coordinator=a:1", "--num_processes=2", "--process_id=-1"], ["--process_id=-1", "from 0 to 1"]),
+    ([DIGITS, "--coordinator=a:1", "--num_processes=0", "--process_id=0"], ["--num_processes=0", ">= 1"]),
+    ([DIGITS, "--coordinator=a", "--num_processes=2", "--process_id=0"], ["--coordinator=a", "10.0.0.1:7733"]),
+    ([DIGITS, "--process_timeout=0"], ["--process_timeout=0", "> 0"]),
+    ([DIGITS, "--process_id=two"], ["--process_id=two"]),
     ([DIGITS, "--workdir=/dev/null/run"], ["/dev/null/run", "cannot be written", "--workdir=DIR"]),
     ([DIGITS, "--workdir=/proc/run"], ["/proc/run", "cannot be written"]),
 ]
@@ -181,7 +189,7 @@ def test_help_lists_every_key_and_exits_with_0(capsys):
 
 def test_flags_reach_the_run(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(train, "train", lambda config, directory, clean: seen.update(locals()))
+    monkeypatch.setattr(train, "train", lambda config, directory, clean, group: seen.update(locals()))
     monkeypatch.chdir(tmp_path)
     arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
     assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0

@@ -45,9 +45,10 @@ def test_the_stopwatch_adds_what_lies_between_start_and_stop(clock):
 
 def test_metrics_come_back_late_in_order_and_completely():
     flight = metrics.InFlight(ahead=2)
-    out = [flight.push(step, {"loss": jnp.float32(step)}) for step in range(5)]
-    assert [[step for step, _ in done] for done in out] == [[], [], [0], [1], [2]]
-    assert [(step, float(values["loss"])) for step, values in flight.drain()] == [(3, 3.0), (4, 4.0)]
+    out = [flight.push(step, {"loss": jnp.float32(step)}, f"batch {step}") for step in range(5)]
+    assert [[(step, batch) for step, _, batch in done] for done in out[:3]] == [[], [], [(0, "batch 0")]]
+    assert [[step for step, _, _ in done] for done in out[3:]] == [[1], [2]]
+    assert [(step, float(values["loss"])) for step, values, _ in flight.drain()] == [(3, 3.0), (4, 4.0)]
     assert flight.drain() == []
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from mixedres import loop, models, nonfinite, precision, train, workdir
-from mixedres.build import build
+from mixedres import models, nonfinite, precision, train, workdir
+from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints
 from mixedres.compilations import Compilations
 from mixedres.config import ConfigError, NonFiniteError, TrainingError
-from mixedres.data import Prefetch, Synthetic
+from mixedres.data import Synthetic
 from mixedres.metrics import RunLog
 from tests import run_cases, step_cases
 
@@ -90,7 +90,7 @@ def test_a_compilation_in_the_loop_is_told(tmp_path, monkeypatch, capsys):
 
 def test_a_transfer_that_nobody_asked_for_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        monkeypatch.setattr(loop, "on_devices", lambda setup, batches: Prefetch(batches, lambda batch: batch))
+        monkeypatch.setattr(Setup, "put", lambda setup, batch: batch)
         train.train(run_cases.tiny("fp16", ema_decay=0.9), tmp_path / "run")
 
 
@@ -169,13 +169,22 @@ def test_it_stops_at_a_given_accuracy(tmp_path):
     assert int(final_state(tmp_path / "run", config).step) == summary["train"]["steps"]
 
 
-def test_a_run_that_only_skips_stops_and_says_so(tmp_path):
+def test_a_run_that_only_skips_stops_keeps_the_step_and_says_so(tmp_path, monkeypatch):
+    def no_memory(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(nonfinite, "examine", no_memory)  # tests/test_nonfinite.py is about it
     config = run_cases.tiny("fp16", precision__loss_scale=2.0**60, stop_after_skipped=3, steps=20)
-    with pytest.raises(NonFiniteError, match=r"step 3 was not taken.*loss scale"):
+    with pytest.raises(NonFiniteError, match=r"step 3 was not taken: it was not examined \(RESOURCE_EXHAUSTED.*replay"):
         train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / workdir.SUMMARY).exists()
     saved = nonfinite.load(tmp_path / "run" / nonfinite.DIRECTORY)
     assert saved.step == 3 and saved.state["opt_state/loss_scale/consecutive_skipped"] == 2
-    assert not (tmp_path / "run" / workdir.SUMMARY).exists()
+    (batch,) = [batch for batch, _ in zip(build(config).source.train_batches(16, seed=0), "a", strict=False)]
+    np.testing.assert_array_equal(saved.batch["image"], batch["image"])  # synthetic data repeat one batch
+    (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
+    workdir.claim(tmp_path / "run", build(config).resolved, clean=True).close()
+    assert not (tmp_path / "run" / nonfinite.DIRECTORY).exists()
 
 
 @pytest.mark.parametrize("preset", ["fp32", "tf32", "bf16", "fp16_static"])

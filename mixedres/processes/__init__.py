@@ -7,4 +7,6 @@ ends in one line that names the process, within a bounded time, instead of a sta
 from mixedres.processes.group import STATUS_LOST, Processes
 from mixedres.processes.join import join
 
-__all__ = ["STATUS_LOST", "Processes", "join"]
+ALONE = Processes()
+
+__all__ = ["ALONE", "STATUS_LOST", "Processes", "join"]

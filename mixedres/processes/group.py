@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 
-from mixedres.config import ConfigError
+from mixedres.config import ConfigError, NonFiniteError
+from mixedres.interrupts import Stopped
 from mixedres.processes.aborts import on_abort
 from mixedres.processes.stop import Stop
 from mixedres.processes.store import Store
@@ -24,6 +25,8 @@ from mixedres.processes.watch import AGAIN, STATUS_LOST, Watch
 
 # Seconds to wait for the slowest process outside the loop: it may be listing a million files.
 PATIENCE = 1800.0
+# Ends to which all processes come after the same step.
+_TOGETHER = (Stopped, NonFiniteError)
 
 
 class Processes:
@@ -142,7 +145,7 @@ class Group(Processes):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or isinstance(error, _TOGETHER):
             self.barrier("end")
             self._watch.close()
             jax.distributed.shutdown()
