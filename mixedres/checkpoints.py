@@ -70,10 +70,17 @@ class Checkpoints:
         """`directory` is absolute; the newest `keep` checkpoints stay. Creates nothing before the first `save`."""
         self.directory = directory
         self._policy = _LastAndBest(keep)
-        handler, registry = _Checksummed(), ocp.handlers.DefaultCheckpointHandlerRegistry()
+        # Named one by one, processes meet in the coordination service. Else they would in a sum over the devices, which
+        # a thread of Orbax's makes while a step is under way, and the two get into each other.
+        named = set(range(jax.process_count())) if jax.process_count() > 1 else None
+        several = ocp.options.MultiprocessingOptions(active_processes=named)
+        handler = _Checksummed(multiprocessing_options=several)
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         registry.add(_ITEM, ocp.args.StandardSave, handler)
         registry.add(_ITEM, ocp.args.StandardRestore, handler)
-        options = ocp.CheckpointManagerOptions(preservation_policy=self._policy, create=False)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._policy, create=False, multiprocessing_options=several
+        )
         self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
         self._writing: int | None = None
         self._waiting: tuple[int, Any, dict[str, Any]] | None = None
@@ -100,13 +107,16 @@ class Checkpoints:
             self._start_waiting()
         # Several processes save together or not at all; how far each one's disk has come is no common ground.
         if self._is_busy() and jax.process_count() == 1:
-            self._waiting = (step, jax.tree.map(np.array, state), record)
+            self._waiting = (step, jax.tree.map(np.array, _one_copy(state)), record)
         else:
             self._start(step, state, record)
 
     def poll(self) -> list[str]:
-        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why."""
-        if self._writing is not None and not self._is_busy():
+        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why.
+
+        Of several processes, which Orbax brings together where it waits, each hears of it with the next `save`.
+        """
+        if self._writing is not None and jax.process_count() == 1 and not self._is_busy():
             self._wait()
             self._start_waiting()
         failures, self._failures = self._failures, []
@@ -173,9 +183,7 @@ class Checkpoints:
         self._writing = step
         # As a text, because Orbax's own JSON has no infinity, which the loss of a skipped step may be.
         metadata = {"record": json.dumps(record)}
-        if jax.process_count() == 1:
-            # Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
-            state = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+        state = _one_copy(state)
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata=metadata))
         except OSError as error:  # where not even the directory can be made
@@ -208,6 +216,15 @@ def fingerprint(variables: Any) -> str:
 def _sha256(path: pathlib.Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _one_copy(state: Any) -> Any:
+    """A replicated state as it is on one device; on the host where there are several processes, of which one writes it.
+
+    Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
+    """
+    local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+    return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
 
 
 def _is_whole(item: pathlib.Path) -> bool:

@@ -150,7 +150,8 @@ class Group(Processes):
             self._watch.close()
             jax.distributed.shutdown()
             return
-        if isinstance(error, (jax.errors.JaxRuntimeError, ConnectionError)) and "RESOURCE_EXHAUSTED" not in str(error):
+        own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # reasons that lie in this process
+        if isinstance(error, (jax.errors.JaxRuntimeError, ConnectionError)) and not str(error).startswith(own):
             # A collective that failed: if another process is the reason, the watch says so and ends this one.
             time.sleep(self._watch.suspect())
         self._watch.close()
@@ -170,9 +171,10 @@ class Group(Processes):
             self._end(f"process {other} did not come to '{key}' within {PATIENCE:g} s; {AGAIN}", STATUS_LOST)
 
     def _last_word(self) -> None:
-        """What this process says where JAX is about to abort it."""
+        """What this process says where JAX, or a collective that lost its other end, is about to abort it."""
         if self.index and not answers(self._address):
             self._end(f"process 0{self._watch.last_of(0)} is gone: it died, or ended with an error of its own; {AGAIN}")
+        time.sleep(self._watch.suspect())  # if another process is the reason, the watch says so and ends this one
 
     def _end(self, line: str, status: int = STATUS_LOST) -> None:
         """Says why and ends the process, at once: other threads are in collectives that cannot be interrupted."""
