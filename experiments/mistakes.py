@@ -131,7 +131,7 @@ WORKDIRS = (
     ),
     Case("a summary that is damaged", (*RUN, "--workdir=run"), ("summary.json",), _write("run/summary.json", "{")),
 )
-FOLDERS = (FOLDER, "--config.data.image_size=32", "--config.model.name=cifar_resnet8", "--config.batch_size=4")
+FOLDERS = (FOLDER, "--config.data.image_size=32", "--config.model.name=cifar_resnet8", "--config.num_devices=1")
 DATA = (
     Case("data that are none", (*RUN, "--config.data.name=mnist"), ("mnist", "digits")),
     Case("a folder without a name", FOLDERS, ("data.dir",)),
