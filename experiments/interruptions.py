@@ -65,16 +65,27 @@ class Run:
         return status
 
 
+def newest_step(workdir: pathlib.Path) -> int:
+    """Step of the last whole line of metrics; 0 where there is none."""
+    try:
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["step"]
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def at_random(run: Run, workdir: pathlib.Path) -> None:
-    """Waits for a random moment of the training."""
+    """Waits for a random moment within the next 50 steps."""
     run.training.wait()
-    time.sleep(random.uniform(0.0, 0.4))
+    until = newest_step(workdir) + random.randint(1, 50)
+    while run.process.poll() is None and newest_step(workdir) < until:
+        time.sleep(0.002)
+    time.sleep(random.uniform(0.0, 0.1))
 
 
 def in_a_checkpoint(run: Run, workdir: pathlib.Path) -> None:
-    """Waits until a checkpoint is being written, and a little more; not for the first ones, so that it gets on."""
-    run.training.wait()
-    time.sleep(random.uniform(0.1, 0.4))
+    """Waits for a random moment, and then until a checkpoint is being written, and a little more."""
+    at_random(run, workdir)
     while run.process.poll() is None and not any((workdir / "checkpoints").glob(PARTIAL)):
         time.sleep(0.0005)
     time.sleep(random.uniform(0.0, 0.03))

@@ -70,10 +70,14 @@ class Checkpoints:
         """`directory` is absolute; the newest `keep` checkpoints stay. Creates nothing before the first `save`."""
         self.directory = directory
         self._policy = _LastAndBest(keep)
-        # Named one by one, processes meet in the coordination service. Else they would in a sum over the devices, which
-        # a thread of Orbax's makes while a step is under way, and the two get into each other.
-        named = set(range(jax.process_count())) if jax.process_count() > 1 else None
-        several = ocp.options.MultiprocessingOptions(active_processes=named)
+        # Every process by itself: the state is the same in all, the first writes it, and each reads all of it. What
+        # fails in one then blocks no other, and no thread of Orbax's meets the others while a step is under way.
+        own = jax.process_index()
+        several = ocp.options.MultiprocessingOptions()
+        if jax.process_count() > 1:
+            several = ocp.options.MultiprocessingOptions(
+                primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
+            )
         handler = _Checksummed(multiprocessing_options=several)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         registry.add(_ITEM, ocp.args.StandardSave, handler)
@@ -83,7 +87,7 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
         self._writing: int | None = None
-        self._waiting: tuple[int, Any, dict[str, Any]] | None = None
+        self._waiting: tuple[int, Any, str] | None = None
         self._failures: list[str] = []
         logging.getLogger("absl").addFilter(_not_of_orbax)
 
@@ -100,33 +104,35 @@ class Checkpoints:
           record: what goes with it; anything that JSON can hold.
           best: step of the checkpoint that stays even where newer ones push out all others.
         """
-        if step == self.latest_step():
+        if step == self.latest_step() or jax.process_index() != 0:
             return
         self._policy.best = best
+        # As a text, which stays as it is; and Orbax's own JSON has no infinity, which the loss of a skipped step may be.
+        text = json.dumps(record)
         if self._waiting is not None and (not self._is_busy() or self._waiting[0] == best):
             self._start_waiting()
-        # Several processes save together or not at all; how far each one's disk has come is no common ground.
-        if self._is_busy() and jax.process_count() == 1:
-            self._waiting = (step, jax.tree.map(np.array, _one_copy(state)), record)
+        if self._is_busy():
+            self._waiting = (step, jax.tree.map(np.array, _one_copy(state)), text)
         else:
-            self._start(step, state, record)
+            self._start(step, _one_copy(state), text)
 
     def poll(self) -> list[str]:
-        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why.
-
-        Of several processes, which Orbax brings together where it waits, each hears of it with the next `save`.
-        """
-        if self._writing is not None and jax.process_count() == 1 and not self._is_busy():
-            self._wait()
+        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why."""
+        if not self._is_busy():
+            if self._writing is not None:
+                self._wait()
             self._start_waiting()
         failures, self._failures = self._failures, []
         return failures
 
     def finish(self) -> list[str]:
-        """Waits until everything is on disk; says which checkpoints could not be written, and why."""
+        """Waits, in every process, until everything is on disk; says what could not be written, and why."""
         self._wait()
         self._start_waiting()
         self._wait()
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
+            self._manager.reload()
         return self.poll()
 
     def restore_newest(self, like: Any) -> tuple[Any, dict[str, Any], list[int]]:
@@ -147,8 +153,7 @@ class Checkpoints:
             raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
         metadata = self._manager.item_metadata(step)
         _check_arrays(step, metadata.tree, like)
-        state = self._manager.restore(step, args=ocp.args.StandardRestore(like))
-        return state, json.loads(metadata.custom_metadata["record"]), damaged
+        return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps anew."""
@@ -165,28 +170,37 @@ class Checkpoints:
         for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*") if jax.process_index() == 0 else ():
             shutil.rmtree(path, ignore_errors=True)
 
-    def close(self) -> None:
-        """Ends Orbax's threads once everything is on disk."""
-        self.finish()
+    def close(self) -> list[str]:
+        """Ends Orbax's threads once everything is on disk, without waiting for other processes; returns as `poll`."""
+        self._wait()
+        self._start_waiting()
+        self._wait()
+        failures = self.poll()
         self._manager.close()
+        return failures
 
     def _is_busy(self) -> bool:
-        return self._manager.is_saving_in_progress()
+        # What fails at once leaves Orbax's own mark behind.
+        return self._writing is not None and self._manager.is_saving_in_progress()
+
+    def _read(self, step: int, like: Any) -> Any:
+        if jax.process_count() == 1:
+            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+        arrays = self._manager.restore(step, args=ocp.args.StandardRestore(host))
+        return jax.tree.map(lambda x, a: jax.make_array_from_process_local_data(x.sharding, a), like, arrays)
 
     def _start_waiting(self) -> None:
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._start(*waiting)
 
-    def _start(self, step: int, state: Any, record: dict[str, Any]) -> None:
+    def _start(self, step: int, state: Any, record: str) -> None:
         self._wait()
         self._writing = step
-        # As a text, because Orbax's own JSON has no infinity, which the loss of a skipped step may be.
-        metadata = {"record": json.dumps(record)}
-        state = _one_copy(state)
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata=metadata))
-        except OSError as error:  # where not even the directory can be made
+            self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata={"record": record}))
+        except Exception as error:  # where not even the directory can be made, or the memory for a copy is not there
             self._note_failure(error)
 
     def _wait(self) -> None:
@@ -198,9 +212,13 @@ class Checkpoints:
         self._writing = None
 
     def _note_failure(self, error: Exception) -> None:
-        self._failures.append(f"the checkpoint of step {self._writing} could not be written ({_reason(error)})")
-        self._writing = None
+        step, self._writing = self._writing, None
         self.remove_partial()  # which may be what fills the disk
+        self._manager.reload()  # Orbax has forgotten those that it was about to remove
+        if step in self._manager.all_steps():
+            self._failures.append(f"old checkpoints could not be removed ({_reason(error)})")
+        else:
+            self._failures.append(f"the checkpoint of step {step} could not be written ({_reason(error)})")
 
 
 def fingerprint(variables: Any) -> str:
@@ -219,12 +237,11 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _one_copy(state: Any) -> Any:
-    """A replicated state as it is on one device; on the host where there are several processes, of which one writes it.
+    """A replicated state as it is on one device.
 
     Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
     """
-    local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
-    return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
+    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
 
 
 def _is_whole(item: pathlib.Path) -> bool:

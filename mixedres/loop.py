@@ -29,6 +29,7 @@ class Loop:
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
       best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
+      owed: step whose evaluation a signal cut off, where the run continues after it.
       compilations: names of the programs compiled between the first and the last step; there should be none.
     """
 
@@ -43,6 +44,7 @@ class Loop:
     state: step.TrainState
     evaluated: dict[str, Any] | None = None
     best: dict[str, Any] | None = None
+    owed: int | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
 
@@ -97,7 +99,7 @@ class Loop:
         return self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
 
     def _is_evaluation(self, done: int) -> bool:
-        return done == self.setup.total_steps or _is_due(done, self.setup.eval_every)
+        return done in (self.setup.total_steps, self.owed) or _is_due(done, self.setup.eval_every)
 
     def _is_checkpoint(self, done: int) -> bool:
         return done == self.setup.total_steps or _is_due(done, self.setup.checkpoint_every)
@@ -147,6 +149,7 @@ class Loop:
             "devices": len(self.setup.devices),
             "evaluated": self.evaluated,
             "best": self.best,
+            "owed": done if self._is_evaluation(done) and not self._is_evaluated(done) else None,
             "log": self.log.state(),
         }
         with jax.transfer_guard("allow"), self.group.pause():

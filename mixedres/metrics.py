@@ -43,7 +43,7 @@ class Average:
 
     def state(self) -> dict[str, list[float]]:
         """The sums, for JSON."""
-        return {"applied": self._applied, "all": self._all}
+        return {"applied": [*self._applied], "all": [*self._all]}
 
 
 class InFlight:

@@ -59,20 +59,25 @@ def stop(setup: Setup, workdir: pathlib.Path, state: TrainState, batch: Batch) -
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     batch = _whole(batch)
-    save(directory, setup, state, batch)
+    found = _found(setup, state, batch)
     try:
-        if jax.process_count() > 1:
-            raise jax.errors.JaxRuntimeError("that is left to one process")
+        save(directory, setup, state, batch, found)
+        kept = f"State and batch are in {directory}; repeat the step with python -m mixedres.replay {workdir}"
+        kept += " [--precision=PRESET]"
+    except OSError as error:
+        kept = f"State and batch could not be kept in {directory} ({error.strerror})"
+    return NonFiniteError(f"step {number} was not taken: {found}. {kept}")
+
+
+def _found(setup: Setup, state: TrainState, batch: Batch) -> str:
+    if jax.process_count() > 1:
+        return "it was not examined (that is left to one process)"
+    try:
         report = examine(setup, state, batch)
         cause = diagnosis.why(report, setup.precision.name, state.loss_scale)
-        found = f"{diagnosis.where(report, len(setup.devices))}. {cause}"
-        write_json(directory / DOCUMENT, _document(setup, state, batch, found))
-    except jax.errors.JaxRuntimeError as error:  # no memory for it beside the run, for one
-        found = f"it was not examined ({str(error).splitlines()[0]})"
-    return NonFiniteError(
-        f"step {number} was not taken: {found}. State and batch are in {directory}; repeat the step with "
-        f"python -m mixedres.replay {workdir} [--precision=PRESET]"
-    )
+        return f"{diagnosis.where(report, len(setup.devices))}. {cause}"
+    except Exception as error:  # no memory for it beside the run, for one; the step matters more
+        return f"it was not examined ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
 
 
 def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Report:
@@ -81,7 +86,7 @@ def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Report:
     return numerics.examine(setup.loss_and_grads(), state, batch, names=("state", "batch"))
 
 
-def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch) -> None:
+def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch, found: str | None = None) -> None:
     """Writes state, batch and config into `directory`, whole or not at all; an older one is replaced.
 
     The state must be replicated and the batch within reach of this process; of several processes the first writes.
@@ -93,7 +98,7 @@ def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch)
     partial.mkdir(parents=True)
     _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in _named(state).items()})
     _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
-    write_json(partial / DOCUMENT, _document(setup, state, batch, None))
+    write_json(partial / DOCUMENT, _document(setup, state, batch, found))
     shutil.rmtree(directory, ignore_errors=True)
     os.replace(partial, directory)
 

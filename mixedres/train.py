@@ -48,7 +48,8 @@ def train(
     setup = build(config)
     _agree(setup, directory, group, clean=clean)
     with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
-        finished = workdir.read_summary(directory)
+        # Of the first process: the others may not see yet, or still, what it sees.
+        finished = group.first("finished", workdir.read_summary(directory) if group.is_writer else None)
         if finished is not None:
             print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
@@ -130,8 +131,10 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
     compile_seconds = time.perf_counter() - started
     print(f"compiled in {compile_seconds:.1f} s; training from step {first_step}", flush=True)
 
+    evaluated = record.get("evaluated")
+    done = evaluated is not None and evaluated["step"] == first_step
     log = RunLog(
-        Writers(directory / workdir.METRICS, first_step) if group.is_writer else NoWriters(),
+        _writers(directory / workdir.METRICS, first_step, done) if group.is_writer else NoWriters(),
         Progress(setup.total_steps, first_step, setup.batch_size, bar=group.is_writer),
         total_skipped=int(state.loss_scale.total_skipped),
         consecutive_skipped=int(state.loss_scale.consecutive_skipped),
@@ -151,8 +154,9 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
         train_step,
         eval_step,
         state,
-        evaluated=record.get("evaluated"),
+        evaluated=evaluated,
         best=record.get("best"),
+        owed=record.get("owed"),
     )
     batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first_step, shard=setup.shard)
     try:
@@ -160,9 +164,17 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
             result = run.run(ready)
     finally:
         log.close()
-        saved.close()
+        for problem in saved.close():
+            print(f"warning: {problem}")
     _check_outcome(run.state, result)
     return summary.document(setup, run, first_step, result, compile_seconds)
+
+
+def _writers(metrics: pathlib.Path, first_step: int, evaluated: bool) -> Writers:
+    try:
+        return Writers(metrics, first_step, evaluated=evaluated)
+    except OSError as error:
+        raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:

@@ -223,16 +223,16 @@ def _lock(workdir: pathlib.Path) -> IO[str]:
     except BlockingIOError:
         lock.close()
         raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
-    except OSError:
-        pass  # a file system without locks
+    except OSError as error:
+        print(f"warning: {workdir} cannot be locked ({error.strerror}); see to it that no second run starts there")
     return lock
 
 
 def _remove_run(workdir: pathlib.Path) -> None:
-    """Removes what a run writes: its files, and the numbered directories in its checkpoints."""
-    for pattern in (SUMMARY, METRICS, EVENTS, CONFIG, DATA, "*.part"):
-        for path in workdir.glob(pattern):
-            path.unlink()
+    """Removes what a run writes: its files, and the numbered directories in its checkpoints.
+
+    The config goes last: what a kill leaves is still a run, which can be removed.
+    """
     for name in NONFINITE:
         shutil.rmtree(workdir / name, ignore_errors=True)
     checkpoints = workdir / CHECKPOINTS
@@ -241,3 +241,6 @@ def _remove_run(workdir: pathlib.Path) -> None:
             shutil.rmtree(path)
         if not any(checkpoints.iterdir()):
             checkpoints.rmdir()
+    for pattern in (SUMMARY, METRICS, EVENTS, "*.part", DATA, CONFIG):
+        for path in workdir.glob(pattern):
+            path.unlink()

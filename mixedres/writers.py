@@ -31,12 +31,21 @@ class Writers:
     A disk that is full or gone does not end a run: lines wait in memory until they can be written, curves have a gap.
     """
 
-    def __init__(self, jsonl: pathlib.Path, first_step: int):
-        """Appends to `jsonl` and to events beside it; lines of steps after `first_step`, lost since, are dropped."""
+    def __init__(self, jsonl: pathlib.Path, first_step: int, *, evaluated: bool = True):
+        """Appends to `jsonl` and to events beside it, without the lines that the run will write again.
+
+        These are the ones of steps after `first_step`, and its evaluation where that was not `evaluated` yet when its
+        checkpoint was written.
+
+        Raises:
+          OSError: where a file cannot be opened.
+        """
         if jsonl.exists():
             lines = jsonl.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if _step_of(line) <= first_step]
-            replace_text(jsonl, "".join(kept))
+            last = {"train": first_step, "eval": first_step if evaluated else first_step - 1}
+            kept = [line for line in lines if _is_of(line, last)]
+            if kept != lines:
+                replace_text(jsonl, "".join(kept))
         self._lines = _Lines(jsonl)
         self._events = _Events(jsonl.parent, first_step)
 
@@ -152,9 +161,10 @@ class _Events:
         return self._file
 
 
-def _step_of(line: str) -> float:
-    """Step of a line of metrics; infinite, so that it goes, for one that a crash cut off."""
+def _is_of(line: str, last: Mapping[str, int]) -> bool:
+    """Whether a line of metrics is of a step up to the last one of its kind; one that a crash cut off is not."""
     try:
-        return json.loads(line)["step"]
+        values = json.loads(line)
+        return values["step"] <= last[values["kind"]]
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return False

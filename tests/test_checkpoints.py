@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from mixedres import checkpoints
 from mixedres.checkpoints import Checkpoints, OtherModelError, fingerprint
+from mixedres.metrics import Average
 
 
 def state(value):
@@ -72,6 +74,59 @@ def test_a_copy_that_waits_is_of_its_own_step(saved, slow):
     slow.set()
     saved.finish()
     np.testing.assert_array_equal(saved.restore_newest(LIKE)[0]["params"]["kernel"], np.full((4, 3), 2.0))
+
+
+def test_the_record_of_a_copy_that_waits_is_of_its_own_step(saved, slow):
+    means = Average()
+    saved.save(1, state(1), {})
+    means.add({"loss": 2.0, "top1": 1.0, "grads_finite": 1.0})
+    record = {"line": means.state()}
+    saved.save(2, state(2), record)
+    means.add({"loss": 100.0, "top1": 0.0, "grads_finite": 1.0})
+    record["line"]["all"].append("more")
+    slow.set()
+    saved.finish()
+    assert saved.restore_newest(LIKE)[1] == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
+
+
+def test_a_save_that_fails_at_once_stands_in_the_way_of_none(saved, monkeypatch):
+    saved.save(1, state(1), {})
+    assert saved.finish() == []
+    save = saved._manager._checkpointer.save
+
+    def stale(path, *args, **kwargs):
+        if path.name == "2":
+            raise OSError(116, "Stale file handle")
+        return save(path, *args, **kwargs)
+
+    monkeypatch.setattr(saved._manager._checkpointer, "save", stale)
+    saved.save(2, state(2), {})
+    assert saved.poll() == ["the checkpoint of step 2 could not be written (Stale file handle)"]
+    assert saved.latest_step() == 1
+    for step in (3, 4):
+        saved.save(step, state(step), {})
+        while saved._is_busy():
+            time.sleep(0.01)
+        assert saved.poll() == []
+    assert steps(saved.directory) == [3, 4]
+
+
+def test_a_failed_save_forgets_no_earlier_one(tmp_path, monkeypatch):
+    saved = Checkpoints(tmp_path / "checkpoints", keep=1)
+    saved.save(1, state(1), {})
+    assert saved.finish() == []
+
+    def full(self, directory):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._Checksummed, "finalize", full)
+        saved.save(2, state(2), {})
+        assert saved.finish() == ["the checkpoint of step 2 could not be written (No space left on device)"]
+    assert saved.latest_step() == 1 and steps(saved.directory) == [1]
+    saved.save(3, state(3), {})
+    assert saved.finish() == [] and steps(saved.directory) == [3]
+    saved.close()
 
 
 def test_the_best_is_never_pushed_out_of_the_queue(saved, slow):

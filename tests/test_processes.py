@@ -150,6 +150,7 @@ def tree_leaves(tree):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
+@pytest.mark.long
 def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_path):
     # A checkpoint is saved while the steps go on, and is whole once its directory has its name.
     saved = tmp_path / "run" / "checkpoints" / "10"

@@ -60,6 +60,17 @@ def stop_in_evaluation(patch, after):
     patch.setattr(loop, "evaluate", stopping)
 
 
+def crash_after_evaluation(patch):
+    """An end without saving, right after the next evaluation was logged."""
+    report = RunLog.eval
+
+    def crashing(self, *args):
+        report(self, *args)
+        raise KeyboardInterrupt
+
+    patch.setattr(RunLog, "eval", crashing)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """{preset: (directory, summary)} of undisturbed runs."""
@@ -100,6 +111,9 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(whole, step, tmp_path, mo
         stop_in_evaluation(patch, step)
         train.train(config(), tmp_path)
     assert metrics(tmp_path) == [line for line in metrics(whole["fp16"][0]) if line["step"] <= step][:-1]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        crash_after_evaluation(patch)
+        train.train(config(), tmp_path)
     check_equal(tmp_path, train.train(config(), tmp_path), whole["fp16"])
 
 

@@ -27,9 +27,12 @@ def events(directory):
 
 def test_a_new_start_drops_lines_after_its_checkpoint_and_broken_ones(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 2}\n{"step": 4}\n{"step": 6}\n{"ste')
+    made = [f'{{"step": {step}, "kind": "{kind}"}}\n' for step in (2, 4, 6) for kind in ("train", "eval")]
+    path.write_text("".join(made) + '{"ste')
     writers.Writers(path, first_step=4).close()
-    assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
+    assert path.read_text() == "".join(made[:4])
+    writers.Writers(path, first_step=4, evaluated=False).close()
+    assert path.read_text() == "".join(made[:3])
 
 
 def test_a_new_start_tells_tensorboard_to_drop_them_too(tmp_path):

@@ -13,11 +13,17 @@ from collections.abc import Iterator
 
 from mixedres.data.examples import DataError
 
+_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM)
+
 
 def begin(index: int, count: int) -> None:
-    """The first thing that a process does: it ends with its parent, however that ends, and leaves Ctrl-C to it."""
+    """The first thing that a process does: it ends with its parent, however that ends, and leaves signals to it.
+
+    Terminals and schedulers send them to all processes at once, and the parent needs more batches to stop in order.
+    """
     del index, count
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _LEFT_TO_PARENT:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -29,8 +35,8 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Lets no Ctrl-C through to this thread, and to processes that it starts: until `begin` they would answer it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Lets no signal through to this thread, and to processes that it starts: until `begin` they would answer it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
     try:
         yield
     finally:

@@ -54,6 +54,10 @@ class Processes:
     def barrier(self, name: str) -> None:
         """Waits for all processes; `name` is used once."""
 
+    def first(self, name: str, value: Any) -> Any:
+        """The `value`, of JSON's types, that process 0 gave; `name` is used once."""
+        return value
+
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Whether to stop now, after `step`: True after the same step everywhere, once any process was `asked` to.
 
@@ -125,6 +129,12 @@ class Group(Processes):
                 self._wait(f"barrier/{name}/{other}", other)
             self._store.set(f"barrier/{name}", True)
         self._wait(f"barrier/{name}", 0)
+
+    def first(self, name: str, value: Any) -> Any:
+        """See `Processes`."""
+        if self.index == 0:
+            self._store.set(f"first/{name}", value)
+        return self._wait(f"first/{name}", 0)
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """See `Processes`."""
