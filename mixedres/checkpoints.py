@@ -12,6 +12,7 @@ failing disk or a copy cut short has changed is known before anything of it is u
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -107,7 +108,7 @@ class Checkpoints:
         if step == self.latest_step() or jax.process_index() != 0:
             return
         self._policy.best = best
-        # As a text, which stays as it is; and Orbax's own JSON has no infinity, which the loss of a skipped step may be.
+        # As a text, which stays as it is; Orbax's own JSON has no infinity, which the loss of a skipped step may be.
         text = json.dumps(record)
         if self._waiting is not None and (not self._is_busy() or self._waiting[0] == best):
             self._start_waiting()
@@ -176,7 +177,8 @@ class Checkpoints:
         self._start_waiting()
         self._wait()
         failures = self.poll()
-        self._manager.close()
+        with contextlib.suppress(Exception):  # what could not be written is said already
+            self._manager.close()
         return failures
 
     def _is_busy(self) -> bool:
@@ -237,11 +239,12 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _one_copy(state: Any) -> Any:
-    """A replicated state as it is on one device.
+    """A replicated state as it is on one device; on the host where there are other processes, as Orbax wants it.
 
     Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
     """
-    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+    local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+    return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
 
 
 def _is_whole(item: pathlib.Path) -> bool:
