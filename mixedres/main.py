@@ -178,11 +178,20 @@ def _key_help() -> list[str]:
     return lines
 
 
+def _must_leave_at_once(status: int) -> bool:
+    """Whether the interpreter's own way out is not to be taken; everything is closed by now.
+
+    It can crash (segmentation fault, seen with JAX 0.10.2) where Ctrl-C came during a compilation, and after an error it
+    waits for the other processes where there are some.
+    """
+    from jax import distributed
+
+    return status > 128 or (status != 0 and distributed.is_initialized())
+
+
 if __name__ == "__main__":
     status = main(sys.argv)
-    if status:
-        # Everything is closed by now. The interpreter's own shutdown can crash (segmentation fault, seen with JAX
-        # 0.10.2) where Ctrl-C came during a compilation, and waits for the other processes where there are some.
+    if _must_leave_at_once(status):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

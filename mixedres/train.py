@@ -49,7 +49,7 @@ def train(
     _agree(setup, directory, group, clean=clean)
     with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
         # Of the first process: the others may not see yet, or still, what it sees.
-        finished = group.first("finished", workdir.read_summary(directory) if group.is_writer else None)
+        finished = group.first("finished", workdir.finished(directory, setup.resolved) if group.is_writer else None)
         if finished is not None:
             print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
@@ -79,7 +79,7 @@ def _claim(
         lock = workdir.claim(directory, setup.resolved, data=setup.data, clean=clean)
     group.barrier("claimed")
     deadline = time.monotonic() + SHARED_WITHIN
-    while not workdir.contents(directory)["run"] and time.monotonic() < deadline:
+    while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
         time.sleep(0.1)
     group.agree("workdir, which all must share", workdir.contents(directory))
     return lock
@@ -123,8 +123,10 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
     config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-    saved.remove_partial()
     state, record = _restore(setup, saved, set_aside=True) or (_init(setup), {})
+    saved.remove_partial()
+    if group.is_writer:
+        workdir.begin(directory, setup.resolved, setup.data)
     first_step = int(state.step)
     started = time.perf_counter()
     train_step, eval_step = _compile(setup, state)

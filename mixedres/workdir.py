@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import IO, Any
 
 from mixedres.config import ConfigError
@@ -48,7 +50,7 @@ _MARKS = {"precision.name", "optimizer.decay_mask"}
 
 
 def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> IO[str]:
-    """Makes `workdir` the directory of a run with `config`: a new one, or the continuation of the one in it.
+    """Locks `workdir` for a run with `config`: a new one, or the continuation of the one in it. `begin` comes next.
 
     Args:
       workdir: an absolute path.
@@ -64,28 +66,51 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
       ConfigError: where the directory cannot be written, is in use, holds something else, or holds a run of another
         config or other data. Then nothing has been written or removed.
     """
-    try:
+    with _writable(workdir):
         _check_writable(workdir)
-        has_run = _check_contents(workdir)
-        longer = False
-        if has_run and not clean:
-            longer = check_same(workdir, config)
+        if _check_contents(workdir) and not clean:
+            check_same(workdir, config)
             check_data(workdir, data or {})
         workdir.mkdir(parents=True, exist_ok=True)
         lock = _lock(workdir)
         if clean:
             _remove_run(workdir)
-        if data is not None and (clean or not has_run):
+    return lock
+
+
+def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | None = None) -> None:
+    """Writes what tells of the run, once nothing stands in its way any more; `workdir` has been claimed.
+
+    Raises:
+      ConfigError: where it cannot be written.
+    """
+    with _writable(workdir):
+        if data is not None and _read_config(workdir) is None:
             write_json(workdir / DATA, data)
-        if longer:
-            (workdir / SUMMARY).unlink(missing_ok=True)  # it is not finished any more
-        if not (workdir / SUMMARY).exists() and _read_config(workdir) != _as_json(config):
+        (workdir / SUMMARY).unlink(missing_ok=True)  # of a run that goes on after its end
+        if _read_config(workdir) != _as_json(config):
             write_json(workdir / CONFIG, config)
+
+
+def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The summary of a run that `config`, with which `workdir` was claimed, does not take any further; else None."""
+    old = _read_config(workdir)
+    if old is None or check_same(workdir, config):
+        return None
+    top1, wanted = config.get("stop_at_top1"), old.get("stop_at_top1")
+    if wanted is not None and (top1 is None or top1 > wanted):
+        return None
+    return read_summary(workdir)
+
+
+@contextlib.contextmanager
+def _writable(workdir: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"--workdir={workdir} cannot be written ({error.strerror}); name another with --workdir=DIR"
         ) from error
-    return lock
 
 
 def check_same(workdir: pathlib.Path, config: dict[str, Any], sections: tuple[str, ...] = ("",)) -> bool:
@@ -147,10 +172,10 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
 
 
 def contents(workdir: pathlib.Path) -> dict[str, Any]:
-    """What all processes of a run must find in its directory: its path, whether a run is there, its checkpoints."""
+    """What all processes of a run must find in its directory: path, whether it was ever claimed, checkpoints."""
     found = (workdir / CHECKPOINTS).glob("[0-9]*")
     steps = sorted(int(path.name) for path in found if path.name.isdecimal())
-    return {"directory": str(workdir), "run": (workdir / CONFIG).exists(), "checkpoints": steps}
+    return {"directory": str(workdir), "claimed": (workdir / LOCK).exists(), "checkpoints": steps}
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ FOREIGN = {
     "config_keys": set(),
     "build": {"jax", "optax", "ml_collections"},
     "train": {"jax", "numpy", "optax", "ml_collections"},
-    "main": {"absl", "ml_collections"},
+    "main": {"absl", "jax", "ml_collections"},
     "replay": set(),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

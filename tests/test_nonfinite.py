@@ -180,6 +180,7 @@ def test_the_command_replays_in_the_same_preset(stopped, capsys):
     assert "no loss scale changes that; set config.precision.name=bf16" in out
 
 
+@pytest.mark.long
 def test_the_command_replays_in_another_preset_as_a_program_of_its_own(stopped):
     environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
     command = [sys.executable, "-m", "mixedres.replay", str(stopped), "--precision=bf16"]

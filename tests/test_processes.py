@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from mixedres import build, main
+from mixedres import build, main, train
 from mixedres.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -177,6 +178,30 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     assert "top-1" in done[0][1] and "top-1" not in done[1][1]
     assert_same_run(alone, tmp_path / "run")
 
+    # What two processes saved, one restores, and the other way round.
+    results = [json.loads((run / "summary.json").read_text())["eval"] for run in (tmp_path / "run", alone)]
+    parsed = main.parse(["mixedres", *RUN, "--config.num_devices=4"]).config
+    assert train.evaluate(parsed, tmp_path / "run") == pytest.approx(results[0], rel=1e-6)
+    shutil.copytree(alone, tmp_path / "copy")
+    done = together(tmp_path / "copy", "pass", "pass", extra=(("--mode=eval",), ("--mode=eval",)))
+    assert [status for status, *_ in done] == [0, 0], done
+    assert f"step 20: test top-1 {results[1]['top1']:.2%}" in done[0][1]
+
+
+@pytest.mark.long
+def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
+    full = (
+        "from mixedres import checkpoints\n"
+        "    def fail(self, directory): raise OSError(28, 'No space left on device')\n"
+        "    checkpoints._Checksummed.finalize = fail"
+    )
+    done = together(tmp_path / "run", full, "pass")
+    assert [status for status, *_ in done] == [1, 1], done
+    assert "warning: the checkpoint of step 10 could not be written (No space left on device)" in done[0][1]
+    for _, _, err, _ in done:
+        assert "step 20 could not be written" in err and "Traceback" not in err
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
 
 def test_a_dead_process_0_is_named():
     (killed, *_), (status, _, err, _) = loops("if step == 30: os.kill(os.getpid(), signal.SIGKILL)", "pass")
@@ -186,6 +211,7 @@ def test_a_dead_process_0_is_named():
     assert re.search(r"mixedres: process 0 \(.*\) (is gone|gave no sign of life).*same command", err)
 
 
+@pytest.mark.long
 def test_a_hanging_process_is_named():
     hang = "if step == 30: time.sleep(1000)"
     (status, _, err, seconds), (other, _, its_err, _) = loops("pass", hang)
@@ -195,6 +221,7 @@ def test_a_hanging_process_is_named():
         assert len(lines(said)) == 1 and re.search(r"process 1 \(.*, last heard of at step 29\) hangs.*for 6 s", said)
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_named():
     stop = "if step == 30: os.kill(os.getpid(), signal.SIGSTOP)"
     port = str(free_port())
@@ -206,6 +233,7 @@ def test_a_stopped_process_is_named():
     assert len(lines(err)) == 1 and re.search(r"process 1 \(.*, last heard of at step \d+\) gave no sign of life", err)
 
 
+@pytest.mark.long
 def test_a_process_that_fails_ends_the_others_with_its_reason():
     (status, _, err, seconds), (other, _, its_err, _) = loops("pass", "if step == 30: raise ValueError('no room')")
     assert (status, other) == (1, 1) and seconds < TIMEOUT + 10
@@ -224,6 +252,7 @@ def test_all_stop_after_the_same_step_when_one_was_asked(who):
     assert last[0] == last[1] and int(last[0]) > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "flag, words",
     [
@@ -240,6 +269,7 @@ def test_processes_that_do_not_agree_write_nothing(flag, words, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_variables_of_slurm_say_who_the_others_are():
     code = "from mixedres import processes\nwith processes.join(True) as group: print(group.index, group.count)"
     common = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "127.0.0.1,other", "SLURM_NTASKS": "2"}
@@ -248,6 +278,7 @@ def test_the_variables_of_slurm_say_who_the_others_are():
     assert [(status, out.splitlines()[-1]) for status, out, *_ in done] == [(0, "0 2"), (0, "1 2")], done
 
 
+@pytest.mark.long
 def test_distributed_without_a_scheduler_says_what_to_type(tmp_path):
     [(status, _, err, _)] = finish(
         [start(["-m", "mixedres.main", RUN[0], "--distributed", f"--workdir={tmp_path}/run"])]
@@ -257,6 +288,7 @@ def test_distributed_without_a_scheduler_says_what_to_type(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_processes_that_cannot_join_say_why():
     port, silent = free_port(), free_port()
     code = "import sys; from mixedres import processes; processes.join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"

@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from mixedres import loop, train, workdir
 from mixedres.build import build
@@ -105,6 +106,26 @@ def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, 
     check_equal(tmp_path, summary, whole[preset])
 
 
+@pytest.mark.long
+def test_pictures_are_the_same_for_any_number_of_processes_that_decode_them(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for index in range(40):
+            pixels = rng.integers(0, 256, (48, 56, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{index}.jpg")
+    folder = {"data__name": "folder", "data__dir": tmp_path / "pictures", "data__flip": True, "data__image_size": 16}
+    folder |= {"data__num_classes": None, "data__train_examples": None}
+    straight = train.train(config(**folder), tmp_path / "straight")
+    for workers, step in ((1, 1), (2, 5)):
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            stop_at(patch, step)
+            train.train(config(**folder, data__workers=workers), tmp_path / "run")
+    last = train.train(config(**folder), tmp_path / "run")
+    assert last["train"]["first_step"] == 7 and last["fingerprint"] == straight["fingerprint"]
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
 @pytest.mark.parametrize("step", [4, 8, 9])
 def test_an_evaluation_that_was_cut_off_is_made_up_for(whole, step, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"the checkpoint of step {step} is saved"):
@@ -190,6 +211,7 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, caps
         assert (note in capsys.readouterr().out) == (devices != 8)
 
 
+@pytest.mark.long
 def test_a_run_continues_on_other_devices_to_the_same_numbers(tmp_path, monkeypatch):
     synced = {"batch_norm__sync": True, "num_devices": 2}
     with monkeypatch.context() as patch, pytest.raises(Stopped):

@@ -13,9 +13,16 @@ from mixedres.config import ConfigError
 from tests import run_cases
 
 
+def own(directory, config, clean=False, data=None):
+    """Claims, begins and releases `directory`, as a run that ends at once."""
+    with workdir.claim(directory, config, clean=clean, data=data):
+        if workdir.finished(directory, config) is None:
+            workdir.begin(directory, config, data)
+
+
 def claim(directory, clean=False, **overrides):
-    """Claims and releases `directory`, as a run that ends at once."""
-    workdir.claim(directory, build(run_cases.tiny(**overrides)).resolved, clean=clean).close()
+    """The same with a tiny config."""
+    own(directory, build(run_cases.tiny(**overrides)).resolved, clean)
 
 
 def contents(directory):
@@ -79,6 +86,25 @@ def test_a_run_may_become_longer_and_is_unfinished_then_but_not_shorter(tmp_path
         claim(tmp_path, **{key: {9: 8, 6: 6, 4.5: 4.0}[value] for key, value in length.items()})
 
 
+def test_a_run_that_was_good_enough_goes_on_where_more_is_wanted(tmp_path):
+    claim(tmp_path, stop_at_top1=0.5)
+    for top1, kept in ((0.5, True), (0.4, True), (0.6, False)):
+        (tmp_path / workdir.SUMMARY).write_text("{}")
+        claim(tmp_path, stop_at_top1=top1)
+        assert (tmp_path / workdir.SUMMARY).exists() == kept
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    claim(tmp_path)
+    assert not (tmp_path / workdir.SUMMARY).exists()
+
+
+def test_a_start_that_is_refused_after_its_claim_leaves_the_run_as_it_was(tmp_path):
+    claim(tmp_path)
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    workdir.claim(tmp_path, build(run_cases.tiny(steps=9)).resolved, clean=False).close()  # and no checkpoint is whole
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path):
     claim(tmp_path)
     old = json.loads((tmp_path / workdir.CONFIG).read_text())
@@ -93,7 +119,7 @@ def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
     """The data position and the learning rate are those of a batch size."""
     config = run_cases.tiny(batch_size_per_device=4, num_devices=2)
     config.batch_size = None
-    workdir.claim(tmp_path / "run", build(config).resolved, clean=False).close()
+    own(tmp_path / "run", build(config).resolved)
     config.num_devices = 4
     with pytest.raises(ConfigError, match="batch_size: 8 there, 16 now"):
         workdir.claim(tmp_path / "run", build(config).resolved, clean=False)
@@ -129,7 +155,8 @@ def test_a_directory_has_one_owner_until_its_process_ends(tmp_path):
     code = (
         "import pathlib, sys; from mixedres import workdir\n"
         "config = {'precision.name': 'a', 'optimizer.decay_mask': 'b'}\n"
-        f"lock = workdir.claim(pathlib.Path({str(tmp_path)!r}), config, clean=False); "
+        f"path = pathlib.Path({str(tmp_path)!r}); lock = workdir.claim(path, config, clean=False); "
+        "workdir.begin(path, config); "
         "print('mine', flush=True); sys.stdin.read()"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -179,8 +206,8 @@ DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, 
 )
 def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation):
     config = build(run_cases.tiny()).resolved
-    workdir.claim(tmp_path, config, data=DATA, clean=False).close()
-    workdir.claim(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA, clean=False).close()
+    own(tmp_path, config, data=DATA)
+    own(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA)
     with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
         workdir.claim(tmp_path, config, data=DATA | changed, clean=False)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA
@@ -189,12 +216,12 @@ def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation)
             workdir.check_data(tmp_path, DATA | changed, classes_only=True)
     else:
         workdir.check_data(tmp_path, DATA | changed, classes_only=True)
-    workdir.claim(tmp_path, config, data=DATA | changed, clean=True).close()
+    own(tmp_path, config, data=DATA | changed, clean=True)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA | changed
 
 
 def test_a_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):
     claim(tmp_path)
     before = contents(tmp_path)
-    workdir.claim(tmp_path, build(run_cases.tiny()).resolved, data=DATA, clean=False).close()
+    own(tmp_path, build(run_cases.tiny()).resolved, data=DATA)
     assert contents(tmp_path) == before and workdir.DATA not in before
