@@ -181,8 +181,8 @@ def _key_help() -> list[str]:
 def _must_leave_at_once(status: int) -> bool:
     """Whether the interpreter's own way out is not to be taken; everything is closed by now.
 
-    It can crash (segmentation fault, seen with JAX 0.10.2) where Ctrl-C came during a compilation, and after an error it
-    waits for the other processes where there are some.
+    It can crash (segmentation fault, seen with JAX 0.10.2) where Ctrl-C came during a compilation, and after an error
+    it waits for the other processes where there are some.
     """
     from jax import distributed
 
