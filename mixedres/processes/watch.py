@@ -92,7 +92,7 @@ class Watch:
     def suspect(self) -> float:
         """Judges sooner, as a collective has failed; returns the seconds within which a loss will be named."""
         self._timeout = min(self._timeout, SUSPICION)
-        return self._timeout + 4 * self.interval
+        return self._timeout + 4 * self.interval + SUSPICION  # on a busy machine the threads come late
 
     def failed(self, line: str, status: int) -> None:
         """Tells the others that this process ends with `status` and why; they end with the same."""
