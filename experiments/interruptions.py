@@ -65,20 +65,11 @@ class Run:
         return status
 
 
-def newest_step(workdir: pathlib.Path) -> int:
-    """Step of the last whole line of metrics; 0 where there is none."""
-    try:
-        lines = (workdir / "metrics.jsonl").read_text().splitlines()
-        return json.loads(lines[-1])["step"]
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def at_random(run: Run, workdir: pathlib.Path) -> None:
     """Waits for a random moment within the next 50 steps."""
     run.training.wait()
-    until = newest_step(workdir) + random.randint(1, 50)
-    while run.process.poll() is None and newest_step(workdir) < until:
+    until = runs.newest_step(workdir) + random.randint(1, 50)
+    while run.process.poll() is None and runs.newest_step(workdir) < until:
         time.sleep(0.002)
     time.sleep(random.uniform(0.0, 0.1))
 

@@ -24,6 +24,15 @@ def run(arguments: list[str], workdir: pathlib.Path) -> dict[str, Any]:
     return json.loads((workdir / "summary.json").read_text())
 
 
+def newest_step(workdir: pathlib.Path) -> int:
+    """Step of the last whole line of metrics; 0 where there is none."""
+    try:
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["step"]
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     """Writes `results` with the command, the date and the processor to ``experiments/results/NAME.json``."""
     path = RESULTS / f"{name}.json"

@@ -38,19 +38,13 @@ def sample(process: int) -> dict[str, int] | None:
         return None
 
 
-def newest_step(metrics: pathlib.Path) -> int:
-    """Step of the last whole line of the metrics; 0 where there is none."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return json.loads(lines[-1])["step"] if lines else 0
-
-
-def watch(command: list[str], metrics: pathlib.Path) -> list[dict[str, int]]:
+def watch(command: list[str], workdir: pathlib.Path) -> list[dict[str, int]]:
     """Runs the command to its end; returns samples from step `STEADY` on."""
     samples = []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(0.2)
-            step, found = newest_step(metrics), sample(process.pid)
+            step, found = runs.newest_step(workdir), sample(process.pid)
             if found and step >= STEADY:
                 samples.append({"step": step} | found)
     if process.returncode:
@@ -80,7 +74,7 @@ def main() -> int:
         arguments = ["--config=configs/digits.py:fp16", f"--config.steps={steps}", "--config.log_every=5"]
         arguments += ["--config.eval_every=250 steps", "--config.checkpoint_every=50 steps"]
         command = [sys.executable, "-m", "mixedres.main", *arguments, f"--workdir={workdir}"]
-        samples = watch(command, workdir / "metrics.jsonl")
+        samples = watch(command, workdir)
         compiled = json.loads((workdir / "summary.json").read_text())["train"]["compiled_in_loop"]
     found = compare(samples)
     print(

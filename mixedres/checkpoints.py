@@ -29,6 +29,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from mixedres.files import write_json
+from mixedres.leaves import named_leaves
 
 CHECKSUMS = "checksums.json"
 # The directory in which Orbax puts the one item that we save.
@@ -128,9 +129,7 @@ class Checkpoints:
 
     def finish(self) -> list[str]:
         """Waits, in every process, until everything is on disk; says what could not be written, and why."""
-        self._wait()
-        self._start_waiting()
-        self._wait()
+        self._drain()
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
             self._manager.reload()
@@ -173,9 +172,7 @@ class Checkpoints:
 
     def close(self) -> list[str]:
         """Ends Orbax's threads once everything is on disk, without waiting for other processes; returns as `poll`."""
-        self._wait()
-        self._start_waiting()
-        self._wait()
+        self._drain()
         failures = self.poll()
         with contextlib.suppress(Exception):  # what could not be written is said already
             self._manager.close()
@@ -191,6 +188,12 @@ class Checkpoints:
         host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         arrays = self._manager.restore(step, args=ocp.args.StandardRestore(host))
         return jax.tree.map(lambda x, a: jax.make_array_from_process_local_data(x.sharding, a), like, arrays)
+
+    def _drain(self) -> None:
+        """Waits for what is being written, and for what waits behind it."""
+        self._wait()
+        self._start_waiting()
+        self._wait()
 
     def _start_waiting(self) -> None:
         if self._waiting is not None:
@@ -221,16 +224,6 @@ class Checkpoints:
             self._failures.append(f"old checkpoints could not be removed ({_reason(error)})")
         else:
             self._failures.append(f"the checkpoint of step {step} could not be written ({_reason(error)})")
-
-
-def fingerprint(variables: Any) -> str:
-    """SHA-256, in hexadecimal, over path, dtype, shape and bytes of every array of a pytree."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
-        array = np.asarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()
 
 
 def _sha256(path: pathlib.Path) -> str:
@@ -267,10 +260,7 @@ def _of_first_process(find: Callable[[], int]) -> int:
 def _check_arrays(step: int, saved: Any, like: Any) -> None:
     """Raises OtherModelError where the arrays of a checkpoint differ in name, shape or dtype."""
     there, here = (
-        {
-            jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(x.dtype).name}{list(x.shape)}"
-            for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "dtype"))
-        }
+        {name: f"{np.dtype(x.dtype).name}{list(x.shape)}" for name, x in named_leaves(tree).items()}
         for tree in (saved, like)
     )
     differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]

@@ -24,6 +24,7 @@ from mixedres import diagnosis, numerics
 from mixedres.build import Setup
 from mixedres.config import ConfigError, NonFiniteError
 from mixedres.files import write_json
+from mixedres.leaves import named_leaves
 from mixedres.step import Batch, TrainState
 from mixedres.workdir import NONFINITE
 
@@ -96,7 +97,7 @@ def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch,
     partial = directory.with_name(_PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in _named(state).items()})
+    _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in named_leaves(state).items()})
     _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
     write_json(partial / DOCUMENT, _document(setup, state, batch, found))
     shutil.rmtree(directory, ignore_errors=True)
@@ -131,12 +132,12 @@ def restore(setup: Setup, saved: Saved) -> TrainState:
       ConfigError: where the saved arrays are not those of this network.
     """
     like = jax.eval_shape(setup.init_state)
-    scale = _named({"opt_state": {"loss_scale": setup.tx.init({}).loss_scale}})
+    scale = named_leaves({"opt_state": {"loss_scale": setup.tx.init({}).loss_scale}})
     beginning = "opt_state/loss_scale/"
     own = {name for name in saved.state if name.startswith(beginning)} != set(scale)
     arrays = saved.state | ({name: np.asarray(x) for name, x in scale.items()} if own else {})
     leaves = []
-    for name, leaf in _named(like).items():
+    for name, leaf in named_leaves(like).items():
         if name not in arrays or arrays[name].shape != leaf.shape:
             raise ConfigError(f"the saved state has no {name} of shape {leaf.shape}; it is of another network")
         leaves.append(arrays[name].astype(leaf.dtype))
@@ -151,12 +152,6 @@ def _document(setup: Setup, state: TrainState, batch: Batch, found: str | None) 
         "config": setup.resolved | {"num_devices": len(setup.devices)},
         "batch": {name: str(array.dtype) for name, array in batch.items()},
     }
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """{'params/head/kernel': leaf, ...}."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _whole(batch: Any) -> Any:

@@ -14,7 +14,7 @@ import jax
 
 from mixedres import __version__
 from mixedres.build import Setup
-from mixedres.checkpoints import fingerprint
+from mixedres.leaves import fingerprint
 from mixedres.loop import Loop
 
 _PACKAGES = (

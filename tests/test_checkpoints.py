@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mixedres import checkpoints
-from mixedres.checkpoints import Checkpoints, OtherModelError, fingerprint
+from mixedres.checkpoints import Checkpoints, OtherModelError
+from mixedres.leaves import fingerprint
 from mixedres.metrics import Average
 
 
