@@ -91,6 +91,7 @@ class Checkpoints:
         self._writing: int | None = None
         self._waiting: tuple[int, Any, str] | None = None
         self._failures: list[str] = []
+        self._has_failed = False
         logging.getLogger("absl").addFilter(_not_of_orbax)
 
     def latest_step(self) -> int | None:
@@ -176,6 +177,8 @@ class Checkpoints:
         failures = self.poll()
         with contextlib.suppress(Exception):  # what could not be written is said already
             self._manager.close()
+        if self._has_failed:
+            self.remove_partial()  # Orbax writes metadata in a thread of its own, which only `close` waits for
         return failures
 
     def _is_busy(self) -> bool:
@@ -218,6 +221,7 @@ class Checkpoints:
 
     def _note_failure(self, error: Exception) -> None:
         step, self._writing = self._writing, None
+        self._has_failed = True
         self.remove_partial()  # which may be what fills the disk
         self._manager.reload()  # Orbax has forgotten those that it was about to remove
         if step in self._manager.all_steps():
