@@ -26,7 +26,12 @@ from typing import Any
 from experiments import runs
 from mixedres import summary
 
-CONFIG = ("--config=configs/digits.py:fp16", "--config.checkpoint_every=11 steps", "--config.log_every=7")
+CONFIG = (
+    "--config=configs/digits.py:fp16",
+    "--config.checkpoint_every=11 steps",
+    "--config.log_every=7",
+    "--config.log_resources_every=0",
+)
 SPEEDS = {"examples_per_second", "data_wait"}
 PARTIAL = "*.orbax-checkpoint-tmp*"
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import tqdm
 
+from mixedres.resources import Resources
 from mixedres.writers import NoWriters, Writers
 
 # Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
@@ -105,10 +106,10 @@ class RunLog:
     Attributes:
       clock: the seconds spent in training steps.
       last: the metrics of the newest finished step.
-      consecutive_skipped, total_skipped: steps whose update was not applied, since the last applied one and since
-        the start of the run.
+      total_skipped: steps since the start of the run whose update was not applied.
       epoch_loss: mean training loss between the last two evaluations; None before the first.
       waited: seconds of these in which the devices had nothing to do because no batch was there.
+      resources: what samples the processor, the memory and the GPUs.
     """
 
     def __init__(
@@ -117,35 +118,37 @@ class RunLog:
         progress: Progress,
         *,
         total_skipped: int,
-        consecutive_skipped: int,
         batch_size: int,
         log_every: int,
         learning_rate: Callable[[int], float],
         unreadable: Mapping[str, str] = MappingProxyType({}),
         state: Mapping[str, Any] | None = None,
+        resources: Resources | None = None,
     ):
         """Starts.
 
         Args:
           writers, progress: where everything goes.
-          total_skipped, consecutive_skipped: before this start.
+          total_skipped: before this start.
           batch_size: examples a step.
           log_every: steps between two lines.
           learning_rate: function of the number of updates applied so far.
           unreadable: {name: reason}, which grows by every image that cannot be used.
           state: what `state` returned at the step at which this start begins.
+          resources: closed with this log.
         """
         state = state or {}
         self.clock = Stopwatch()
         self.waited = 0.0
         self.last: dict[str, float] = {}
-        self.consecutive_skipped, self.total_skipped = consecutive_skipped, total_skipped
+        self.total_skipped = total_skipped
         self.epoch_loss: float | None = state.get("epoch_loss")
+        self.resources = resources or Resources(0)
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
         self._unreadable = unreadable
         self._unreadable_told, self._wait_told, self._problem_told = 0, False, False
-        self._steps_here = self._line_steps = 0
+        self._step = self._steps_here = self._line_steps = 0
         self._line_at, self._waited_at = 0.0, 0.0
         self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
 
@@ -161,15 +164,20 @@ class RunLog:
         """Takes the metrics of a finished step."""
         updates_before = step - 1 - self.total_skipped
         self.last = {name: float(value) for name, value in values.items()}
-        skipped = not self.last["grads_finite"]
-        self.consecutive_skipped = (self.consecutive_skipped + 1) * skipped
-        self.total_skipped += skipped
+        self.total_skipped += not self.last["grads_finite"]
         self._steps_here += 1
         self._line_average.add(self.last)
         self._eval_average.add(self.last)
         self._progress.update(step, self.last, self.clock.read())
         if step % self._log_every == 0:
             self._line(step, self._learning_rate(updates_before))
+        self._write_resources(step)
+
+    def _write_resources(self, step: int) -> None:
+        self._step = step
+        sample = self.resources.take()
+        if sample is not None:
+            self._writers.write(step, "resources", sample)
 
     def _line(self, step: int, learning_rate: float) -> None:
         now = self.clock.read()
@@ -234,6 +242,8 @@ class RunLog:
 
     def close(self) -> None:
         """Closes files and bar."""
+        self.resources.close()
+        self._write_resources(self._step)
         self._writers.close()
         self._progress.close()
 

@@ -120,6 +120,7 @@ def document(
             "skipped_steps": int(state.loss_scale.total_skipped),
         },
         "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
+        "resources": log.resources.summary(),
         "memory": memory(setup.devices, run.train_step),
         "device": device(setup.devices),
         "versions": versions(),

@@ -24,6 +24,7 @@ from mixedres.files import write_json
 from mixedres.interrupts import Interrupts
 from mixedres.metrics import Progress, RunLog
 from mixedres.processes import ALONE, Processes
+from mixedres.resources import Resources
 from mixedres.writers import NoWriters, Writers
 
 # What an evaluation of a finished run must share with its training; devices and batch size may differ.
@@ -139,12 +140,12 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
         _writers(directory / workdir.METRICS, first_step, done) if group.is_writer else NoWriters(),
         Progress(setup.total_steps, first_step, setup.batch_size, bar=group.is_writer),
         total_skipped=int(state.loss_scale.total_skipped),
-        consecutive_skipped=int(state.loss_scale.consecutive_skipped),
         batch_size=setup.batch_size,
         log_every=config.log_every,
         learning_rate=_learning_rates(setup.learning_rate),
         unreadable=setup.source.unreadable,
         state=record.get("log"),
+        resources=Resources(config.log_resources_every if group.is_writer else 0, setup.devices),
     )
     run = loop.Loop(
         setup,

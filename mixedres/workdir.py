@@ -34,6 +34,7 @@ _FREE = {
     "data.workers",
     "data.on_error",
     "log_every",
+    "log_resources_every",
     "eval_every",
     "checkpoint_every",
     "keep_checkpoints",
@@ -90,6 +91,18 @@ def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | 
         (workdir / SUMMARY).unlink(missing_ok=True)  # of a run that goes on after its end
         if _read_config(workdir) != _as_json(config):
             write_json(workdir / CONFIG, config)
+
+
+def in_use(workdir: pathlib.Path) -> bool:
+    """Whether a run is under way in `workdir`, as far as its lock tells."""
+    try:
+        with (workdir / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ class Writers:
         """
         if jsonl.exists():
             lines = jsonl.read_text().splitlines(keepends=True)
-            last = {"train": first_step, "eval": first_step if evaluated else first_step - 1}
+            last = {"train": first_step, "resources": first_step, "eval": first_step if evaluated else first_step - 1}
             kept = [line for line in lines if _is_of(line, last)]
             if kept != lines:
                 replace_text(jsonl, "".join(kept))
@@ -50,7 +50,7 @@ class Writers:
         self._events = _Events(jsonl.parent, first_step)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Writes `values` of `kind` ('train' or 'eval') after `step` steps."""
+        """Writes `values` of `kind` ('train', 'eval' or 'resources') after `step` steps."""
         plain = without_nan(dict(values))
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}

@@ -6,7 +6,10 @@ import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Most of the time of the tests goes into LLVM's optimisations of programs that run for milliseconds.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # Whole runs and their continuations compile the same programs; the processes of the session share them.
     cache = tempfile.mkdtemp(prefix="mixedres-tests-")

@@ -12,6 +12,7 @@ def tiny(preset="fp32", **overrides):
     config.eval_every = "2 steps"
     config.checkpoint_every = "2 steps"
     config.log_every = 1
+    config.log_resources_every = 0.0
     config.data.image_size = 8
     config.data.num_classes = 10
     config.data.train_examples = 64

@@ -43,17 +43,19 @@ def run(*arguments, cwd):
 SMALL = ("--config.data.image_size=32", "--config.batch_size=32", "--config.model.name=cifar_resnet8")
 
 
+@pytest.mark.long
 def test_a_folder_of_photographs_is_learned(photographs, tmp_path):
-    done = run(f"--config.data.dir={photographs}", *SMALL, "--config.epochs=25", "--config.eval_every=5", cwd=tmp_path)
+    done = run(f"--config.data.dir={photographs}", *SMALL, "--config.epochs=16", "--config.eval_every=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "10 classes; 20% of every class held out" in done.stdout
     summary = json.loads((tmp_path / "runs" / "folder-fp16" / "summary.json").read_text())
     assert summary["eval"]["examples"] == 10 * CROPS // 5
-    assert summary["eval"]["top1"] > 0.9
+    assert summary["eval"]["top1"] > 0.85
     assert 0 <= summary["train"]["data_wait"] < 1
     assert summary["unreadable_images"] == {"count": 0, "first": {}}
 
 
+@pytest.mark.long
 def test_a_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
     for name in ("astronaut", "coffee"):
         (tmp_path / "mixed" / name).mkdir(parents=True)

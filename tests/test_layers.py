@@ -28,6 +28,7 @@ LAYERS = {
     "files": 0,
     "interrupts": 0,
     "leaves": 0,
+    "resources": 0,
     "compilations": 0,
     "writers": 1,
     "diagnosis": 2,
@@ -73,6 +74,7 @@ FOREIGN = {
     "files": set(),
     "interrupts": set(),
     "leaves": {"jax", "numpy"},
+    "resources": {"jax", "psutil", "pynvml"},
     "compilations": {"jax"},
     "loop": {"jax"},
     "workdir": set(),
@@ -148,6 +150,7 @@ def run(code, tmp_path):
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_whole_run_never_imports_tensorflow(tmp_path):
     code = (
         "import sys; from mixedres.main import main\n"

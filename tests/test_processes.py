@@ -30,6 +30,7 @@ RUN = [
     "--config.eval_every=20 steps",
     "--config.checkpoint_every=10 steps",
     "--config.log_every=1",
+    "--config.log_resources_every=0",
 ]
 # A whole run; FAULT(step) is called before every step.
 WHOLE = """

@@ -1,0 +1,92 @@
+"""Runs as jobs of submitit: on this machine or through SLURM."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import submitit
+
+from mixedres.config import ConfigError
+
+# Of a job on this machine; submitit's own limit is two minutes.
+_FOREVER_MINUTES = 60 * 24 * 365
+
+
+@dataclasses.dataclass
+class Job:
+    """One run in a process of its own; what submitit pickles and calls, on whatever machine.
+
+    Attributes:
+      arguments: of ``python -m mixedres.main``, without the workdir.
+      workdir: of the run; what it prints is appended to ``WORKDIR.log`` beside it.
+    """
+
+    arguments: tuple[str, ...]
+    workdir: pathlib.Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """{'exit_status', 'message'}: the message is the run's last line to a person where it failed."""
+        alone = os.environ.get("SUBMITIT_EXECUTOR") == "local"
+        command = [sys.executable, "-m", "mixedres.main", *self.arguments, f"--workdir={self.workdir}"]
+        log = self.workdir.with_name(f"{self.workdir.name}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            begin = file.tell()
+            # A session of its own: Ctrl-C in the terminal reaches all processes there, and a run that is told twice to
+            # stop does so without saving. SLURM signals every process by itself, and its USR2 would end a run.
+            self._process = subprocess.Popen(
+                command, stdout=file, stderr=file, start_new_session=alone, preexec_fn=_ignore_preemption_signal
+            )
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._stop if alone else signal.SIG_IGN)
+            status = self._process.wait()
+        return {"exit_status": status, "message": _last_line(log, begin) if status else ""}
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """Called by submitit before SLURM takes the machine away: the run saves, and goes on in the next job."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+        return submitit.helpers.DelayedSubmission(Job(self.arguments, self.workdir))
+
+    def _stop(self, *_: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if self._process is not None:
+            self._process.terminate()
+
+
+def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -> submitit.Executor:
+    """The executor 'local' or 'slurm', with its files in `folder` and parameters such as 'slurm_partition'.
+
+    Raises:
+      ConfigError: where there is no SLURM, and for parameters that submitit does not know.
+    """
+    if name == "slurm" and shutil.which("sbatch") is None:
+        raise ConfigError("--executor=slurm needs sbatch, which is not on this machine; use --executor=local")
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=name)
+        common = {"timeout_min": _FOREVER_MINUTES} if name == "local" else {"name": "mixedres"}
+        executor.update_parameters(**common | parameters)
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from None
+    return executor
+
+
+def _ignore_preemption_signal() -> None:
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def _last_line(log: pathlib.Path, begin: int) -> str:
+    """The run's own last word in its log from the byte `begin` on."""
+    lines = [line for line in log.read_bytes()[begin:].decode(errors="replace").splitlines() if line.strip()]
+    own = [line.removeprefix("mixedres: ") for line in lines if line.startswith("mixedres: ")]
+    return (own or lines or [""])[-1]

@@ -1,0 +1,114 @@
+"""What a sweep consists of: a base config, and what is different in each of its runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from mixedres import main as command_line
+from mixedres.config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep, as the files in ``experiments/sweeps`` define it under the name `SWEEP`.
+
+    The runs are every combination of the axes, the last axis varying fastest, and then those of the explicit list.
+
+    Attributes:
+      question: what it shall answer, in one line.
+      base: config file without a preset.
+      axes: {key: values}; a key is 'preset', or the path of a config key such as 'seed' or 'precision.loss_scale'.
+      runs: explicit overrides, {key: value} each.
+      overrides: {key: value} of all runs.
+      baseline: overrides that the report compares the others with, such as {'preset': 'fp32'}.
+    """
+
+    question: str
+    base: str
+    axes: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    runs: Sequence[Mapping[str, Any]] = ()
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    baseline: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a sweep: a name that is a file name, what is different in it, and the arguments of the command."""
+
+    name: str
+    overrides: dict[str, Any]
+    arguments: tuple[str, ...]
+
+    def config(self) -> ConfigDict:
+        """The config that the arguments mean; raises ConfigError for a mistake in them."""
+        return command_line.parse(["sweep", *self.arguments]).config
+
+
+def load(path: str) -> Sweep:
+    """The sweep that a file defines.
+
+    Raises:
+      ConfigError: where the file cannot be read or defines none.
+    """
+    spec = importlib.util.spec_from_file_location("sweep_file", path)
+    if spec is None or spec.loader is None or not pathlib.Path(path).is_file():
+        raise ConfigError(f"--sweep={path} is no Python file; try --sweep=experiments/sweeps/precision.py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file did wrong
+        raise ConfigError(f"--sweep={path}: {type(error).__name__}: {error}") from None
+    sweep = getattr(module, "SWEEP", None)
+    if not isinstance(sweep, Sweep):
+        raise ConfigError(f"--sweep={path} defines no SWEEP = experiments.plan.Sweep(...)")
+    return sweep
+
+
+def expand(sweep: Sweep, more: Sequence[str] = ()) -> list[Run]:
+    """The runs of a sweep, every one checked as far as it can be without starting it.
+
+    Args:
+      sweep: the sweep.
+      more: arguments that every run gets at the end, such as '--config.epochs=1'.
+
+    Raises:
+      ConfigError: for an empty axis, an unknown key, a wrong value, and for two runs that are the same.
+    """
+    for key, values in sweep.axes.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"axis {key!r} of the sweep is {values!r}; it must be a list of at least one value")
+    combinations = [dict(zip(sweep.axes, values, strict=True)) for values in itertools.product(*sweep.axes.values())]
+    differing = [*(combinations if sweep.axes else []), *map(dict, sweep.runs)]
+    if not differing:
+        raise ConfigError("the sweep has neither axes nor runs; give it one of them")
+    runs: dict[str, Run] = {}
+    for overrides in differing:
+        run = Run(_name(overrides), overrides, _arguments(sweep.base, {**sweep.overrides, **overrides}, more))
+        if run.name in runs:
+            raise ConfigError(f"the sweep has the run {run.name} twice; take one of them out")
+        try:
+            run.config()
+        except ConfigError as error:
+            raise ConfigError(f"run {run.name} of the sweep: {error}") from None
+        runs[run.name] = run
+    return list(runs.values())
+
+
+def _arguments(base: str, overrides: Mapping[str, Any], more: Sequence[str]) -> tuple[str, ...]:
+    preset = overrides.get("preset", "fp32")
+    flags = [f"--config.{key}={value}" for key, value in overrides.items() if key != "preset"]
+    return (f"--config={base}:{preset}", *flags, *more)
+
+
+def _name(overrides: Mapping[str, Any]) -> str:
+    """'fp16,seed=3': the preset by itself, other keys by their last part."""
+    parts = [str(value) if key == "preset" else f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items()]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or "base"

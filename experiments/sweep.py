@@ -1,0 +1,322 @@
+"""Trains every run of a sweep, some at a time, on this machine or through SLURM.
+
+python -m experiments.sweep --sweep=experiments/sweeps/precision.py
+python -m experiments.sweep --sweep=FILE --executor=slurm --slurm partition=gpu gpus_per_node=1
+
+A sweep file defines SWEEP = experiments.plan.Sweep(...): a base config, and axes or a list of overrides. --out (default
+runs/sweeps/NAME) gets a directory for every run, what each printed, and results.jsonl, a line a run, of which
+``python -m experiments.report`` makes a page. The same command goes on where it ended: what is finished is not
+repeated, what was interrupted continues, what failed is tried again. Further arguments such as --config.epochs=2 go to
+every run.
+
+exit status: 0 all runs are finished; 1 some failed; 2 a mistake in what was given, nothing was started; 130 interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import rich.live
+import rich.markup
+import rich.table
+
+from experiments import jobs, plan, runs
+from mixedres import workdir
+from mixedres.config import ConfigError, flatten
+from mixedres.files import replace_text, write_json
+
+RESULTS, SWEEP = "results.jsonl", "sweep.json"
+WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED = "waiting", "running", "finished", "failed", "interrupted"
+_COLORS = {WAITING: "dim", RUNNING: "cyan", FINISHED: "green", FAILED: "red", INTERRUPTED: "yellow"}
+
+
+@dataclasses.dataclass
+class Task:
+    """A run and how it stands; `job` is submitit's, None for one that an earlier start of the sweep left running."""
+
+    run: plan.Run
+    directory: pathlib.Path
+    state: str = WAITING
+    job: Any = None
+    exit_status: int | None = None
+    message: str = ""
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of the run; None before its end."""
+        try:
+            return json.loads((self.directory / workdir.SUMMARY).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def row(self) -> dict[str, Any]:
+        """Its line in results.jsonl."""
+        return {
+            "name": self.run.name,
+            "overrides": self.run.overrides,
+            "state": self.state,
+            "exit_status": self.exit_status,
+            "message": self.message,
+            "summary": self.summary() if self.state == FINISHED else None,
+        }
+
+    def start(self, executor: Any) -> None:
+        """Submits the run."""
+        self.job = executor.submit(jobs.Job(self.run.arguments, self.directory))
+        write_json(self.directory.with_name(f"{self.directory.name}.job.json"), {"id": self.job.job_id})
+        self.state = RUNNING
+
+    def look(self) -> None:
+        """Brings `state` up to date."""
+        if self.job is None:
+            if not workdir.in_use(self.directory):  # the one that was left running has ended, however it did
+                self.state = FINISHED if self.summary() else WAITING
+        elif self.job.done():
+            self._take_result()
+
+    def _take_result(self) -> None:
+        error = self.job.exception()
+        if error is None:
+            result = self.job.result()
+            self.exit_status, self.message = result["exit_status"], result["message"]
+        else:
+            self.exit_status, self.message = None, (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if self.summary() and self.exit_status == 0:
+            self.state = FINISHED
+        else:
+            self.state = INTERRUPTED if self.exit_status in (130, 143) else FAILED
+
+
+class Scheduler:
+    """Keeps as many runs going as are allowed, until none is left."""
+
+    def __init__(self, tasks: list[Task], executor: Any, limit: int, out: pathlib.Path):
+        """`limit`: runs at a time. Finished runs are taken over; ones that still run are waited for."""
+        self.tasks, self._executor, self._limit, self._out = tasks, executor, limit, out
+        for task in tasks:
+            if workdir.in_use(task.directory):
+                task.state = RUNNING
+            elif task.summary():
+                task.state, task.exit_status = FINISHED, 0
+        self.write()
+
+    def running(self) -> list[Task]:
+        """The tasks that run."""
+        return [task for task in self.tasks if task.state == RUNNING]
+
+    def advance(self) -> bool:
+        """Looks at what runs and starts what may; returns whether anything is left to do."""
+        before = [task.state for task in self.tasks]
+        for task in self.running():
+            task.look()
+        for task in self.tasks:
+            if task.state == WAITING and len(self.running()) < self._limit:
+                task.start(self._executor)
+        if [task.state for task in self.tasks] != before:
+            self.write()
+        return any(task.state in (WAITING, RUNNING) for task in self.tasks)
+
+    def stop(self, seconds: float = 60.0) -> None:
+        """Asks the runs of this machine to save and end, and waits for them; those of SLURM go on."""
+        for task in self.running():
+            if task.job is not None:
+                task.job.cancel()
+        deadline = time.monotonic() + seconds
+        for task in self.running():
+            while workdir.in_use(task.directory) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            task.state = FINISHED if task.summary() else INTERRUPTED
+        self.write()
+
+    def write(self) -> None:
+        """Writes results.jsonl: whole, or not at all."""
+        replace_text(self._out / RESULTS, "".join(json.dumps(task.row()) + "\n" for task in self.tasks))
+
+
+class Display:
+    """A live table on a terminal; elsewhere a line whenever a run changes its state."""
+
+    def __init__(self, tasks: list[Task]):
+        """Starts."""
+        self._tasks, self._told = tasks, [WAITING for _ in tasks]
+        self._live = rich.live.Live(self._table(), auto_refresh=False) if sys.stdout.isatty() else None
+        if self._live:
+            self._live.start()
+
+    def update(self) -> None:
+        """Shows how the runs stand."""
+        if self._live:
+            self._live.update(self._table(), refresh=True)
+            return
+        for index, task in enumerate(self._tasks):
+            if task.state != self._told[index]:
+                self._told[index] = task.state
+                print(
+                    f"{task.run.name}: {' '.join(filter(None, (task.state, _result(task), task.message)))}", flush=True
+                )
+
+    def close(self) -> None:
+        """Leaves the last table on the terminal."""
+        if self._live:
+            self._live.stop()
+
+    def _table(self) -> rich.table.Table:
+        counts = Counter(task.state for task in self._tasks)
+        table = rich.table.Table(title=_counted(counts), title_justify="left")
+        for column in ("run", "state", "step", "top-1", ""):
+            table.add_column(column, justify="right" if column in ("step", "top-1") else "left")
+        # A terminal shows no more than its height: what waits and what is done long ago comes last.
+        order = sorted(
+            self._tasks, key=lambda task: (RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING).index(task.state)
+        )
+        for task in order:
+            step = str(runs.newest_step(task.directory)) if task.state != WAITING else ""
+            color = _COLORS[task.state]
+            table.add_row(
+                task.run.name, f"[{color}]{task.state}[/]", step, _result(task), rich.markup.escape(task.message)
+            )
+        return table
+
+
+def _result(task: Task) -> str:
+    summary = task.summary() if task.state == FINISHED else None
+    return f"{summary['eval']['top1']:.2%}" if summary else ""
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[state]} {state}" for state in _COLORS if counts[state])
+
+
+def check_earlier(tasks: Iterable[Task]) -> None:
+    """Raises ConfigError where a run of that name is there with another config."""
+    for task in tasks:
+        if not (task.directory / workdir.CONFIG).exists():
+            continue
+        config = flatten(task.run.config())
+        if config["batch_size"] is None:  # the number of devices decides it, and need not be the one of this machine
+            config["batch_size"] = json.loads((task.directory / workdir.CONFIG).read_text())["batch_size"]
+        workdir.check_same(task.directory, config)
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options and what goes to every run; raises ConfigError for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sweep", required=True, help="file that defines SWEEP, such as experiments/sweeps/precision.py"
+    )
+    parser.add_argument("--out", help="directory of the sweep (default runs/sweeps/NAME)")
+    parser.add_argument("--executor", default="local", choices=("local", "slurm"), help="default local")
+    parser.add_argument("--jobs", type=int, help="runs at a time (default 1; with slurm all)")
+    parser.add_argument("--slurm", nargs="*", default=[], metavar="KEY=VALUE", help="for sbatch, as submitit names it")
+    parser.add_argument("--dry_run", action="store_true", help="list the runs and start none")
+    options, rest = parser.parse_known_args(argv)
+    wrong = [argument for argument in rest if not argument.startswith("--config.")]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is no option of a sweep; --help lists them")
+    if options.jobs is not None and options.jobs < 1:
+        raise ConfigError(f"--jobs={options.jobs} must be >= 1")
+    return options, rest
+
+
+def _slurm_parameters(given: list[str]) -> dict[str, Any]:
+    """{'slurm_partition': 'gpu'} of 'partition=gpu'; numbers as numbers."""
+    parameters: dict[str, Any] = {}
+    for part in given:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"--slurm {part!r} is not KEY=VALUE; write such as --slurm partition=gpu gpus_per_node=1")
+        shared = ("gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min", "nodes", "tasks_per_node")
+        parameters[key if key in shared else f"slurm_{key}"] = int(value) if value.isdigit() else value
+    return parameters
+
+
+def main(argv: list[str]) -> int:
+    """Runs the sweep; returns the exit status."""
+    try:
+        options, more = parse(argv)
+        sweep = plan.load(options.sweep)
+        found = plan.expand(sweep, more)
+        out = pathlib.Path(options.out or f"runs/sweeps/{pathlib.Path(options.sweep).stem}").absolute()
+        tasks = [Task(run, out / "runs" / run.name) for run in found]
+        if options.dry_run:
+            print("\n".join(f"{run.name}: {' '.join(run.arguments)}" for run in found))
+            return 0
+        check_earlier(tasks)
+        executor = jobs.make_executor(options.executor, out / "jobs", _executor_parameters(options))
+        lock = _claim(out)
+    except ConfigError as error:
+        print(f"sweep: {error}", file=sys.stderr)
+        return 2
+    with lock:
+        told = {name: getattr(sweep, name) for name in ("question", "base", "overrides", "baseline")}
+        write_json(out / SWEEP, told | {"file": options.sweep, "more": more})
+        limit = options.jobs or (1 if options.executor == "local" else len(tasks))
+        return _run(Scheduler(tasks, executor, limit, out), stop=options.executor == "local")
+
+
+def _executor_parameters(options: argparse.Namespace) -> dict[str, Any]:
+    if options.executor == "slurm":
+        return _slurm_parameters(options.slurm)
+    if options.slurm:
+        raise ConfigError("--slurm is for --executor=slurm")
+    # submitit hides every GPU from a local job that does not ask for some.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [int(x) for x in visible.split(",") if x.isdigit()] if visible is not None else list(range(_count_gpus()))
+    return {"gpus_per_node": len(gpus), "local_visible_gpus": gpus} if gpus else {}
+
+
+def _count_gpus() -> int:
+    return len(list(pathlib.Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def _claim(out: pathlib.Path) -> Any:
+    """The lock of the sweep's directory; raises ConfigError where another sweep has it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--out={out} is in use by another sweep; wait for it or name another") from None
+    except OSError as error:
+        raise ConfigError(f"--out={out} cannot be written ({error.strerror}); name another") from None
+    return lock
+
+
+def _run(scheduler: Scheduler, *, stop: bool) -> int:
+    display = Display(scheduler.tasks)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    status = 0
+    try:
+        while scheduler.advance():
+            display.update()
+            time.sleep(0.5)
+        display.update()
+    except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        status = 130
+        if stop:
+            scheduler.stop()
+        display.update()
+    finally:
+        display.close()
+    counts = Counter(task.state for task in scheduler.tasks)
+    after = "; the same command goes on" if status else ""
+    print(f"{_counted(counts)}{after}; {scheduler._out / RESULTS}")
+    return status or int(counts[FINISHED] < len(scheduler.tasks))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

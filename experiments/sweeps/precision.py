@@ -1,0 +1,15 @@
+"""Does half precision cost accuracy? The digits in five presets and with five seeds.
+
+python -m experiments.sweep --sweep=experiments/sweeps/precision.py
+
+25 runs, about ten minutes on two CPU cores.
+"""
+
+from experiments.plan import Sweep
+
+SWEEP = Sweep(
+    question="Does half precision cost accuracy on the digits?",
+    base="configs/digits.py",
+    axes={"seed": range(5), "preset": ("fp32", "bf16", "fp16", "fp16_static", "fp16_rewrite")},
+    baseline={"preset": "fp32"},
+)

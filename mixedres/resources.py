@@ -1,0 +1,115 @@
+"""What a run uses of the machine: processor, memory and GPUs, sampled by a thread beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import psutil
+
+
+class Resources:
+    """Takes a sample every few seconds; the loop asks for the newest when it passes by.
+
+    A sample holds, where the platform tells:
+      cpu_percent: processor time since the sample before, 100 being one core, of this process and its children.
+      rss_bytes: resident memory of them all; what they share counts in each.
+      device_bytes: allocated by JAX on its fullest device.
+      gpu_utilization, gpu_memory_bytes: of the busiest and of the fullest GPU, by whatever process, as NVML has it.
+    """
+
+    def __init__(self, seconds: float, devices: Sequence[jax.Device] = ()):
+        """Starts the thread, or none where `seconds` between two samples is 0; `devices` are the ones of the run."""
+        self._devices = [device for device in devices if device.process_index == jax.process_index()]
+        self._gpus = _gpus() if any(device.platform == "gpu" for device in self._devices) else []
+        self._process = psutil.Process()
+        self._newest: dict[str, float] | None = None
+        self._count, self._cpu_sum = 0, 0.0
+        self._peaks: dict[str, float] = {}
+        self._cpu, self._at = self._cpu_seconds(), time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(seconds,), name="resources", daemon=True)
+        if seconds > 0:
+            self._thread.start()
+
+    def take(self) -> dict[str, float] | None:
+        """The newest sample; None where there is none since the last call."""
+        newest, self._newest = self._newest, None
+        return newest
+
+    def summary(self) -> dict[str, float]:
+        """Mean of cpu_percent and the highest value of everything else; empty before the first sample."""
+        return ({"cpu_percent": self._cpu_sum / self._count} | self._peaks) if self._count else {}
+
+    def close(self) -> None:
+        """Ends the thread, with one more sample."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self, seconds: float) -> None:
+        while not self._closed.wait(seconds):
+            self._sample()
+        self._sample()
+
+    def _sample(self) -> None:
+        cpu, now = self._cpu_seconds(), time.monotonic()
+        sample = {"cpu_percent": 100 * (cpu - self._cpu) / max(now - self._at, 1e-9), "rss_bytes": self._rss()}
+        self._cpu, self._at = cpu, now
+        used = [stats["bytes_in_use"] for device in self._devices if (stats := device.memory_stats())]
+        if used:
+            sample["device_bytes"] = max(used)
+        sample |= _read_gpus(self._gpus)
+        self._newest = sample
+        self._count, self._cpu_sum = self._count + 1, self._cpu_sum + sample["cpu_percent"]
+        self._peaks |= {
+            name: max(value, self._peaks.get(name, value)) for name, value in sample.items() if name != "cpu_percent"
+        }
+
+    def _cpu_seconds(self) -> float:
+        """Of this process, its children, and those that have ended."""
+        own = self._process.cpu_times()
+        children = [_of(child, "cpu_times") for child in self._process.children(recursive=True)]
+        return sum(own[:4]) + sum(sum(times[:4]) for times in children if times)
+
+    def _rss(self) -> int:
+        memory = [_of(process, "memory_info") for process in (self._process, *self._process.children(recursive=True))]
+        return sum(info.rss for info in memory if info)
+
+
+def _of(process: psutil.Process, method: str) -> Any:
+    """What a method returns; None where the process has ended."""
+    try:
+        return getattr(process, method)()
+    except psutil.Error:
+        return None
+
+
+def _gpus() -> list[Any]:
+    """NVML's handles of the GPUs that this process sees; none without NVIDIA's library, or in ways it cannot tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible is not None else [str(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        return [by_index(int(name)) if name.isdigit() else by_uuid(name) for name in names if name]
+    except Exception:  # a log of resources is never worth a run; NVML fails in many ways
+        return []
+
+
+def _read_gpus(handles: list[Any]) -> dict[str, float]:
+    sample = {}
+    with contextlib.suppress(Exception):
+        if handles:
+            import pynvml
+
+            sample["gpu_utilization"] = max(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles)
+            sample["gpu_memory_bytes"] = max(pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+    return sample
