@@ -81,6 +81,14 @@ def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -
     return executor
 
 
+def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
+    """The job of an earlier start, where SLURM has it in its queue or on a machine."""
+    if shutil.which("squeue") is None:
+        return None
+    job: submitit.SlurmJob[Any] = submitit.SlurmJob(folder=folder, job_id=id)
+    return None if job.done(force_check=True) else job
+
+
 def _ignore_preemption_signal() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 

@@ -72,9 +72,27 @@ class Task:
 
     def start(self, executor: Any) -> None:
         """Submits the run."""
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
         self.job = executor.submit(jobs.Job(self.run.arguments, self.directory))
-        write_json(self.directory.with_name(f"{self.directory.name}.job.json"), {"id": self.job.job_id})
+        write_json(self._job_file, {"id": self.job.job_id, "folder": str(self.job.paths.folder)})
         self.state = RUNNING
+
+    def find(self) -> None:
+        """How an earlier start of the sweep left the run."""
+        try:
+            earlier = json.loads(self._job_file.read_text())
+        except (OSError, ValueError):
+            earlier = None
+        if workdir.in_use(self.directory):
+            self.state = RUNNING
+        elif self.summary():
+            self.state, self.exit_status = FINISHED, 0
+        elif earlier and (job := jobs.still_queued(**earlier)):
+            self.state, self.job = RUNNING, job
+
+    @property
+    def _job_file(self) -> pathlib.Path:
+        return self.directory.with_name(f"{self.directory.name}.job.json")
 
     def look(self) -> None:
         """Brings `state` up to date."""
@@ -104,10 +122,7 @@ class Scheduler:
         """`limit`: runs at a time. Finished runs are taken over; ones that still run are waited for."""
         self.tasks, self._executor, self._limit, self._out = tasks, executor, limit, out
         for task in tasks:
-            if workdir.in_use(task.directory):
-                task.state = RUNNING
-            elif task.summary():
-                task.state, task.exit_status = FINISHED, 0
+            task.find()
         self.write()
 
     def running(self) -> list[Task]:
