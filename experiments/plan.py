@@ -91,7 +91,7 @@ def expand(sweep: Sweep, more: Sequence[str] = ()) -> list[Run]:
         raise ConfigError("the sweep has neither axes nor runs; give it one of them")
     runs: dict[str, Run] = {}
     for overrides in differing:
-        run = Run(_name(overrides), overrides, _arguments(sweep.base, {**sweep.overrides, **overrides}, more))
+        run = Run(name_of(overrides), overrides, _arguments(sweep.base, {**sweep.overrides, **overrides}, more))
         if run.name in runs:
             raise ConfigError(f"the sweep has the run {run.name} twice; take one of them out")
         try:
@@ -108,7 +108,7 @@ def _arguments(base: str, overrides: Mapping[str, Any], more: Sequence[str]) -> 
     return (f"--config={base}:{preset}", *flags, *more)
 
 
-def _name(overrides: Mapping[str, Any]) -> str:
-    """'fp16,seed=3': the preset by itself, other keys by their last part."""
+def name_of(overrides: Mapping[str, Any]) -> str:
+    """What a run with these overrides is called: 'fp16,seed=3'; a file name, with other keys by their last part."""
     parts = [str(value) if key == "preset" else f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items()]
     return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or "base"

@@ -1,0 +1,221 @@
+"""How fast is the training step, in every preset?
+
+python -m experiments.benchmark --config=configs/imagenet.py --presets=fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite
+python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16 --config.model.name=cifar_resnet8
+
+Compiles the step of every preset, then times them in turns: a round gives each of them --steps steps, in an order that
+rotates, and a ratio is the median of the rounds' own, so that it holds where the machine does other things besides.
+--data=fixed (default) leaves one batch of synthetic images on the device and times the step alone; --data=pipeline
+takes what the config names through the input pipeline. --profile=DIR writes a trace of five steps each, for xprof and
+Perfetto. Arguments such as --config.batch_size=64 or --config.num_devices=1 go to every config.
+
+Prints a table and writes benchmark_NAME.json and .png to experiments/results (NAME from --name, else the device). fp32
+is true float32; tf32 is what JAX calls float32 on recent GPUs unless told otherwise. On a known GPU the table has the
+share of its memory bandwidth that the step reaches, by the bytes that its kernels read and write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import hlo, plots, runs
+from experiments.gpus import GPUS
+from mixedres import data, summary
+from mixedres import main as command_line
+from mixedres.build import Setup, build
+from mixedres.config import ConfigError
+
+WARMUP, PROFILED = 3, 5
+
+
+@dataclasses.dataclass
+class Contender:
+    """The compiled step of a preset, with its state and what feeds it.
+
+    Attributes:
+      seconds: per step, one figure a round.
+    """
+
+    preset: str
+    setup: Setup
+    step: Any
+    state: Any
+    batches: Iterator[Any]
+    compile_seconds: float
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def take(self, steps: int) -> float:
+        """Takes so many steps and returns the seconds until the last one is done."""
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.state, metrics = self.step(self.state, next(self.batches))
+        jax.block_until_ready((self.state, metrics))
+        return time.perf_counter() - started
+
+
+def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
+    """Compiles the step of a preset and initialises its state."""
+    if fixed:
+        arguments = [*arguments, "--config.data.name=synthetic"]
+    setup = build(command_line.parse(["benchmark", *arguments]).config)
+    state = jax.jit(setup.init_state, out_shardings=setup.replicated)()
+    source = setup.source.train_batches(setup.batch_size, seed=0, first_step=0, shard=setup.shard)
+    started = time.perf_counter()
+    shape = (setup.batch_size, *setup.source.image_shape)
+    batch = {
+        "image": jax.ShapeDtypeStruct(shape, np.uint8, sharding=setup.split),
+        "label": jax.ShapeDtypeStruct(shape[:1], np.int32, sharding=setup.split),
+    }
+    step = setup.train_step().lower(state, batch).compile()
+    compile_seconds = time.perf_counter() - started
+    if fixed:
+        one = setup.put(next(iter(source)))
+        batches: Iterator[Any] = iter(lambda: one, None)
+    else:
+        ready = stack.enter_context(data.Prefetch(source, setup.put))
+        batches = iter(lambda: ready.take(lambda: False), None)
+    return Contender(preset, setup, step, state, batches, compile_seconds)
+
+
+def measure(contenders: list[Contender], rounds: int, steps: int) -> None:
+    """Times all of them in turns."""
+    for contender in contenders:
+        contender.take(WARMUP)
+    for index in range(rounds):
+        for contender in contenders[index % len(contenders) :] + contenders[: index % len(contenders)]:
+            contender.seconds.append(contender.take(steps) / steps)
+        times = ", ".join(f"{one.preset} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
+        print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
+
+
+def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
+    """What is told of a preset."""
+    setup, median = contender.setup, statistics.median(contender.seconds)
+    memory = contender.step.memory_analysis()
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    by_preset = {one.preset: one for one in all_of_them}
+    return {
+        "preset": contender.preset,
+        "batch_size": setup.batch_size,
+        "compile_seconds": contender.compile_seconds,
+        "step_ms": 1e3 * median,
+        "step_ms_range": [1e3 * min(contender.seconds), 1e3 * max(contender.seconds)],
+        "images_per_second": setup.batch_size / median,
+        "step_bytes": needed - memory.alias_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "speedup": {
+            base: runs.paired_ratio(by_preset[base].seconds, contender.seconds)
+            for base in ("fp32", "tf32")
+            if base in by_preset and base != contender.preset
+        },
+        **_roofline(contender, median),
+    }
+
+
+def _roofline(contender: Contender, seconds: float) -> dict[str, Any]:
+    """Bytes that the kernels of one device move in a step, and the share of its bandwidth; empty elsewhere."""
+    kind = contender.setup.devices[0].device_kind
+    known = [gpu for gpu in GPUS.values() if gpu.name == kind]
+    if not known:
+        return {}
+    moved = sum(kernel.bytes for kernel in hlo.kernels(contender.step.as_text()))
+    images = contender.setup.batch_size / len(contender.setup.devices)
+    return {"mb_per_image": moved / images / 1e6, "bandwidth_share": moved / seconds / known[0].bandwidth}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    bases = [base for base in ("fp32", "tf32") if any(base in r["speedup"] for r in rows)]
+    with_share = any("bandwidth_share" in r for r in rows)
+    head = [
+        "preset",
+        "images/s",
+        "ms a step (range)",
+        *(f"times {base}" for base in bases),
+        "step's memory",
+        "compiled in",
+    ]
+    head += ["of the bandwidth"] if with_share else []
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    for r in rows:
+        low, high = r["step_ms_range"]
+        cells = [f"`{r['preset']}`", f"{r['images_per_second']:,.0f}", f"{r['step_ms']:.1f} ({low:.1f} to {high:.1f})"]
+        for base in bases:
+            found = r["speedup"].get(base)
+            interval = found and "{:.2f} to {:.2f}".format(*found["interval"])
+            cells.append(f"{found['ratio']:.2f} ({interval})" if found else "1")
+        cells += [f"{r['step_bytes'] / 1e6:,.0f} MB", f"{r['compile_seconds']:.0f} s"]
+        cells += [f"{r['bandwidth_share']:.0%}" if "bandwidth_share" in r else "-"] if with_share else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and what goes to every config; raises ConfigError for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", default="configs/imagenet.py", help="config file, without a preset")
+    parser.add_argument("--presets", default="fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite", help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=7, help="default 7")
+    parser.add_argument("--steps", type=int, default=10, help="steps of each preset in a round (default 10)")
+    parser.add_argument("--data", default="fixed", choices=("fixed", "pipeline"), help="default fixed")
+    parser.add_argument("--profile", metavar="DIR", help="write a trace for xprof or Perfetto")
+    parser.add_argument("--name", help="of the files of results (default: the device)")
+    options, rest = parser.parse_known_args(argv)
+    wrong = [argument for argument in rest if not argument.startswith("--config.")]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is no option of the benchmark; --help lists them")
+    for name in ("rounds", "steps"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name}={getattr(options, name)} must be >= 1")
+    return options, rest
+
+
+def main(argv: list[str]) -> int:
+    """Runs the benchmark; returns the exit status."""
+    contenders: list[Contender] = []
+    with contextlib.ExitStack() as stack:
+        try:
+            options, rest = parse(argv)
+            for preset in options.presets.split(","):
+                given = [f"--config={options.config}:{preset}", *rest]
+                contenders.append(prepare(preset, given, stack, fixed=options.data == "fixed"))
+                print(f"{preset}: compiled in {contenders[-1].compile_seconds:.1f} s", flush=True)
+        except (ConfigError, data.DataError) as error:
+            print(f"benchmark: {error}", file=sys.stderr)
+            return 2
+        measure(contenders, options.rounds, options.steps)
+        if options.profile:
+            with jax.profiler.trace(options.profile, create_perfetto_trace=True):
+                for contender in contenders:
+                    with jax.profiler.TraceAnnotation(contender.preset):
+                        contender.take(PROFILED)
+    rows = [row(contender, contenders) for contender in contenders]
+    print("\n".join(["", *table(rows)]))
+    setup = contenders[0].setup
+    device = summary.device(setup.devices)
+    result = {"device": device, "versions": summary.versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    result |= {"model": setup.config.model.name, "image_size": setup.config.data.image_size, "rows": rows}
+    name = f"benchmark_{options.name or device['kind'].lower().replace(' ', '_')}"
+    path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})
+    plots.save_png(plots.benchmark(rows, f"{setup.config.model.name}, {device['count']} x {device['kind']}"), path)
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""Makes a page of the results of a sweep: tables with intervals, curves, and "with mixed precision / without".
+
+python -m experiments.report runs/sweeps/precision
+
+Writes report.html (one file with its pictures inside), report.md and plots/*.png, *.svg into the sweep's directory.
+Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import html
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+from experiments import plots
+from experiments.comparison import Estimate, Results, Variant, difference, ratio, read
+from mixedres.config import ConfigError
+from mixedres.files import replace_text
+
+Table = tuple[list[str], list[list[str]]]
+# Rows of the two-column table: label, figure, format.
+PAIR_ROWS = (
+    ("training time", "seconds", "{:.1f} s"),
+    ("images per second", "images_per_second", "{:,.0f}"),
+    ("compilation", "compile_seconds", "{:.1f} s"),
+    ("test top-1", "top1", "{:.2f} %"),
+    ("host memory", "host_mb", "{:,.0f} MB"),
+    ("device memory", "device_mb", "{:,.0f} MB"),
+    ("CPU use", "cpu_percent", "{:.0f} %"),
+    ("skipped steps", "skipped_steps", "{:g}"),
+)
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; }
+th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
+svg { max-width: 100%; height: auto; } .note { color: #a33; } footer { color: #666; margin-top: 2rem; }
+"""
+
+
+def accuracy_table(results: Results) -> Table:
+    """A row a variant: top-1, its difference to the baseline, and the steps it skipped."""
+    head = ["run", "seeds", "test top-1", "difference to the baseline", "skipped steps"]
+    rows = []
+    for variant in results.variants:
+        baseline = results.baseline_of(variant)
+        estimate = baseline and difference(variant, baseline, "top1")
+        told = _compared(results, variant, estimate, "{:+.2f}", " points")
+        skipped = sum(variant.values("skipped_steps").values())
+        rows.append(
+            [variant.name, str(len(variant.summaries)), _mean(variant, "top1", "{:.2f}", " %"), told, f"{skipped:g}"]
+        )
+    return head, rows
+
+
+def cost_table(results: Results) -> Table:
+    """A row a variant: time, speed, memory and use of the processor."""
+    head = ["run", "training time", "images/s", "speed-up", "host memory", "device memory", "CPU use"]
+    rows = []
+    for variant in results.variants:
+        baseline = results.baseline_of(variant)
+        estimate = baseline and ratio(variant, baseline, "images_per_second")
+        told = _compared(results, variant, estimate, "{:.3f}", "")
+        rows.append(
+            [
+                variant.name,
+                _mean(variant, "seconds", "{:.1f}", " s"),
+                _mean(variant, "images_per_second", "{:,.0f}", ""),
+                told,
+                _mean(variant, "host_mb", "{:,.0f}", " MB", spread=False),
+                _mean(variant, "device_mb", "{:,.0f}", " MB", spread=False),
+                _mean(variant, "cpu_percent", "{:.0f}", " %", spread=False),
+            ]
+        )
+    return head, rows
+
+
+def pair_table(with_it: Variant, without: Variant) -> Table:
+    """Two variants side by side, in the manner of the comparison that the project began with."""
+    rows = []
+    for label, figure, form in PAIR_ROWS:
+        means = [variant.mean(figure) for variant in (with_it, without)]
+        rows.append([label, *(form.format(mean[0]) if mean else "-" for mean in means)])
+    return ["", f"with mixed precision ({with_it.name})", f"without ({without.name})"], rows
+
+
+def choose_pair(results: Results, names: Sequence[str] | None) -> tuple[Variant, Variant] | None:
+    """The two variants that were named; else fp16 or the first other one against its baseline.
+
+    Raises:
+      ConfigError: for a name that is not there.
+    """
+    by_name = {variant.name: variant for variant in results.variants}
+    for name in names or ():
+        if name not in by_name:
+            raise ConfigError(f"--pair: {name!r} is not among the runs; use two of {', '.join(by_name)}")
+    if names:
+        return by_name[names[0]], by_name[names[1]]
+    pairs = [(variant, base) for variant in results.variants if (base := results.baseline_of(variant))]
+    return next((pair for pair in pairs if pair[0].name == "fp16"), pairs[0] if pairs else None)
+
+
+def circumstances(results: Results) -> str:
+    """Device, versions and date, of the first run."""
+    summary = next(iter(results.variants[0].summaries.values()))
+    versions, device = summary["versions"], summary["device"]
+    return (
+        f"{device['count']} x {device['kind']}, {summary['model']}, mixedres {versions['mixedres']}, "
+        f"JAX {versions['jax']}, Python {versions['python']}, {datetime.date.today().isoformat()}"
+    )
+
+
+def _mean(variant: Variant, figure: str, form: str, unit: str, *, spread: bool = True) -> str:
+    mean = variant.mean(figure)
+    if mean is None:
+        return "-"
+    deviation = f" ± {form.format(mean[1])}" if spread and len(variant.values(figure)) > 1 else ""
+    return form.format(mean[0]) + deviation + unit
+
+
+def _compared(results: Results, variant: Variant, estimate: Estimate | None, form: str, unit: str) -> str:
+    if estimate is None:
+        return "baseline" if results.is_baseline(variant) else "-"
+    told = form.format(round(estimate.mean, 3) + 0.0)  # no "-0.00"
+    if estimate.interval is None:
+        return told + unit
+    low, high = (form.format(round(end, 3) + 0.0) for end in estimate.interval)
+    return f"{told}{unit} ({low} to {high}, n={estimate.n})"
+
+
+def _markdown_table(table: Table) -> str:
+    head, rows = table
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _html_table(table: Table) -> str:
+    head, rows = table
+    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def markdown(results: Results, sections: list[tuple[str, Table | None, str | None]]) -> str:
+    """The report as Markdown; `sections` are (title, table, name of a picture)."""
+    parts = [f"# {results.question or 'Sweep'}", circumstances(results), *(f"- {note}" for note in results.notes)]
+    for title, table, picture in sections:
+        parts.append(f"## {title}")
+        parts += [_markdown_table(table)] if table else []
+        parts += [f"![{title}](plots/{picture}.png)"] if picture else []
+    return "\n\n".join(parts) + "\n"
+
+
+def page(results: Results, sections: list[tuple[str, Table | None, str | None]], directory: pathlib.Path) -> str:
+    """The report as one HTML file with the pictures inside."""
+    title = html.escape(results.question or "Sweep")
+    parts = [f"<h1>{title}</h1>", *(f'<p class="note">{html.escape(note)}</p>' for note in results.notes)]
+    for heading, table, picture in sections:
+        parts.append(f"<h2>{html.escape(heading)}</h2>")
+        parts += [_html_table(table)] if table else []
+        if picture:
+            svg = (directory / f"{picture}.svg").read_text()
+            parts.append(svg[svg.index("<svg") :])
+    parts.append(f"<footer>{html.escape(circumstances(results))}</footer>")
+    body = "\n".join(parts)
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def main(argv: list[str]) -> int:
+    """Writes the report; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=pathlib.Path, help="the --out of experiments.sweep")
+    parser.add_argument("--pair", nargs=2, metavar=("WITH", "WITHOUT"), help="names of two runs to set side by side")
+    options = parser.parse_args(argv)
+    try:
+        results = read(options.directory)
+        pair = choose_pair(results, options.pair)
+    except ConfigError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    folder = options.directory / "plots"
+    folder.mkdir(exist_ok=True)
+    pictures: dict[str, Callable] = {"accuracy": plots.accuracy, "speed": plots.speed, "curves": plots.curves}
+    for name, draw in pictures.items():
+        plots.save(draw(results), folder / name)
+    sections: list[tuple[str, Table | None, str | None]] = [
+        ("Accuracy", accuracy_table(results), "accuracy"),
+        ("Time and memory", cost_table(results), "speed"),
+        *([("Side by side", pair_table(*pair), None)] if pair else []),
+        ("Curves", None, "curves"),
+    ]
+    replace_text(options.directory / "report.md", markdown(results, sections))
+    replace_text(options.directory / "report.html", page(results, sections, folder))
+    for note in results.notes:
+        print(f"note: {note}")
+    print("\n" + _markdown_table(sections[0][1]) + "\n" + _markdown_table(sections[1][1]))
+    print(options.directory / "report.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Reports of made-up results: the numbers by hand, and results that are not whole."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from experiments import comparison, report
+from mixedres.config import ConfigError
+
+TOP1 = {"fp32": (0.90, 0.92, 0.94), "fp16": (0.91, 0.92, 0.96), "fp16,loss_scale=1": (0.5,)}
+RATE = {"fp32": (100.0, 110.0, 90.0), "fp16": (150.0, 165.0, 180.0), "fp16,loss_scale=1": (150.0,)}
+
+
+def summary(top1, rate, first_step=0):
+    return {
+        "model": "cifar_resnet20",
+        "eval": {"top1": top1},
+        "train": {
+            "seconds": 1000 / rate,
+            "first_step": first_step,
+            "compile_seconds": 5.0,
+            "examples_per_second": rate,
+            "step_time_ms": 32e3 / rate,
+        },
+        "memory": {
+            "host_peak_bytes": 500_000_000,
+            "device_peak_bytes": None,
+            "step_temp_bytes": 3_000_000,
+            "step_argument_bytes": 1_000_000,
+        },
+        "resources": {"cpu_percent": 150.0},
+        "loss_scale": {"skipped_steps": 2},
+        "device": {"count": 1, "kind": "cpu"},
+        "versions": {"mixedres": "0", "jax": "0", "python": "0"},
+    }
+
+
+def write(directory, broken=""):
+    directory.mkdir(exist_ok=True)
+    rows = []
+    for name, tops in TOP1.items():
+        for seed, top1 in enumerate(tops):
+            overrides = {"preset": name.partition(",")[0], "seed": seed}
+            if "," in name:
+                overrides["precision.loss_scale"] = 1
+            run = f"{name},seed={seed}"
+            (directory / "runs" / run).mkdir(parents=True)
+            lines = [{"step": s, "kind": "train", "loss": 1 / s, "loss_scale": 8, "learning_rate": 0.1} for s in (1, 2)]
+            lines += [{"step": 2, "kind": "eval", "top1": top1}]
+            text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "ki'
+            (directory / "runs" / run / "metrics.jsonl").write_text(text)
+            row = {"name": run, "overrides": overrides, "state": "finished", "message": ""}
+            rows.append(row | {"summary": summary(top1, RATE[name][seed])})
+    rows.append({"name": "bf16", "overrides": {"preset": "bf16"}, "state": "failed", "message": "<b>no room</b>"})
+    (directory / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + broken)
+    sweep = {"question": "Is it <good>?", "baseline": {"preset": "fp32"}}
+    (directory / "sweep.json").write_text(json.dumps(sweep))
+    return directory
+
+
+def test_differences_and_ratios_are_taken_seed_by_seed(tmp_path):
+    results = comparison.read(write(tmp_path / "sweep"))
+    fp32, fp16, unscaled = results.variants
+    assert results.is_baseline(fp32) and results.baseline_of(fp32) is None
+    assert results.baseline_of(fp16) is fp32
+    assert results.baseline_of(unscaled) is fp32  # for want of an fp32 run with that loss scale
+    assert fp16.mean("top1") == pytest.approx((93.0, np.std([91, 92, 96], ddof=1)))
+    estimate = comparison.difference(fp16, fp32, "top1")
+    expected = scipy.stats.ttest_rel([91, 92, 96], [90, 92, 94]).confidence_interval()
+    assert (estimate.mean, estimate.n) == (pytest.approx(1.0), 3)
+    assert estimate.interval == pytest.approx((expected.low, expected.high))
+    speed = comparison.ratio(fp16, fp32, "images_per_second")
+    logs = np.log([1.5, 1.5, 2.0])
+    interval = scipy.stats.t.interval(0.95, 2, logs.mean(), scipy.stats.sem(logs))
+    assert speed.mean == pytest.approx(np.exp(logs.mean())) and speed.interval == pytest.approx(np.exp(interval))
+    alone = comparison.difference(unscaled, fp32, "top1")
+    assert (alone.mean, alone.interval, alone.n) == (pytest.approx(-40.0), None, 1)
+
+
+def test_a_continued_run_has_no_training_time():
+    assert comparison.FIGURES["seconds"](summary(0.5, 10.0)) == 100.0
+    assert comparison.FIGURES["seconds"](summary(0.5, 10.0, first_step=3)) is None
+
+
+def test_the_page_holds_everything_and_runs_nothing(tmp_path, capsys):
+    directory = write(tmp_path / "sweep", broken='{"name": "half')
+    assert report.main([str(directory)]) == 0
+    out = capsys.readouterr().out
+    assert "note: line 9 of results.jsonl is not whole" in out and "note: bf16 is failed" in out
+    assert "| fp16 | 3 | 93.00 ± 2.65 % | +1.00 points (-1.48 to +3.48, n=3) | 6 |" in out
+    page, text = ((directory / name).read_text() for name in ("report.html", "report.md"))
+    assert page.count("<svg") == 3 and "<script" not in page
+    assert "<b>no room" not in page and "&lt;b&gt;no room" in page and "Is it &lt;good&gt;?" in page
+    for name in ("accuracy", "speed", "curves"):
+        assert f"plots/{name}.png" in text and (directory / "plots" / f"{name}.png").stat().st_size > 5000
+    # The two-column table is of fp16 and its baseline.
+    assert "| test top-1 | 93.00 % | 92.00 % |" in text and "| device memory | 4 MB | 4 MB |" in text
+
+
+def test_any_pair_can_stand_side_by_side(tmp_path, capsys):
+    directory = write(tmp_path / "sweep")
+    assert report.main([str(directory), "--pair", "fp16,loss_scale=1", "fp32"]) == 0
+    assert "| test top-1 | 50.00 % | 92.00 % |" in (directory / "report.md").read_text()
+    assert report.main([str(directory), "--pair", "fp8", "fp32"]) == 2
+    assert "'fp8' is not among the runs; use two of fp32, fp16, fp16,loss_scale=1" in capsys.readouterr().err
+
+
+def test_a_directory_without_results_is_refused(tmp_path, capsys):
+    assert report.main([str(tmp_path)]) == 2
+    assert "holds no results of a sweep" in capsys.readouterr().err
+    (tmp_path / "results.jsonl").write_text(
+        '{"name": "a", "state": "finished", "overrides": {}, "summary": {}}\n[]\n7\n'
+    )
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ConfigError, match="none of the runs"):
+        comparison.read(tmp_path)
+    assert not (tmp_path / "report.html").exists()
