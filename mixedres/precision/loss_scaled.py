@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jmp
 import optax
 
 from mixedres.precision.loss_scale import LossScale, is_inexact
-
-# Elements up to which an array is looked at together with others.
-_SMALL = 1 << 14
 
 
 class LossScaledState(NamedTuple):
@@ -96,11 +94,5 @@ def _keep(finite: jax.Array, update: Any) -> Any:
 
 
 def _all_finite(tree: Any) -> jax.Array:
-    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value.
-
-    Small arrays are looked at together: a kernel for each of the scales and biases of a ResNet would be a tenth of all
-    kernels of its training step.
-    """
-    finite = [jnp.isfinite(x) for x in jax.tree.leaves(tree) if is_inexact(x)]
-    parts = [x.ravel() if x.size <= _SMALL else x.all()[None] for x in finite]
-    return jnp.concatenate(parts).all() if parts else jnp.asarray(True)
+    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value."""
+    return jmp.all_finite([x for x in jax.tree.leaves(tree) if is_inexact(x)])
