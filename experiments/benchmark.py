@@ -37,6 +37,8 @@ from mixedres.build import Setup, build
 from mixedres.config import ConfigError
 
 WARMUP, PROFILED = 3, 5
+# Of synthetic images where the config does not say.
+IMAGENET = {"num_classes": 1000, "train_examples": 1_281_167}
 
 
 @dataclasses.dataclass
@@ -66,9 +68,12 @@ class Contender:
 
 def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
     """Compiles the step of a preset and initialises its state."""
+    config = command_line.parse(["benchmark", *arguments]).config
     if fixed:
-        arguments = [*arguments, "--config.data.name=synthetic"]
-    setup = build(command_line.parse(["benchmark", *arguments]).config)
+        config.data.name = "synthetic"
+        config.data.num_classes = config.data.num_classes or IMAGENET["num_classes"]
+        config.data.train_examples = config.data.train_examples or IMAGENET["train_examples"]
+    setup = build(config)
     state = jax.jit(setup.init_state, out_shardings=setup.replicated)()
     source = setup.source.train_batches(setup.batch_size, seed=0, first_step=0, shard=setup.shard)
     started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -43,7 +44,7 @@ class Job:
             # A session of its own: Ctrl-C in the terminal reaches all processes there, and a run that is told twice to
             # stop does so without saving. SLURM signals every process by itself, and its USR2 would end a run.
             self._process = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=alone, preexec_fn=_ignore_preemption_signal
+                command, stdout=file, stderr=file, start_new_session=alone, preexec_fn=_reset_signals
             )
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._stop if alone else signal.SIG_IGN)
@@ -64,14 +65,18 @@ class Job:
             self._process.terminate()
 
 
+def check(name: str) -> None:
+    """Raises ConfigError where this machine cannot have the executor 'local' or 'slurm'."""
+    if name == "slurm" and shutil.which("sbatch") is None:
+        raise ConfigError("--executor=slurm needs sbatch, which is not on this machine; use --executor=local")
+
+
 def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -> submitit.Executor:
     """The executor 'local' or 'slurm', with its files in `folder` and parameters such as 'slurm_partition'.
 
     Raises:
-      ConfigError: where there is no SLURM, and for parameters that submitit does not know.
+      ConfigError: for parameters that submitit does not know.
     """
-    if name == "slurm" and shutil.which("sbatch") is None:
-        raise ConfigError("--executor=slurm needs sbatch, which is not on this machine; use --executor=local")
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=name)
         common = {"timeout_min": _FOREVER_MINUTES} if name == "local" else {"name": "mixedres"}
@@ -79,6 +84,21 @@ def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -
     except (NameError, TypeError, ValueError) as error:
         raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from None
     return executor
+
+
+def submit(executor: submitit.Executor, job: Job) -> submitit.Job[Any]:
+    """Submits a job; one of this machine takes no notice of Ctrl-C in the terminal, which `stop` passes on."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return executor.submit(job)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stop(job: submitit.Job[Any]) -> None:
+    """Asks a job of this machine to save and end; does not wait."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(job.job_id), signal.SIGTERM)  # submitit's own process, which passes it on
 
 
 def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
@@ -89,8 +109,9 @@ def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
     return None if job.done(force_check=True) else job
 
 
-def _ignore_preemption_signal() -> None:
+def _reset_signals() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _last_line(log: pathlib.Path, begin: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -63,6 +64,25 @@ def benchmark(rows: list[dict[str, Any]], title: str) -> plt.Figure:
     return figure
 
 
+def gradient_range(bins: np.ndarray, shares: np.ndarray, scales: Sequence[float], title: str) -> plt.Figure:
+    """Histogram of log2 of magnitudes, without a loss scale and with the largest one, against what float16 holds."""
+    figure, panels = plt.subplots(2, 1, figsize=(8, 4.6), sharex=True, sharey=True, layout="constrained")
+    for panel, scale in zip(panels, (min(scales), max(scales)), strict=True):
+        panel.axvspan(bins[0], -25, color="tab:red", alpha=0.15, label="rounded to zero")
+        panel.axvspan(-25, -14, color="tab:orange", alpha=0.15, label="subnormal: fewer digits")
+        panel.axvspan(-14, 16, color="tab:green", alpha=0.12, label="float16's normal range")
+        panel.axvspan(16, bins[-1], color="tab:red", alpha=0.15)
+        panel.bar(bins[:-1] + 0.5 + np.log2(scale), 100 * shares, width=0.9, color="tab:blue")
+        panel.set(ylabel="% of the values", xlim=(-45, 20))
+        panel.set_title(
+            "without a loss scale" if scale == 1 else f"with a loss scale of 2^{np.log2(scale):g}", loc="left"
+        )
+    panels[0].legend(loc="upper right", frameon=False)
+    panels[1].set_xlabel("log2 of the gradient's magnitude, times the loss scale")
+    figure.suptitle(f"gradients of the convolutions' outputs: {title}", fontsize=10)
+    return figure
+
+
 def colors(results: Results) -> dict[str, tuple]:
     """{name of a variant: its colour}, the same in every picture."""
     palette = plt.get_cmap("tab10" if len(results.variants) <= 10 else "tab20")
@@ -74,8 +94,10 @@ def curves(results: Results) -> plt.Figure:
     figure, panels = plt.subplots(2, 2, figsize=(9, 5.6), layout="constrained")
     chosen = colors(results)
     for panel, (kind, name, title, log) in zip(panels.flat, CURVES, strict=True):
-        for variant in results.variants:
-            _curve(panel, variant, kind, name, chosen[variant.name])
+        for index, variant in enumerate(results.variants):
+            # Equal curves lie on each other: the first ones are wider.
+            width = 1.2 + 2.4 * (1 - index / len(results.variants))
+            _curve(panel, variant, kind, name, chosen[variant.name], width)
         panel.set(title=title, xlabel="step")
         if log:
             panel.set_yscale("log", base=2)
@@ -85,7 +107,7 @@ def curves(results: Results) -> plt.Figure:
     return figure
 
 
-def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple) -> None:
+def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple, width: float) -> None:
     found = [metrics(directory, kind, name) for directory in variant.directories.values()]
     found = [(steps, values) for steps, values in found if steps]
     for steps, values in found:
@@ -94,7 +116,9 @@ def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple
     if common:
         order = sorted(common)
         by_step = [dict(zip(steps, values, strict=True)) for steps, values in found]
-        panel.plot(order, [np.mean([values[step] for values in by_step]) for step in order], color=color, linewidth=1.6)
+        panel.plot(
+            order, [np.mean([values[step] for values in by_step]) for step in order], color=color, linewidth=width
+        )
 
 
 def accuracy(results: Results) -> plt.Figure:

@@ -73,7 +73,7 @@ class Task:
     def start(self, executor: Any) -> None:
         """Submits the run."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self.job = executor.submit(jobs.Job(self.run.arguments, self.directory))
+        self.job = jobs.submit(executor, jobs.Job(self.run.arguments, self.directory))
         write_json(self._job_file, {"id": self.job.job_id, "folder": str(self.job.paths.folder)})
         self.state = RUNNING
 
@@ -143,14 +143,18 @@ class Scheduler:
 
     def stop(self, seconds: float = 60.0) -> None:
         """Asks the runs of this machine to save and end, and waits for them; those of SLURM go on."""
-        for task in self.running():
+        asked = self.running()
+        for task in asked:
             if task.job is not None:
-                task.job.cancel()
+                jobs.stop(task.job)
         deadline = time.monotonic() + seconds
-        for task in self.running():
-            while workdir.in_use(task.directory) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            task.state = FINISHED if task.summary() else INTERRUPTED
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(0.1)
+            for task in self.running():
+                task.look()
+        for task in asked:
+            if task.exit_status is None and task.state != FINISHED:  # it had hardly begun, or takes very long
+                task.state, task.message = INTERRUPTED, ""
         self.write()
 
     def write(self) -> None:
@@ -269,8 +273,10 @@ def main(argv: list[str]) -> int:
             print("\n".join(f"{run.name}: {' '.join(run.arguments)}" for run in found))
             return 0
         check_earlier(tasks)
-        executor = jobs.make_executor(options.executor, out / "jobs", _executor_parameters(options))
+        parameters = _executor_parameters(options)
+        jobs.check(options.executor)
         lock = _claim(out)
+        executor = jobs.make_executor(options.executor, out / "jobs", parameters)
     except ConfigError as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2

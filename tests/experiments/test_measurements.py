@@ -1,0 +1,98 @@
+"""The benchmark and the range of gradients, on a small network; numbers against float16 itself."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import benchmark, gradient_range, runs
+from mixedres import losses
+from mixedres import main as command_line
+from mixedres.build import build
+
+SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["fixed", "pipeline"])
+def test_a_benchmark_tells_what_was_timed(data, results, capsys):
+    arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", f"--data={data}"]
+    assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
+    told = json.loads((results / "benchmark_small.json").read_text())
+    assert (results / "benchmark_small.png").stat().st_size > 3000
+    fp32, fp16 = told["rows"]
+    for row in (fp32, fp16):
+        low, high = row["step_ms_range"]
+        assert 0 < low <= row["step_ms"] <= high
+        assert row["images_per_second"] == pytest.approx(16e3 / row["step_ms"])
+        assert row["step_bytes"] > row["temp_bytes"] > 0
+    assert fp32["speedup"] == {} and fp16["speedup"]["fp32"]["ratio"] > 0
+    assert told["device"]["count"] == 2 and "xla_force_host_platform" in told["xla_flags"]
+    assert "| `fp16` |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--presets=fp8"], "fp8"),
+        (["--rounds=0"], "--rounds=0 must be >= 1"),
+        (["--config=configs/none.py"], "cannot be read"),
+        (["--fast"], "'--fast' is no option of the benchmark"),
+    ],
+)
+def test_a_wrong_benchmark_writes_nothing(arguments, words, results, capsys):
+    assert benchmark.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1 and list(results.iterdir()) == []
+
+
+@pytest.mark.parametrize("scale", gradient_range.SCALES)
+def test_what_float16_holds_is_what_a_cast_to_it_holds(scale):
+    rng = np.random.default_rng(0)
+    magnitudes = np.exp2(rng.uniform(-40, 17, 100_000)).astype(np.float32)
+    magnitudes = np.concatenate([magnitudes, np.float32([2.0**-25, 2.0**-14, 65504.0]) / np.float32(scale)])
+    with np.errstate(over="ignore"):
+        cast = (magnitudes.astype(np.float64) * scale).astype(np.float16)
+    share = gradient_range.held(magnitudes, scale)
+    assert share["lost"] == np.mean(cast == 0)
+    # What lies just below the smallest normal number may be rounded up to it, and just above the largest down to it.
+    normal = (cast != 0) & (cast.astype(np.float64) < 2.0**-14)
+    assert share["subnormal"] == pytest.approx(np.mean(normal), abs=2e-4)
+    assert share["overflow"] == pytest.approx(np.mean(np.isinf(cast)), abs=2e-4)
+
+
+def test_gradients_of_activations_are_the_slope_of_the_loss():
+    setup = build(command_line.parse(["x", "--config=configs/digits.py:fp32", "--config.num_devices=1", *SMALL]).config)
+    variables = jax.jit(setup.init_state)().variables
+    batch = next(iter(setup.source.train_batches(16, seed=0, first_step=0)))
+    gradients = gradient_range.activation_gradients(setup, variables, batch)
+    assert len(gradients) == 9 and gradients["stem_conv"].shape == (16, 8, 8, 16)
+
+    # Adding a small multiple of a convolution's gradient to its output raises the loss by its squared norm times that.
+    import flax.linen as nn
+
+    def loss(eps):
+        def add(call, args, kwargs, context):
+            out = call(*args, **kwargs)
+            is_it = isinstance(context.module, nn.Conv) and context.module.name == "stem_conv"
+            return out + eps * gradients["stem_conv"] if is_it and context.method_name == "__call__" else out
+
+        with nn.intercept_methods(add):
+            images = setup.normalize_fn(jax.numpy.asarray(batch["image"]))
+            logits, _ = setup.model.apply(variables, images, train=True, mutable=["batch_stats"])
+        return losses.cross_entropy(logits, batch["label"], setup.config.label_smoothing).mean()
+
+    slope = jax.jit(jax.grad(loss))(0.0)
+    np.testing.assert_allclose(slope, np.sum(gradients["stem_conv"].astype(np.float64) ** 2), rtol=1e-3)
+
+
+def test_a_half_preset_is_refused(results, capsys):
+    assert gradient_range.main(["--config=configs/digits.py:fp16"]) == 2
+    assert "computes in half; name a float32 preset" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""Sweeps run for real: what is killed continues, what is finished is not repeated, what fails stops nobody."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import sweep
+
+ROOT = pathlib.Path(__file__).parents[2]
+FILE = """
+from experiments.plan import Sweep
+SWEEP = Sweep(
+    question="Does it work?",
+    base="configs/digits.py",
+    overrides={
+        "model.name": "cifar_resnet8",
+        "data.image_size": 8,
+        "steps": 40,
+        "eval_every": "40 steps",
+        "checkpoint_every": "4 steps",
+    },
+    axes={"preset": ("fp32", "fp16")},
+    runs=[{"preset": "fp32", "data.name": "folder", "data.dir": "/nowhere"}],
+    baseline={"preset": "fp32"},
+)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.py"
+    path.write_text(FILE)
+    return path
+
+
+def start(file, *more):
+    command = [sys.executable, "-m", "experiments.sweep", f"--sweep={file}", f"--out={file.parent}/out", *more]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def rows(file):
+    lines = (file.parent / "out" / "results.jsonl").read_text().splitlines()
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_a_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
+    out = file.parent / "out"
+    first = start(file)
+    wait_until(lambda: list(out.glob("runs/fp32/checkpoints/[0-9]*[0-9]")))
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+
+    second = start(file, "--jobs=2")  # the run that the first one left goes on, and another beside it
+    wait_until(lambda: list(out.glob("runs/fp16/checkpoints/[0-9]*[0-9]")))
+    second.send_signal(signal.SIGINT)
+    said, err = second.communicate(timeout=120)
+    assert second.returncode == 130 and "the same command goes on" in said and "Traceback" not in err, err
+    assert rows(file)["fp16"]["state"] == "interrupted" and rows(file)["fp16"]["exit_status"] == 143
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
+
+    third = start(file)
+    said, err = third.communicate(timeout=240)
+    assert third.returncode == 1 and "2 finished, 1 failed" in said, err
+    found = rows(file)
+    assert [row["state"] for row in found.values()] == ["finished", "finished", "failed"]
+    assert found["fp16"]["summary"]["train"]["first_step"] > 0
+    assert all(path.stat().st_mtime_ns == before for path, before in finished.items())
+    failed = found["fp32,name=folder,dir=_nowhere"]
+    assert (failed["exit_status"], failed["summary"]) == (2, None) and "no folder /nowhere" in failed["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--sweep=nothing.py"], "--sweep=nothing.py is no Python file"),
+        (["--sweep=experiments/sweeps/precision.py", "--jobs=0"], "--jobs=0 must be >= 1"),
+        (["--sweep=experiments/sweeps/precision.py", "--executor=slurm"], "--executor=slurm needs sbatch"),
+        (["--sweep=experiments/sweeps/precision.py", "--slurm", "partition=gpu"], "--slurm is for --executor=slurm"),
+        (["--sweep=experiments/sweeps/precision.py", "--config.epoch=3"], "config key 'epoch' is unknown"),
+        (["--sweep=experiments/sweeps/precision.py", "--verbose"], "'--verbose' is no option of a sweep"),
+    ],
+)
+def test_a_wrong_command_starts_nothing(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
+    out = tmp_path / "out"
+    assert sweep.main([*arguments, f"--out={out}"]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+    assert not (out / "results.jsonl").exists() and not (out / "runs").exists()
+
+
+def test_runs_of_another_config_are_not_taken_for_these(file, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    there = file.parent / "out" / "runs" / "fp16"
+    there.mkdir(parents=True)
+    config = sweep.flatten(sweep.plan.expand(sweep.plan.load(str(file)))[1].config())
+    (there / "config.json").write_text(json.dumps(config | {"optimizer.learning_rate": 7.0}))
+    assert sweep.main([f"--sweep={file}", f"--out={file.parent}/out"]) == 2
+    assert "optimizer.learning_rate: 7.0 there, 0.05 now" in capsys.readouterr().err
+
+
+def test_the_list_of_runs_can_be_seen_first(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert sweep.main(["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 25
+    assert lines[1] == "seed=0,bf16: --config=configs/digits.py:bf16 --config.seed=0"
+    assert not (tmp_path / "out").exists()
