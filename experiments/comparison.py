@@ -107,19 +107,24 @@ def read(directory: pathlib.Path) -> Results:
         ) from None
     variants: dict[str, Variant] = {}
     notes: list[str] = []
+    missing: dict[str, list[str]] = {}
     for number, line in enumerate(lines, start=1):
         row = _row(line)
         if row is None:
             notes.append(f"line {number} of {RESULTS} is not whole and was left out")
             continue
         if row["state"] != "finished":
-            notes.append(f"{row['name']} is {row['state']}" + (f": {row['message']}" if row["message"] else ""))
+            if row["message"]:
+                notes.append(f"{row['name']} is {row['state']}: {row['message']}")
+            else:
+                missing.setdefault(row["state"], []).append(row["name"])
             continue
         overrides = {key: value for key, value in row["overrides"].items() if key != "seed"}
         variant = variants.setdefault(name_of(overrides), Variant(name_of(overrides), overrides))
         seed = row["overrides"].get("seed", 0)
         variant.summaries[seed] = row["summary"]
         variant.directories[seed] = directory / "runs" / row["name"]
+    notes += [f"{len(names)} {state}: {'; '.join(names)}" for state, names in missing.items()]
     if not variants:
         raise ConfigError(f"none of the runs in {directory} is finished; start experiments.sweep again")
     return Results(sweep.get("question", ""), sweep.get("baseline", {}), list(variants.values()), notes)
