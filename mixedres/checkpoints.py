@@ -89,7 +89,7 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
         self._writing: int | None = None
-        self._waiting: tuple[int, Any, str] | None = None
+        self._waiting: list[tuple[int, Any, str]] = []
         self._failures: list[str] = []
         self._has_failed = False
         logging.getLogger("absl").addFilter(_not_of_orbax)
@@ -99,7 +99,9 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, record: dict[str, Any], *, best: int | None = None) -> None:
-        """Starts saving `state` after `step` steps, or puts a copy in a queue of one while the disk is still busy.
+        """Starts saving `state` after `step` steps, or puts a copy in a queue while the disk is still busy.
+
+        The queue holds the newest state and, where that is another one, the best: saving waits for no disk.
 
         Args:
           step: not saved yet, or nothing happens.
@@ -112,10 +114,11 @@ class Checkpoints:
         self._policy.best = best
         # As a text, which stays as it is; Orbax's own JSON has no infinity, which the loss of a skipped step may be.
         text = json.dumps(record)
-        if self._waiting is not None and (not self._is_busy() or self._waiting[0] == best):
+        if not self._is_busy():
             self._start_waiting()
         if self._is_busy():
-            self._waiting = (step, jax.tree.map(np.array, _one_copy(state)), text)
+            kept = [waiting for waiting in self._waiting if waiting[0] == best]
+            self._waiting = [*kept, (step, jax.tree.map(np.array, _one_copy(state)), text)]
         else:
             self._start(step, _one_copy(state), text)
 
@@ -193,15 +196,15 @@ class Checkpoints:
         return jax.tree.map(lambda x, a: jax.make_array_from_process_local_data(x.sharding, a), like, arrays)
 
     def _drain(self) -> None:
-        """Waits for what is being written, and for what waits behind it."""
+        """Waits for what is being written, and for all that waits behind it."""
         self._wait()
-        self._start_waiting()
-        self._wait()
+        while self._waiting:
+            self._start_waiting()
+            self._wait()
 
     def _start_waiting(self) -> None:
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._start(*waiting)
+        if self._waiting:
+            self._start(*self._waiting.pop(0))
 
     def _start(self, step: int, state: Any, record: str) -> None:
         self._wait()

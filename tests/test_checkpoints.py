@@ -133,10 +133,15 @@ def test_a_failed_save_forgets_no_earlier_one(tmp_path, monkeypatch):
 def test_the_best_is_never_pushed_out_of_the_queue(saved, slow):
     saved.save(1, state(1), {})
     saved.save(2, state(2), {}, best=2)
-    threading.Timer(0.2, slow.set).start()
     saved.save(3, state(3), {}, best=2)
+    saved.save(4, state(4), {}, best=2)  # takes the place of 3; neither waits for the disk
+    assert [step for step, *_ in saved._waiting] == [2, 4]
+    saved.save(5, state(5), {}, best=5)
+    assert [step for step, *_ in saved._waiting] == [5]
+    saved.save(6, state(6), {}, best=5)
+    slow.set()
     saved.finish()
-    assert steps(saved.directory) == [1, 2, 3] or steps(saved.directory) == [2, 3]
+    assert steps(saved.directory) == [5, 6]
 
 
 def flip(path):
