@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments import hlo, plots, runs
 from experiments.gpus import GPUS
@@ -77,12 +76,7 @@ def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, f
     state = jax.jit(setup.init_state, out_shardings=setup.replicated)()
     source = setup.source.train_batches(setup.batch_size, seed=0, first_step=0, shard=setup.shard)
     started = time.perf_counter()
-    shape = (setup.batch_size, *setup.source.image_shape)
-    batch = {
-        "image": jax.ShapeDtypeStruct(shape, np.uint8, sharding=setup.split),
-        "label": jax.ShapeDtypeStruct(shape[:1], np.int32, sharding=setup.split),
-    }
-    step = setup.train_step().lower(state, batch).compile()
+    step = setup.train_step().lower(state, setup.batch_shapes).compile()
     compile_seconds = time.perf_counter() - started
     if fixed:
         one = setup.put(next(iter(source)))
@@ -217,7 +211,7 @@ def main(argv: list[str]) -> int:
     result |= {"model": setup.config.model.name, "image_size": setup.config.data.image_size, "rows": rows}
     name = f"benchmark_{options.name or device['kind'].lower().replace(' ', '_')}"
     path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})
-    plots.save_png(plots.benchmark(rows, f"{setup.config.model.name}, {device['count']} x {device['kind']}"), path)
+    plots.save(plots.benchmark(rows, f"{setup.config.model.name}, {device['count']} x {device['kind']}"), path)
     print(path)
     return 0
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import scipy.stats
 
-from experiments.plan import name_of
+from experiments.plan import RESULTS, SWEEP, name_of
+from mixedres import workdir
 from mixedres.config import ConfigError
 
-RESULTS, SWEEP = "results.jsonl", "sweep.json"
 # Figures of a run, functions of its summary; they return None where the run cannot tell.
 FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "top1": lambda s: 100 * s["eval"]["top1"],
@@ -147,7 +147,7 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
 def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one curve of a run; lines that are not whole are left out."""
     try:
-        lines = (directory / "metrics.jsonl").read_text().splitlines()
+        lines = (directory / workdir.METRICS).read_text().splitlines()
     except OSError:
         return [], []
     points = []

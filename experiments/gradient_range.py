@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
     result |= {"log2_from": int(BINS[0]), "share_per_octave": (counts / magnitudes.size).tolist()}
     path = runs.write(f"gradient_range_{options.name}", result)
     title = f"{config.model.name} on {config.data.name}, batch {setup.batch_size}, step {int(state.step)}"
-    plots.save_png(plots.gradient_range(BINS, counts / magnitudes.size, SCALES, title), path)
+    plots.save(plots.gradient_range(BINS, counts / magnitudes.size, SCALES, title), path)
     print(path)
     return 0
 

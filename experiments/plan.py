@@ -15,6 +15,9 @@ from ml_collections import ConfigDict
 from mixedres import main as command_line
 from mixedres.config import ConfigError
 
+# In the directory of a sweep: a line for every run, and what its file says.
+RESULTS, SWEEP = "results.jsonl", "sweep.json"
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:

@@ -35,17 +35,11 @@ plt.rcParams.update(
 )
 
 
-def save(figure: plt.Figure, path: pathlib.Path) -> None:
-    """Writes PATH.png and PATH.svg."""
-    for suffix in (".png", ".svg"):
+def save(figure: plt.Figure, path: pathlib.Path, suffixes: Sequence[str] = (".png",)) -> None:
+    """Writes the figure to `path` with these suffixes in the place of its own, such as beside a file of results."""
+    for suffix in suffixes:
         metadata = {"Date": None} if suffix == ".svg" else {}
         figure.savefig(path.with_suffix(suffix), bbox_inches="tight", metadata=metadata)
-    plt.close(figure)
-
-
-def save_png(figure: plt.Figure, path: pathlib.Path) -> None:
-    """Writes the figure as PNG, beside a file of results of that name."""
-    figure.savefig(path.with_suffix(".png"), bbox_inches="tight")
     plt.close(figure)
 
 
@@ -123,9 +117,7 @@ def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple
 
 def accuracy(results: Results) -> plt.Figure:
     """Test top-1 of every run, and of every variant its mean difference to the baseline with the 95 % interval."""
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9, 0.9 + 0.36 * len(results.variants)), sharey=True, layout="constrained"
-    )
+    figure, left, right = _row_for_every_variant(results)
     chosen = colors(results)
     for row, variant in enumerate(results.variants):
         values = list(variant.values("top1").values())
@@ -135,8 +127,6 @@ def accuracy(results: Results) -> plt.Figure:
         estimate = baseline and difference(variant, baseline, "top1")
         _interval(right, row, estimate, chosen[variant.name])
     left.set(title="test top-1, every seed and the mean", xlabel="%")
-    left.set_yticks(range(len(results.variants)), [variant.name for variant in results.variants])
-    left.invert_yaxis()
     right.axvline(0, color="black", linewidth=0.8)
     right.set(title="difference to the baseline, 95 % interval", xlabel="points")
     return figure
@@ -144,9 +134,7 @@ def accuracy(results: Results) -> plt.Figure:
 
 def speed(results: Results) -> plt.Figure:
     """Images per second of every variant, and its speed-up over the baseline with the 95 % interval."""
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9, 0.9 + 0.36 * len(results.variants)), sharey=True, layout="constrained"
-    )
+    figure, left, right = _row_for_every_variant(results)
     chosen = colors(results)
     for row, variant in enumerate(results.variants):
         rate = variant.mean("images_per_second")
@@ -155,11 +143,18 @@ def speed(results: Results) -> plt.Figure:
         baseline = results.baseline_of(variant)
         _interval(right, row, baseline and ratio(variant, baseline, "images_per_second"), chosen[variant.name])
     left.set(title="images per second", xlabel="mean ± standard deviation")
-    left.set_yticks(range(len(results.variants)), [variant.name for variant in results.variants])
-    left.invert_yaxis()
     right.axvline(1, color="black", linewidth=0.8)
     right.set(title="speed-up over the baseline, 95 % interval", xlabel="times")
     return figure
+
+
+def _row_for_every_variant(results: Results) -> tuple[plt.Figure, plt.Axes, plt.Axes]:
+    """A figure and its two panels, with the variants from top to bottom."""
+    names = [variant.name for variant in results.variants]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.9 + 0.36 * len(names)), sharey=True, layout="constrained")
+    left.set_yticks(range(len(names)), names)
+    left.invert_yaxis()
+    return figure, left, right
 
 
 def _interval(panel: plt.Axes, row: int, estimate, color: tuple) -> None:

@@ -187,7 +187,7 @@ def main(argv: list[str]) -> int:
     folder.mkdir(exist_ok=True)
     pictures: dict[str, Callable] = {"accuracy": plots.accuracy, "speed": plots.speed, "curves": plots.curves}
     for name, draw in pictures.items():
-        plots.save(draw(results), folder / name)
+        plots.save(draw(results), folder / name, (".png", ".svg"))
     sections: list[tuple[str, Table | None, str | None]] = [
         ("Accuracy", accuracy_table(results), "accuracy"),
         ("Time and memory", cost_table(results), "speed"),

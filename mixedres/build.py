@@ -87,6 +87,15 @@ class Setup:
         """The global batch on the devices of all processes, of which this one gives its `shard`."""
         return jax.tree.map(partial(jax.make_array_from_process_local_data, self.split), batch)
 
+    @property
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The global batch of a training step as shapes, for compiling ahead."""
+        shape = (self.batch_size, *self.source.image_shape)
+        return {
+            "image": jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=self.split),
+            "label": jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=self.split),
+        }
+
     def zero_sums(self) -> step.Metrics:
         """The sums at the start of an evaluation, on every device."""
         return jax.tree.map(partial(jax.make_array_from_process_local_data, self.replicated), step.zero_sums())

@@ -250,13 +250,9 @@ def _note_changes(setup: Setup, record: dict[str, Any]) -> None:
 
 def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
     """Both steps, compiled ahead: a second compilation would be an error instead of a pause."""
-    shape = (setup.batch_size, *setup.source.image_shape)
-    batch = {
-        "image": jax.ShapeDtypeStruct(shape, np.uint8, sharding=setup.split),
-        "label": jax.ShapeDtypeStruct(shape[:1], np.int32, sharding=setup.split),
-    }
+    batch = setup.batch_shapes
     train_step = setup.train_step().lower(state, batch).compile()
-    masked = batch | {"mask": jax.ShapeDtypeStruct(shape[:1], bool, sharding=setup.split)}
+    masked = batch | {"mask": jax.ShapeDtypeStruct(batch["label"].shape, bool, sharding=setup.split)}
     eval_step = setup.eval_step().lower(state.eval_variables, masked, setup.zero_sums()).compile()
     return train_step, eval_step
 

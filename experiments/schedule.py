@@ -1,0 +1,137 @@
+"""The runs of a sweep and how they stand: what is waiting, under way and done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any
+
+from experiments import jobs, plan
+from experiments.plan import RESULTS
+from mixedres import workdir
+from mixedres.files import replace_text, write_json
+
+WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED = "waiting", "running", "finished", "failed", "interrupted"
+
+
+@dataclasses.dataclass
+class Task:
+    """A run and how it stands; `job` is submitit's, None for one that an earlier start of the sweep left running."""
+
+    run: plan.Run
+    directory: pathlib.Path
+    state: str = WAITING
+    job: Any = None
+    exit_status: int | None = None
+    message: str = ""
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of the run; None before its end."""
+        try:
+            return json.loads((self.directory / workdir.SUMMARY).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def row(self) -> dict[str, Any]:
+        """Its line in results.jsonl."""
+        return {
+            "name": self.run.name,
+            "overrides": self.run.overrides,
+            "state": self.state,
+            "exit_status": self.exit_status,
+            "message": self.message,
+            "summary": self.summary() if self.state == FINISHED else None,
+        }
+
+    def start(self, executor: Any) -> None:
+        """Submits the run."""
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self.job = jobs.submit(executor, jobs.Job(self.run.arguments, self.directory))
+        write_json(self._job_file, {"id": self.job.job_id, "folder": str(self.job.paths.folder)})
+        self.state = RUNNING
+
+    def find(self) -> None:
+        """How an earlier start of the sweep left the run."""
+        try:
+            earlier = json.loads(self._job_file.read_text())
+        except (OSError, ValueError):
+            earlier = None
+        if workdir.in_use(self.directory):
+            self.state = RUNNING
+        elif self.summary():
+            self.state, self.exit_status = FINISHED, 0
+        elif earlier and (job := jobs.still_queued(**earlier)):
+            self.state, self.job = RUNNING, job
+
+    @property
+    def _job_file(self) -> pathlib.Path:
+        return self.directory.with_name(f"{self.directory.name}.job.json")
+
+    def look(self) -> None:
+        """Brings `state` up to date."""
+        if self.job is None:
+            if not workdir.in_use(self.directory):  # the one that was left running has ended, however it did
+                self.state = FINISHED if self.summary() else WAITING
+        elif self.job.done():
+            self._take_result()
+
+    def _take_result(self) -> None:
+        error = self.job.exception()
+        if error is None:
+            result = self.job.result()
+            self.exit_status, self.message = result["exit_status"], result["message"]
+        else:
+            self.exit_status, self.message = None, (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if self.summary() and self.exit_status == 0:
+            self.state = FINISHED
+        else:
+            self.state = INTERRUPTED if self.exit_status in (130, 143) else FAILED
+
+
+class Scheduler:
+    """Keeps as many runs going as are allowed, until none is left."""
+
+    def __init__(self, tasks: list[Task], executor: Any, limit: int, out: pathlib.Path):
+        """`limit`: runs at a time. Finished runs are taken over; ones that still run are waited for."""
+        self.tasks, self._executor, self._limit, self._out = tasks, executor, limit, out
+        for task in tasks:
+            task.find()
+        self.write()
+
+    def running(self) -> list[Task]:
+        """The tasks that run."""
+        return [task for task in self.tasks if task.state == RUNNING]
+
+    def advance(self) -> bool:
+        """Looks at what runs and starts what may; returns whether anything is left to do."""
+        before = [task.state for task in self.tasks]
+        for task in self.running():
+            task.look()
+        for task in self.tasks:
+            if task.state == WAITING and len(self.running()) < self._limit:
+                task.start(self._executor)
+        if [task.state for task in self.tasks] != before:
+            self.write()
+        return any(task.state in (WAITING, RUNNING) for task in self.tasks)
+
+    def stop(self, seconds: float = 60.0) -> None:
+        """Asks the runs of this machine to save and end, and waits for them; those of SLURM go on."""
+        asked = self.running()
+        for task in asked:
+            if task.job is not None:
+                jobs.stop(task.job)
+        deadline = time.monotonic() + seconds
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(0.1)
+            for task in self.running():
+                task.look()
+        for task in asked:
+            if task.exit_status is None and task.state != FINISHED:  # it had hardly begun, or takes very long
+                task.state, task.message = INTERRUPTED, ""
+        self.write()
+
+    def write(self) -> None:
+        """Writes results.jsonl: whole, or not at all."""
+        replace_text(self._out / RESULTS, "".join(json.dumps(task.row()) + "\n" for task in self.tasks))
