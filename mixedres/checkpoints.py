@@ -91,7 +91,6 @@ class Checkpoints:
         self._writing: int | None = None
         self._waiting: list[tuple[int, Any, str]] = []
         self._failures: list[str] = []
-        self._has_failed = False
         logging.getLogger("absl").addFilter(_not_of_orbax)
 
     def latest_step(self) -> int | None:
@@ -180,8 +179,6 @@ class Checkpoints:
         failures = self.poll()
         with contextlib.suppress(Exception):  # what could not be written is said already
             self._manager.close()
-        if self._has_failed:
-            self.remove_partial()  # Orbax writes metadata in a thread of its own, which only `close` waits for
         return failures
 
     def _is_busy(self) -> bool:
@@ -222,9 +219,19 @@ class Checkpoints:
             self._note_failure(error)
         self._writing = None
 
+    def _wait_for_metadata(self) -> None:
+        """Waits for the thread in which Orbax writes metadata, and drops what it could not write.
+
+        A failed save does not wait for it: files would come back after their directory is removed, and a failure of
+        this thread would be taken for one of the next save.
+        """
+        for _ in range(10):  # a call ends at the first failure; a save writes metadata three times
+            with contextlib.suppress(Exception):
+                return self._manager.check_for_errors()
+
     def _note_failure(self, error: Exception) -> None:
         step, self._writing = self._writing, None
-        self._has_failed = True
+        self._wait_for_metadata()
         self.remove_partial()  # which may be what fills the disk
         self._manager.reload()  # Orbax has forgotten those that it was about to remove
         if step in self._manager.all_steps():

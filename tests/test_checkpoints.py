@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from mixedres import checkpoints
 from mixedres.checkpoints import Checkpoints, OtherModelError
@@ -112,16 +113,33 @@ def test_a_save_that_fails_at_once_stands_in_the_way_of_none(saved, monkeypatch)
     assert steps(saved.directory) == [3, 4]
 
 
-def test_a_failed_save_forgets_no_earlier_one(tmp_path, monkeypatch):
+@pytest.fixture
+def slow_metadata(monkeypatch):
+    """Orbax's thread for metadata lags behind everything else."""
+    path = type(epath.Path("/"))
+    write = path.write_text
+
+    def late(self, *args, **kwargs):
+        time.sleep(0.2)
+        return write(self, *args, **kwargs)
+
+    monkeypatch.setattr(path, "write_text", late)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, monkeypatch, slow_metadata, at_once):
     saved = Checkpoints(tmp_path / "checkpoints", keep=1)
     saved.save(1, state(1), {})
     assert saved.finish() == []
 
-    def full(self, directory):
+    def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints._Checksummed, "finalize", full)
+        if at_once:
+            patch.setattr(type(saved._manager._checkpointer.handler), "async_save", full)
+        else:
+            patch.setattr(checkpoints._Checksummed, "finalize", full)
         saved.save(2, state(2), {})
         assert saved.finish() == ["the checkpoint of step 2 could not be written (No space left on device)"]
     assert saved.latest_step() == 1 and steps(saved.directory) == [1]
