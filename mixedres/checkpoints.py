@@ -13,7 +13,6 @@ failing disk or a copy cut short has changed is known before anything of it is u
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -28,10 +27,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mixedres.files import write_json
+from mixedres.checksums import checksums_hold, write_checksums
 from mixedres.leaves import named_leaves
 
-CHECKSUMS = "checksums.json"
 # The directory in which Orbax puts the one item that we save.
 _ITEM = "default"
 
@@ -45,9 +43,7 @@ class _Checksummed(ocp.StandardCheckpointHandler):
 
     def finalize(self, directory: Any) -> None:
         super().finalize(directory)
-        item = pathlib.Path(directory)
-        names = sorted(str(path.relative_to(item)) for path in item.rglob("*") if path.is_file())
-        write_json(item / CHECKSUMS, {name: _sha256(item / name) for name in names})
+        write_checksums(pathlib.Path(directory))
 
 
 class _LastAndBest:
@@ -91,6 +87,7 @@ class Checkpoints:
         self._writing: int | None = None
         self._waiting: list[tuple[int, Any, str]] = []
         self._failures: list[str] = []
+        self._has_failed = False
         logging.getLogger("absl").addFilter(_not_of_orbax)
 
     def latest_step(self) -> int | None:
@@ -149,7 +146,7 @@ class Checkpoints:
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         step = _of_first_process(
-            lambda: next((step for step in steps if _is_whole(self.directory / str(step) / _ITEM)), -1)
+            lambda: next((step for step in steps if checksums_hold(self.directory / str(step) / _ITEM)), -1)
         )
         damaged = [newer for newer in steps if newer > step]
         if step < 0:
@@ -179,6 +176,8 @@ class Checkpoints:
         failures = self.poll()
         with contextlib.suppress(Exception):  # what could not be written is said already
             self._manager.close()
+        if self._has_failed:
+            self.remove_partial()
         return failures
 
     def _is_busy(self) -> bool:
@@ -205,6 +204,8 @@ class Checkpoints:
 
     def _start(self, step: int, state: Any, record: str) -> None:
         self._wait()
+        if self._has_failed:
+            self._clean_up()
         self._writing = step
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata={"record": record}))
@@ -219,30 +220,27 @@ class Checkpoints:
             self._note_failure(error)
         self._writing = None
 
-    def _wait_for_metadata(self) -> None:
-        """Waits for the thread in which Orbax writes metadata, and drops what it could not write.
+    def _clean_up(self) -> None:
+        """Removes what failed saves left, once the thread in which Orbax writes metadata has nothing more to write.
 
-        A failed save does not wait for it: files would come back after their directory is removed, and a failure of
-        this thread would be taken for one of the next save.
+        A failed save does not wait for that thread: files would come back after they are removed, and a failure of the
+        thread would be taken for one of the next save. It may get work even later, where a save fails at once.
         """
         for _ in range(10):  # a call ends at the first failure; a save writes metadata three times
             with contextlib.suppress(Exception):
-                return self._manager.check_for_errors()
+                self._manager.check_for_errors()
+                break
+        self.remove_partial()
 
     def _note_failure(self, error: Exception) -> None:
         step, self._writing = self._writing, None
-        self._wait_for_metadata()
-        self.remove_partial()  # which may be what fills the disk
+        self._has_failed = True
+        self._clean_up()  # what is left may be what fills the disk
         self._manager.reload()  # Orbax has forgotten those that it was about to remove
         if step in self._manager.all_steps():
             self._failures.append(f"old checkpoints could not be removed ({_reason(error)})")
         else:
             self._failures.append(f"the checkpoint of step {step} could not be written ({_reason(error)})")
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _one_copy(state: Any) -> Any:
@@ -252,15 +250,6 @@ def _one_copy(state: Any) -> Any:
     """
     local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
     return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
-
-
-def _is_whole(item: pathlib.Path) -> bool:
-    """Whether every file is there and has the checksum it was written with."""
-    try:
-        expected = json.loads((item / CHECKSUMS).read_text())
-        return bool(expected) and all(_sha256(item / name) == digest for name, digest in expected.items())
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _of_first_process(find: Callable[[], int]) -> int:
