@@ -56,13 +56,11 @@ class Contender:
     compile_seconds: float
     seconds: list[float] = dataclasses.field(default_factory=list)
 
-    def take(self, steps: int) -> float:
-        """Takes so many steps and returns the seconds until the last one is done."""
-        started = time.perf_counter()
+    def take(self, steps: int) -> None:
+        """Takes so many steps and waits for the last one."""
         for _ in range(steps):
             self.state, metrics = self.step(self.state, next(self.batches))
         jax.block_until_ready((self.state, metrics))
-        return time.perf_counter() - started
 
 
 def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
@@ -87,22 +85,9 @@ def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, f
     return Contender(preset, setup, step, state, batches, compile_seconds)
 
 
-def measure(contenders: list[Contender], rounds: int, steps: int) -> None:
-    """Times all of them in turns."""
-    for contender in contenders:
-        contender.take(WARMUP)
-    for index in range(rounds):
-        for contender in contenders[index % len(contenders) :] + contenders[: index % len(contenders)]:
-            contender.seconds.append(contender.take(steps) / steps)
-        times = ", ".join(f"{one.preset} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
-        print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
-
-
 def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
     """What is told of a preset."""
     setup, median = contender.setup, statistics.median(contender.seconds)
-    memory = contender.step.memory_analysis()
-    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     by_preset = {one.preset: one for one in all_of_them}
     return {
         "preset": contender.preset,
@@ -111,8 +96,8 @@ def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
         "step_ms": 1e3 * median,
         "step_ms_range": [1e3 * min(contender.seconds), 1e3 * max(contender.seconds)],
         "images_per_second": setup.batch_size / median,
-        "step_bytes": needed - memory.alias_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
+        "step_bytes": runs.program_bytes(contender.step),
+        "temp_bytes": contender.step.memory_analysis().temp_size_in_bytes,
         "speedup": {
             base: runs.paired_ratio(by_preset[base].seconds, contender.seconds)
             for base in ("fp32", "tf32")
@@ -197,7 +182,9 @@ def main(argv: list[str]) -> int:
         except (ConfigError, data.DataError) as error:
             print(f"benchmark: {error}", file=sys.stderr)
             return 2
-        measure(contenders, options.rounds, options.steps)
+        for contender in contenders:
+            contender.take(WARMUP)
+        runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.preset)
         if options.profile:
             with jax.profiler.trace(options.profile, create_perfetto_trace=True):
                 for contender in contenders:

@@ -16,6 +16,8 @@ import submitit
 
 from mixedres.config import ConfigError
 
+# Beside the directory of the runs.
+COMPILED = "compiled"
 # Of a job on this machine; submitit's own limit is two minutes.
 _FOREVER_MINUTES = 60 * 24 * 365
 
@@ -41,10 +43,17 @@ class Job:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             begin = file.tell()
+            # Runs that differ in a seed share their compiled programs.
+            environment = {"JAX_COMPILATION_CACHE_DIR": str(self.workdir.parent.parent / COMPILED)} | dict(os.environ)
             # A session of its own: Ctrl-C in the terminal reaches all processes there, and a run that is told twice to
             # stop does so without saving. SLURM signals every process by itself, and its USR2 would end a run.
             self._process = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=alone, preexec_fn=_reset_signals
+                command,
+                env=environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=alone,
+                preexec_fn=_reset_signals,
             )
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._stop if alone else signal.SIG_IGN)

@@ -8,7 +8,8 @@ import pathlib
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,34 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     return path
 
 
+def take_turns(contenders: Sequence[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> None:
+    """Appends to each one's `seconds` what a step takes in each round, in an order that rotates.
+
+    Args:
+      contenders: each has `take(steps)`, which waits for the last step, and a list `seconds`.
+      label: what a contender is called in the line that is printed after a round.
+    """
+    for index in range(rounds):
+        for contender in contenders[index % len(contenders) :] + contenders[: index % len(contenders)]:
+            started = time.perf_counter()
+            contender.take(steps)
+            contender.seconds.append((time.perf_counter() - started) / steps)
+        times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
+        print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
+
+
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
     """Median over rounds of the ratio of two figures of the same round, with a 95 % bootstrap interval of it."""
     ratios = np.asarray(values) / np.asarray(baseline)
     interval = scipy.stats.bootstrap((ratios,), np.median, rng=0, method="percentile").confidence_interval
     return {"ratio": float(np.median(ratios)), "interval": [float(interval.low), float(interval.high)]}
+
+
+def program_bytes(compiled: Any) -> int:
+    """Device memory of a compiled program: arguments, results and temporary arrays, aliased ones once."""
+    memory = compiled.memory_analysis()
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    return needed - memory.alias_size_in_bytes
 
 
 def _processor() -> str:

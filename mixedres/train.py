@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from mixedres import data, loop, step, summary, workdir
+from mixedres import data, loop, step, summary, tracking, workdir
 from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints, OtherModelError
 from mixedres.config import ConfigError, TrainingError
@@ -47,6 +47,8 @@ def train(
       Stopped: where SIGINT or SIGTERM asked for it.
     """
     setup = build(config)
+    if config.wandb and not tracking.is_installed():
+        raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     _agree(setup, directory, group, clean=clean)
     with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
         # Of the first process: the others may not see yet, or still, what it sees.
@@ -128,6 +130,7 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
     saved.remove_partial()
     if group.is_writer:
         workdir.begin(directory, setup.resolved, setup.data)
+    tracker = _tracker(setup, directory) if group.is_writer else None
     first_step = int(state.step)
     started = time.perf_counter()
     train_step, eval_step = _compile(setup, state)
@@ -137,7 +140,7 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
     evaluated = record.get("evaluated")
     done = evaluated is not None and evaluated["step"] == first_step
     log = RunLog(
-        _writers(directory / workdir.METRICS, first_step, done) if group.is_writer else NoWriters(),
+        _writers(directory, first_step, done, tracker) if group.is_writer else NoWriters(),
         Progress(setup.total_steps, first_step, setup.batch_size, bar=group.is_writer),
         total_skipped=int(state.loss_scale.total_skipped),
         batch_size=setup.batch_size,
@@ -173,11 +176,27 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
     return summary.document(setup, run, first_step, result, compile_seconds)
 
 
-def _writers(metrics: pathlib.Path, first_step: int, evaluated: bool) -> Writers:
+def _writers(
+    directory: pathlib.Path, first_step: int, evaluated: bool, tracker: tracking.WeightsAndBiases | None
+) -> Writers:
+    metrics = directory / workdir.METRICS
     try:
-        return Writers(metrics, first_step, evaluated=evaluated)
+        return Writers(metrics, first_step, evaluated=evaluated, tracker=tracker)
     except OSError as error:
         raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
+
+
+def _tracker(setup: Setup, directory: pathlib.Path) -> tracking.WeightsAndBiases | None:
+    """The run at Weights & Biases, where the config asks for it."""
+    if not setup.config.wandb:
+        return None
+    try:
+        return tracking.WeightsAndBiases(setup.config.wandb, directory, setup.resolved)
+    except tracking.TrackingError as error:
+        raise ConfigError(
+            f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
+            "config.wandb out"
+        ) from error
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:

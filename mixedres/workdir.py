@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from typing import IO, Any
 
+from mixedres import tracking
 from mixedres.config import ConfigError
 from mixedres.config_keys import KEYS
 from mixedres.files import write_json
@@ -35,6 +36,7 @@ _FREE = {
     "data.on_error",
     "log_every",
     "log_resources_every",
+    "wandb",
     "eval_every",
     "checkpoint_every",
     "keep_checkpoints",
@@ -271,7 +273,7 @@ def _remove_run(workdir: pathlib.Path) -> None:
 
     The config goes last: what a kill leaves is still a run, which can be removed.
     """
-    for name in NONFINITE:
+    for name in (*NONFINITE, tracking.FILES):
         shutil.rmtree(workdir / name, ignore_errors=True)
     checkpoints = workdir / CHECKPOINTS
     if checkpoints.is_dir():
@@ -279,6 +281,6 @@ def _remove_run(workdir: pathlib.Path) -> None:
             shutil.rmtree(path)
         if not any(checkpoints.iterdir()):
             checkpoints.rmdir()
-    for pattern in (SUMMARY, METRICS, EVENTS, "*.part", DATA, CONFIG):
+    for pattern in (SUMMARY, METRICS, EVENTS, "*.part", tracking.ID, DATA, CONFIG):
         for path in workdir.glob(pattern):
             path.unlink()

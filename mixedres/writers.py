@@ -16,6 +16,7 @@ from tensorboardX.record_writer import RecordWriter
 from tensorboardX.summary import scalar
 
 from mixedres.files import replace_text, without_nan
+from mixedres.tracking import WeightsAndBiases
 
 # Bookkeeping that makes no curve.
 NOT_PLOTTED = {"epoch", "examples"}
@@ -26,16 +27,23 @@ _COUNT = itertools.count()
 
 
 class Writers:
-    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow.
+    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow, and for a tracker.
 
     A disk that is full or gone does not end a run: lines wait in memory until they can be written, curves have a gap.
     """
 
-    def __init__(self, jsonl: pathlib.Path, first_step: int, *, evaluated: bool = True):
+    def __init__(
+        self,
+        jsonl: pathlib.Path,
+        first_step: int,
+        *,
+        evaluated: bool = True,
+        tracker: WeightsAndBiases | None = None,
+    ):
         """Appends to `jsonl` and to events beside it, without the lines that the run will write again.
 
         These are the ones of steps after `first_step`, and its evaluation where that was not `evaluated` yet when its
-        checkpoint was written.
+        checkpoint was written. `tracker` gets what makes a curve as well.
 
         Raises:
           OSError: where a file cannot be opened.
@@ -48,13 +56,17 @@ class Writers:
                 replace_text(jsonl, "".join(kept))
         self._lines = _Lines(jsonl)
         self._events = _Events(jsonl.parent, first_step)
+        self._tracker = tracker
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Writes `values` of `kind` ('train', 'eval' or 'resources') after `step` steps."""
         plain = without_nan(dict(values))
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
-        self._events.write(step, {f"{kind}/{name}": value for name, value in plotted.items()})
+        curves = {f"{kind}/{name}": value for name, value in plotted.items()}
+        self._events.write(step, curves)
+        if self._tracker:
+            self._tracker.write(step, curves)
 
     def problem(self) -> str | None:
         """Why lines wait in memory; None where all are on their way to the disk."""
@@ -65,9 +77,11 @@ class Writers:
         return self._lines.sync()
 
     def close(self) -> None:
-        """Flushes both."""
+        """Flushes all."""
         self._lines.close()
         self._events.close()
+        if self._tracker:
+            self._tracker.close()
 
 
 class NoWriters:

@@ -1,0 +1,189 @@
+"""Our training step against the Flax example's and PyTorch's: one machine, one process, in turns.
+
+python -m experiments.versus --flax=DIR
+python -m experiments.versus --models=cifar_resnet20 --image_size=32 --batch=64 --num_classes=10 --dtypes=fp32,bf16
+
+DIR is a checkout of Flax's repository (git clone --depth=1 --filter=blob:none, about 40 MB), whose examples/imagenet is
+read where it lies. PyTorch takes part where it is installed: channels_last, autocast with a GradScaler in fp16, eager
+and compiled. Who cannot take part is named, and the others go on.
+
+All begin with the same weights on the same batch of random images, with the same SGD (Nesterov momentum 0.9, 1e-4 of
+L2 on the kernels), and the loss after --loss_steps steps is told for each. Then they are timed: a round gives each of
+them --steps steps, in an order that rotates, and a ratio is the median of the rounds' own. Prints a table for every
+model and writes versus_NAME.json and .png to experiments/results (NAME from --name, else the device).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# JAX would take three quarters of a GPU's memory at once, and leave the others the rest.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+
+from experiments import plots, runs
+from experiments.peers import flax_example, ours, pytorch
+from experiments.peers.task import Contender, MissingError, Task
+from mixedres import summary
+from mixedres.config import ConfigError
+
+DTYPES = tuple(ours.PRESETS)
+WARMUP = 2
+
+
+def candidates(task: Task, dtype: str, flax: pathlib.Path | None) -> Iterator[tuple[str, Callable[[], Contender]]]:
+    """(name, what makes it) of all who could take part in a dtype; ours in its first preset comes first."""
+    for preset in ours.PRESETS[dtype]:
+        yield f"mixedres, {preset}", lambda preset=preset: ours.Ours(task, dtype, preset)
+    if flax:
+        yield "Flax example", lambda: flax_example.FlaxExample(task, dtype, flax)
+    for compiled in (False, True):
+        name = f"PyTorch, {'compiled' if compiled else 'eager'}"
+        yield name, lambda compiled=compiled: pytorch.PyTorch(task, dtype, compiled=compiled)
+
+
+def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int) -> tuple[list[Contender], dict, list]:
+    """Those who can take part, their losses after `steps` steps, and lines about those who cannot."""
+    present, losses, missing = [], {}, []
+    for dtype in dtypes:
+        for name, make in candidates(task, dtype, flax):
+            try:
+                contender = make()
+                losses[name, dtype] = contender.take(steps)
+            except ConfigError:
+                raise
+            except MissingError as error:
+                missing.append(f"{name}: {error}")
+            except Exception as error:  # whatever keeps a peer from compiling or running here must not stop the others
+                if name.startswith("mixedres"):
+                    raise
+                reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
+                missing.append(f"{name}, {dtype}: {type(error).__name__}: {reason}")
+            else:
+                present.append(contender)
+                print(f"{task.model}, {name}, {dtype}: loss {losses[name, dtype]:.5f} after {steps} steps", flush=True)
+    return present, losses, list(dict.fromkeys(missing))
+
+
+def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
+    """What is told of each, with the ratio of our time to its own in the same dtype (below 1: ours is faster)."""
+    own = {dtype: next(c for c in contenders if c.dtype == dtype) for dtype in {c.dtype for c in contenders}}
+    found = []
+    for one in contenders:
+        median, first = statistics.median(one.seconds), own[one.dtype]
+        found.append(
+            {
+                "model": task.model,
+                "image_size": task.images.shape[1],
+                "batch_size": len(task.labels),
+                "preset": f"{one.name}, {one.dtype}",
+                "contender": one.name,
+                "dtype": one.dtype,
+                "step_ms": 1e3 * median,
+                "step_ms_range": [1e3 * min(one.seconds), 1e3 * max(one.seconds)],
+                "images_per_second": len(task.labels) / median,
+                "ours_to_this": None if one is first else runs.paired_ratio(first.seconds, one.seconds),
+                "loss": losses[one.name, one.dtype],
+                "peak_bytes": one.peak_bytes(),
+            }
+        )
+    return found
+
+
+def table(found: list[dict[str, Any]], steps: int) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [
+        f"| model | dtype | step | ms (range) | our time / its | peak memory | loss after {steps} |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for row in found:
+        low, high = row["step_ms_range"]
+        ratio = row["ours_to_this"]
+        cells = [
+            f"{row['model']}, {row['image_size']} px, {row['batch_size']}",
+            row["dtype"],
+            row["contender"],
+            f"{row['step_ms']:.1f} ({low:.1f} to {high:.1f})",
+            "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else "",
+            f"{row['peak_bytes'] / 1e6:,.0f} MB" if row["peak_bytes"] else "-",
+            f"{row['loss']:.4f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The options; raises ConfigError for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.versus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="resnet50", help="comma-separated (default resnet50)")
+    parser.add_argument("--dtypes", default="fp32,bf16,fp16", help=f"comma-separated: {', '.join(DTYPES)}")
+    parser.add_argument("--flax", type=pathlib.Path, help="a checkout of Flax's repository")
+    for name, default, what in (
+        ("batch", 256, "images a step"),
+        ("image_size", 224, "pixels"),
+        ("num_classes", 1000, "of the head"),
+        ("rounds", 7, "of timing"),
+        ("steps", 10, "of each contender in a round"),
+        ("loss_steps", 5, "from equal weights, before the timing"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
+    parser.add_argument("--learning_rate", type=float, default=0.01, help="constant (default 0.01)")
+    parser.add_argument("--name", help="of the files of results (default: the device)")
+    options = parser.parse_args(argv)
+    options.dtypes = options.dtypes.split(",")
+    unknown = [dtype for dtype in options.dtypes if dtype not in DTYPES]
+    if unknown:
+        raise ConfigError(f"--dtypes={unknown[0]} is not known; use {', '.join(DTYPES)}")
+    for name in ("batch", "image_size", "num_classes", "rounds", "steps", "loss_steps"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name}={getattr(options, name)} must be >= 1")
+    return options
+
+
+def main(argv: list[str]) -> int:
+    """Runs the comparison; returns the exit status."""
+    found, missing = [], []
+    try:
+        options = parse(argv)
+        tasks = [
+            ours.task(model, options.batch, options.image_size, options.num_classes, options.learning_rate)
+            for model in options.models.split(",")
+        ]
+        if options.flax is None:
+            missing.append("Flax example: give a checkout of its repository with --flax=DIR")
+        for task in tasks:
+            contenders, losses, absent = gather(task, options.dtypes, options.flax, options.loss_steps)
+            missing += absent
+            for contender in contenders:
+                contender.take(WARMUP)
+            runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
+            found += rows(task, contenders, losses)
+    except ConfigError as error:
+        print(f"versus: {error}", file=sys.stderr)
+        return 2
+    missing = list(dict.fromkeys(missing))
+    print("\n".join(["", *table(found, options.loss_steps), "", *(f"did not take part: {line}" for line in missing)]))
+    device = summary.device(jax.devices()[:1])
+    versions = summary.versions() | pytorch.versions() | flax_example.versions(options.flax)
+    result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
+    name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"
+    path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
+    for row in found:
+        row["preset"] = f"{row['model']}: {row['preset']}" if len(tasks) > 1 else row["preset"]
+    plots.save(plots.benchmark(found, f"{options.models}, {device['kind']}"), path)
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

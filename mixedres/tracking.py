@@ -1,0 +1,93 @@
+"""Metrics to Weights & Biases, for who asks for it (the extra ``wandb``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mixedres.files import without_nan, write_json
+
+# Of the run's directory: what identifies the run there, and what wandb writes.
+ID, FILES = "wandb.json", "wandb"
+
+
+class TrackingError(Exception):
+    """Weights & Biases cannot take the run; one line."""
+
+
+def is_installed() -> bool:
+    """Whether the package wandb can be imported."""
+    return importlib.util.find_spec("wandb") is not None
+
+
+class WeightsAndBiases:
+    """One run there; a continued run goes on in it.
+
+    What fails after the start ends no run: it is said once, and no metrics are sent any more.
+    """
+
+    def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Any]):
+        """Starts or continues the run of `directory`, offline where the environment has WANDB_MODE=offline.
+
+        Args:
+          project: where the run belongs; its name is that of the directory.
+          directory: of the run; gets ``wandb.json`` and ``wandb/``.
+          config: flat, shown beside the metrics.
+
+        Raises:
+          TrackingError: where nobody is logged in, or the service cannot be reached.
+        """
+        import wandb
+
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=directory.name,
+                id=_run_id(directory / ID),
+                resume="allow",
+                dir=directory,
+                config=without_nan(dict(config)),
+                settings=wandb.Settings(console="off", x_disable_stats=True),
+            )
+        except Exception as error:  # wandb's own errors, and those of what it is built on
+            raise TrackingError(_line(error)) from error
+        # Points may come again after a crash: steps are an axis of the curves, not wandb's own count, which must grow.
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends {'train/loss': ...} of after `step` steps."""
+        if self._run is not None:
+            self._attempt(lambda: self._run.log({"step": step} | dict(values)))
+
+    def close(self) -> None:
+        """Sends what is left; the run counts as failed there where an exception is under way."""
+        if self._run is not None:
+            self._attempt(lambda: self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1))
+        self._run = None
+
+    def _attempt(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._run = None
+            print(f"warning: Weights & Biases takes no metrics any more ({_line(error)})")
+
+
+def _run_id(path: pathlib.Path) -> str:
+    """What identifies the run in the project, kept in `path`."""
+    try:
+        return str(json.loads(path.read_text())["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        found = uuid.uuid4().hex[:12]
+        write_json(path, {"id": found})
+        return found
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
