@@ -19,6 +19,7 @@ from mixedres.config import ConfigError
 # Figures of a run, functions of its summary; they return None where the run cannot tell.
 FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "top1": lambda s: 100 * s["eval"]["top1"],
+    "train_loss": lambda s: s["train"]["loss"],
     "seconds": lambda s: s["train"]["seconds"] if s["train"]["first_step"] == 0 else None,
     "compile_seconds": lambda s: s["train"]["compile_seconds"],
     "images_per_second": lambda s: s["train"]["examples_per_second"],
@@ -142,6 +143,32 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
         return None
     interval = logs.interval and (math.exp(logs.interval[0]), math.exp(logs.interval[1]))
     return Estimate(math.exp(logs.mean), interval, logs.n)
+
+
+def document(results: Results) -> dict[str, Any]:
+    """The sweep in a few numbers, for a file: a dictionary a variant, mean and standard deviation of each figure."""
+    first = next(iter(results.variants[0].summaries.values()))
+    variants = []
+    for variant in results.variants:
+        base = results.baseline_of(variant)
+        estimates = {
+            "difference_top1": base and difference(variant, base, "top1"),
+            "ratio_train_loss": base and ratio(variant, base, "train_loss"),
+            "speedup": base and ratio(variant, base, "images_per_second"),
+        }
+        variants.append(
+            {"name": variant.name, "n": len(variant.summaries)}
+            | {figure: variant.mean(figure) for figure in FIGURES}
+            | {name: dataclasses.asdict(estimate) if estimate else None for name, estimate in estimates.items()}
+        )
+    return {
+        "question": results.question,
+        "model": first["model"],
+        "device": first["device"],
+        "versions": first["versions"],
+        "notes": results.notes,
+        "variants": variants,
+    }
 
 
 def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -29,10 +30,12 @@ class Job:
     Attributes:
       arguments: of ``python -m mixedres.main``, without the workdir.
       workdir: of the run; what it prints is appended to ``WORKDIR.log`` beside it.
+      cores: of the processor, that the run keeps to; none: all.
     """
 
     arguments: tuple[str, ...]
     workdir: pathlib.Path
+    cores: tuple[int, ...] = ()
     _process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> dict[str, Any]:
@@ -53,7 +56,7 @@ class Job:
                 stdout=file,
                 stderr=file,
                 start_new_session=alone,
-                preexec_fn=_reset_signals,
+                preexec_fn=functools.partial(_begin, self.cores),
             )
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._stop if alone else signal.SIG_IGN)
@@ -65,7 +68,7 @@ class Job:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-        return submitit.helpers.DelayedSubmission(Job(self.arguments, self.workdir))
+        return submitit.helpers.DelayedSubmission(Job(self.arguments, self.workdir, self.cores))
 
     def _stop(self, *_: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -118,7 +121,24 @@ def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
     return None if job.done(force_check=True) else job
 
 
-def _reset_signals() -> None:
+def share_of_cores(slot: int, slots: int) -> tuple[int, ...]:
+    """The cores of one of `slots` runs at a time, which would otherwise wait for each other's threads.
+
+    None where a run has the machine for itself, or where the system cannot bind processes to cores.
+    """
+    if slots == 1 or not hasattr(os, "sched_getaffinity"):
+        return ()
+    cores = sorted(os.sched_getaffinity(0))
+    if slots >= len(cores):
+        return (cores[slot % len(cores)],)
+    first, last = (end * len(cores) // slots for end in (slot, slot + 1))
+    return tuple(cores[first:last])
+
+
+def _begin(cores: tuple[int, ...]) -> None:
+    """What a run's process does before it becomes one."""
+    if cores:
+        os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

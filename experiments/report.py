@@ -2,7 +2,8 @@
 
 python -m experiments.report runs/sweeps/precision
 
-Writes report.html (one file with its pictures inside), report.md and plots/*.png, *.svg into the sweep's directory.
+Writes report.html (one file with its pictures inside), report.md and plots/*.png, *.svg into the sweep's directory, and
+with --name=NAME the numbers and two of the pictures to experiments/results/sweep_NAME*.
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
 """
 
@@ -12,11 +13,12 @@ import argparse
 import datetime
 import html
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from experiments import plots
-from experiments.comparison import Estimate, Results, Variant, difference, ratio, read
+from experiments import plots, runs
+from experiments.comparison import Estimate, Results, Variant, difference, document, ratio, read
 from mixedres.config import ConfigError
 from mixedres.files import replace_text
 
@@ -27,6 +29,7 @@ PAIR_ROWS = (
     ("images per second", "images_per_second", "{:,.0f}"),
     ("compilation", "compile_seconds", "{:.1f} s"),
     ("test top-1", "top1", "{:.2f} %"),
+    ("training loss at the end", "train_loss", "{:.4g}"),
     ("host memory", "host_mb", "{:,.0f} MB"),
     ("device memory", "device_mb", "{:,.0f} MB"),
     ("CPU use", "cpu_percent", "{:.0f} %"),
@@ -41,16 +44,25 @@ svg { max-width: 100%; height: auto; } .note { color: #a33; } footer { color: #6
 
 
 def accuracy_table(results: Results) -> Table:
-    """A row a variant: top-1, its difference to the baseline, and the steps it skipped."""
-    head = ["run", "seeds", "test top-1", "difference to the baseline", "skipped steps"]
+    """A row a variant: top-1, the last training loss, both against the baseline, and the steps it skipped."""
+    head = ["run", "seeds", "test top-1", "difference to the baseline", "training loss at the end"]
+    head += ["times the baseline's", "skipped steps"]
     rows = []
     for variant in results.variants:
         baseline = results.baseline_of(variant)
         estimate = baseline and difference(variant, baseline, "top1")
-        told = _compared(results, variant, estimate, "{:+.2f}", " points")
+        losses = baseline and ratio(variant, baseline, "train_loss")
         skipped = sum(variant.values("skipped_steps").values())
         rows.append(
-            [variant.name, str(len(variant.summaries)), _mean(variant, "top1", "{:.2f}", " %"), told, f"{skipped:g}"]
+            [
+                variant.name,
+                str(len(variant.summaries)),
+                _mean(variant, "top1", "{:.2f}", " %"),
+                _compared(results, variant, estimate, "{:+.2f}", " points"),
+                _mean(variant, "train_loss", "{:.4g}", ""),
+                _compared(results, variant, losses, "{:.3f}", ""),
+                f"{skipped:g}",
+            ]
         )
     return head, rows
 
@@ -176,6 +188,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("directory", type=pathlib.Path, help="the --out of experiments.sweep")
     parser.add_argument("--pair", nargs=2, metavar=("WITH", "WITHOUT"), help="names of two runs to set side by side")
+    parser.add_argument("--name", help="keep the numbers in experiments/results under this name")
     options = parser.parse_args(argv)
     try:
         results = read(options.directory)
@@ -196,6 +209,10 @@ def main(argv: list[str]) -> int:
     ]
     replace_text(options.directory / "report.md", markdown(results, sections))
     replace_text(options.directory / "report.html", page(results, sections, folder))
+    if options.name:
+        kept = runs.write(f"sweep_{options.name}", document(results))
+        for picture in ("accuracy", "curves"):
+            shutil.copy(folder / f"{picture}.png", kept.with_name(f"{kept.stem}_{picture}.png"))
     for note in results.notes:
         print(f"note: {note}")
     print("\n" + _markdown_table(sections[0][1]) + "\n" + _markdown_table(sections[1][1]))

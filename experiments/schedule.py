@@ -18,12 +18,18 @@ WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED = "waiting", "running", "finishe
 
 @dataclasses.dataclass
 class Task:
-    """A run and how it stands; `job` is submitit's, None for one that an earlier start of the sweep left running."""
+    """A run and how it stands.
+
+    Attributes:
+      job: submitit's; None for one that an earlier start of the sweep left running.
+      slot: which of the runs at a time it is.
+    """
 
     run: plan.Run
     directory: pathlib.Path
     state: str = WAITING
     job: Any = None
+    slot: int | None = None
     exit_status: int | None = None
     message: str = ""
 
@@ -45,10 +51,10 @@ class Task:
             "summary": self.summary() if self.state == FINISHED else None,
         }
 
-    def start(self, executor: Any) -> None:
-        """Submits the run."""
+    def start(self, executor: Any, slot: int, cores: tuple[int, ...]) -> None:
+        """Submits the run, on some cores of the machine."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self.job = jobs.submit(executor, jobs.Job(self.run.arguments, self.directory))
+        self.job, self.slot = jobs.submit(executor, jobs.Job(self.run.arguments, self.directory, cores)), slot
         write_json(self._job_file, {"id": self.job.job_id, "folder": str(self.job.paths.folder)})
         self.state = RUNNING
 
@@ -111,7 +117,9 @@ class Scheduler:
             task.look()
         for task in self.tasks:
             if task.state == WAITING and len(self.running()) < self._limit:
-                task.start(self._executor)
+                slot = min(set(range(self._limit)) - {other.slot for other in self.running()})
+                alone = self._executor.cluster != "local"
+                task.start(self._executor, slot, () if alone else jobs.share_of_cores(slot, self._limit))
         if [task.state for task in self.tasks] != before:
             self.write()
         return any(task.state in (WAITING, RUNNING) for task in self.tasks)

@@ -68,7 +68,7 @@ def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int)
                 missing.append(f"{name}, {dtype}: {type(error).__name__}: {reason}")
             else:
                 present.append(contender)
-                print(f"{task.model}, {name}, {dtype}: loss {losses[name, dtype]:.5f} after {steps} steps", flush=True)
+                print(f"{task.model}, {name}, {dtype}: loss {losses[name, dtype]:.5f} at step {steps}", flush=True)
     return present, losses, list(dict.fromkeys(missing))
 
 
@@ -100,7 +100,7 @@ def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], 
 def table(found: list[dict[str, Any]], steps: int) -> list[str]:
     """The lines of a Markdown table."""
     lines = [
-        f"| model | dtype | step | ms (range) | our time / its | peak memory | loss after {steps} |",
+        f"| model | dtype | step | ms (range) | our time / its | peak memory | loss at step {steps} |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for row in found:

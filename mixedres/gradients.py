@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from mixedres import losses
 from mixedres.normalize import NormalizeFn
@@ -53,7 +54,8 @@ def scaled_grads(
         microbatches=microbatches,
     )
     with jax.named_scope("all_reduce"):
-        return _mean_over_devices(grads, allreduce_dtype), *jax.lax.pmean((batch_stats, metrics), AXIS)
+        grads = _in_layout_of_params(_mean_over_devices(grads, allreduce_dtype))
+        return grads, *jax.lax.pmean((batch_stats, metrics), AXIS)
 
 
 def _scaled_loss(
@@ -102,6 +104,15 @@ def _gradients(
     (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
     grads = jax.tree.map(lambda g: g / microbatches, total)
     return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
+
+
+def _in_layout_of_params(grads: Any) -> Any:
+    """The same gradients, which XLA for GPUs may not leave in the layout that cuDNN writes them in.
+
+    It would then update the weights in that layout, copy weights and momentum into it, and their new values back.
+    """
+    rows_first = jax.tree.map(lambda g: with_layout_constraint(g, Layout(tuple(range(g.ndim)))), grads)
+    return jax.lax.optimization_barrier(rows_first)
 
 
 def _mean_over_devices(grads: Any, dtype: Any) -> Any:

@@ -1,8 +1,8 @@
 """Does half precision cost accuracy? The digits in five presets and with five seeds.
 
-python -m experiments.sweep --sweep=experiments/sweeps/precision.py
+python -m experiments.sweep --sweep=experiments/sweeps/precision.py --jobs=2
 
-25 runs, about ten minutes on two CPU cores.
+25 runs, a quarter of an hour on two CPU cores.
 """
 
 from experiments.plan import Sweep

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jmp
 import optax
 
 from mixedres.precision.loss_scale import LossScale, is_inexact
@@ -94,5 +93,20 @@ def _keep(finite: jax.Array, update: Any) -> Any:
 
 
 def _all_finite(tree: Any) -> jax.Array:
-    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value."""
-    return jmp.all_finite([x for x in jax.tree.leaves(tree) if is_inexact(x)])
+    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value.
+
+    A GPU reduces a large array in two kernels. Here a kernel reduces each of them along its last axis, and two more
+    what is left of all, joined; without the barrier XLA would take the joined array apart again.
+    """
+    rows = [_finite_rows(jnp.asarray(x)) for x in jax.tree.leaves(tree) if is_inexact(x)]
+    return jax.lax.optimization_barrier(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
+
+
+def _finite_rows(x: jax.Array) -> jax.Array:
+    """A short boolean vector that is all true where `x` is finite."""
+    finite = jnp.isfinite(x)
+    # Arrays whose type says that they are sharded can be joined with no others.
+    is_sharded = any(axis is not None for axis in jax.typeof(x).sharding.spec)
+    if is_sharded or (x.size > 4096 and (x.ndim == 1 or x.shape[-1] < 32)):
+        return finite.all()[None]
+    return finite.all(-1).ravel() if x.ndim > 1 else finite.ravel()

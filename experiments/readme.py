@@ -1,0 +1,133 @@
+"""Writes the results section of README.md from the files in experiments/results; nothing in it is typed by hand.
+
+python -m experiments.readme
+
+Takes what is there: sweep_precision.json, versus_*.json (of a CPU the float32 rows), benchmark_*.json of GPUs, what
+aot_h200.json says of batch 256, and loss_scale_overhead.json.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from experiments import benchmark, runs, versus
+from mixedres.files import replace_text
+
+README = pathlib.Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end of the results -->"
+
+
+def accuracy(result: dict[str, Any]) -> str:
+    """The presets of a sweep over seeds."""
+    seeds = result["variants"][0]["n"]
+    lines = [
+        f"| preset | test top-1, n={seeds} seeds | difference to fp32 (95 % interval) | skipped steps |",
+        "|---|---:|---:|---:|",
+    ]
+    for variant in result["variants"]:
+        mean, deviation = variant["top1"]
+        told, found = "", variant["difference_top1"]
+        if found:
+            low, high = (round(end, 2) + 0.0 for end in found["interval"])  # no "-0.00"
+            told = f"{round(found['mean'], 2) + 0.0:+.2f} points ({low:+.2f} to {high:+.2f})"
+        skipped = variant["skipped_steps"][0] * variant["n"]
+        lines.append(f"| `{variant['name']}` | {mean:.2f} ± {deviation:.2f} % | {told} | {skipped:g} |")
+    seconds = [variant["seconds"][0] for variant in result["variants"]]
+    return "\n".join(lines) + (
+        f"\n\nDigits, {result['model']}, mean ± standard deviation over seeds, differences seed by seed; "
+        f"{min(seconds):.0f} to {max(seconds):.0f} s of training a run. "
+        f"`python -m experiments.sweep --sweep=experiments/sweeps/precision.py`, {_where(result)}."
+    )
+
+
+def peers(result: dict[str, Any]) -> str:
+    """Steps in turns with those of others."""
+    on_gpu = result["device"]["platform"] == "gpu"
+    rows = [row for row in result["rows"] if on_gpu or row["dtype"] == "fp32"]
+    return f"{_lines(versus.table(rows, result['loss_steps']))}`{result['command']}`, {_where(result)}."
+
+
+def speed(result: dict[str, Any]) -> str:
+    """The presets of a benchmark."""
+    return f"{_lines(benchmark.table(result['rows']))}`{result['command']}`, {_where(result)}."
+
+
+def deviceless(result: dict[str, Any]) -> str:
+    """What compiled steps would move on a GPU that was not there."""
+    rows = [row for row in result["rows"] if row["batch"] == 256]
+    lines = ["| preset | MB moved per image | kernels | temporary memory |", "|---|---:|---:|---:|"]
+    for row in rows:
+        numbers = f"{row['mb_per_image']:.0f} | {row['kernels']:,} | {row['temp_gb']:.1f} GB"
+        lines.append(f"| `{row['preset']}` | {numbers} |")
+    gpu = rows[0]["gpu"].upper()
+    return _lines(lines) + (
+        f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {gpu} that was not there: bytes of device "
+        f"memory, not times. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}; "
+        "batch 32 and other GPUs are in [experiments/results](experiments/results)."
+    )
+
+
+def overhead(result: dict[str, Any]) -> str:
+    """What dynamic loss scaling costs."""
+    rows = {row["to"]: row for row in result["rows"] if row["step"] == "dynamic"}
+    plain, unchecked = (
+        "{:.3f} (95 % interval {:.3f} to {:.3f})".format(rows[to]["ratio"], *rows[to]["interval"])
+        for to in ("none", "unchecked")
+    )
+    return (
+        f"Dynamic loss scaling: the float16 step of ResNet-20 takes {unchecked} times the step without scale and "
+        f"check, and {plain} times the step with the check alone; {result['rounds']} rounds, `{result['command']}`, "
+        f"{result['processor'].strip()}, {result['date']}."
+    )
+
+
+def section() -> str:
+    """The whole section, of the files that are there."""
+    parts = [accuracy(_read("sweep_precision"))]
+    for name in _names("versus_"):
+        parts.append(peers(_read(name)))
+    on_gpus = [result for result in map(_read, _names("benchmark_")) if result["device"]["platform"] == "gpu"]
+    parts += map(speed, on_gpus)
+    if "aot_h200" in _names("aot_"):
+        parts.append(deviceless(_read("aot_h200")))
+    parts.append(overhead(_read("loss_scale_overhead")))
+    if not on_gpus:
+        parts.append("No GPU was at hand yet: nothing here is a time on one.")
+    return "\n\n".join(parts)
+
+
+def _lines(table: list[str]) -> str:
+    return "\n".join(table) + "\n\n"
+
+
+def _names(prefix: str) -> list[str]:
+    return sorted(path.stem for path in runs.RESULTS.glob(f"{prefix}*.json"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return json.loads((runs.RESULTS / f"{name}.json").read_text())
+
+
+def _where(result: dict[str, Any]) -> str:
+    """Hardware, version and date of a file."""
+    device = result["device"]
+    hardware = result["processor"].strip() if device["platform"] == "cpu" else f"{device['count']} x {device['kind']}"
+    return f"{hardware}, JAX {result['versions']['jax']}, {result['date']}"
+
+
+def main() -> int:
+    """Rewrites the section; returns the exit status."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        print(f"readme: {README} lacks the lines {BEGIN} and {END}", file=sys.stderr)
+        return 2
+    replace_text(README, f"{before}{BEGIN}\n\n{section()}\n\n{END}{after}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
