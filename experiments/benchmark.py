@@ -3,8 +3,8 @@
 python -m experiments.benchmark --config=configs/imagenet.py --presets=fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite
 python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16 --config.model.name=cifar_resnet8
 
-Compiles the step of every preset, then times them in turns: a round gives each of them --steps steps, in an order that
-rotates, and a ratio is the median of the rounds' own, so that it holds where the machine does other things besides.
+Compiles the step of every preset, then times them in turns: a round gives each of them --steps steps, in an order drawn
+anew, and a ratio is the median of the rounds' own, so that it holds where the machine does other things besides.
 --data=fixed (default) leaves one batch of synthetic images on the device and times the step alone; --data=pipeline
 takes what the config names through the input pipeline. --profile=DIR writes a trace of five steps each, for xprof and
 Perfetto. Arguments such as --config.batch_size=64 or --config.num_devices=1 go to every config.

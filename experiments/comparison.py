@@ -21,7 +21,6 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "top1": lambda s: 100 * s["eval"]["top1"],
     "train_loss": lambda s: s["train"]["loss"],
     "seconds": lambda s: s["train"]["seconds"] if s["train"]["first_step"] == 0 else None,
-    "compile_seconds": lambda s: s["train"]["compile_seconds"],
     "images_per_second": lambda s: s["train"]["examples_per_second"],
     "step_time_ms": lambda s: s["train"]["step_time_ms"],
     "host_mb": lambda s: s["memory"]["host_peak_bytes"] / 1e6,

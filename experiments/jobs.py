@@ -124,15 +124,14 @@ def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
 def share_of_cores(slot: int, slots: int) -> tuple[int, ...]:
     """The cores of one of `slots` runs at a time, which would otherwise wait for each other's threads.
 
+    As many for each slot, so that the speeds of runs can be compared: of 8 cores three runs get 2 each.
     None where a run has the machine for itself, or where the system cannot bind processes to cores.
     """
     if slots == 1 or not hasattr(os, "sched_getaffinity"):
         return ()
     cores = sorted(os.sched_getaffinity(0))
-    if slots >= len(cores):
-        return (cores[slot % len(cores)],)
-    first, last = (end * len(cores) // slots for end in (slot, slot + 1))
-    return tuple(cores[first:last])
+    share = len(cores) // slots
+    return tuple(cores[slot * share : (slot + 1) * share]) if share else (cores[slot % len(cores)],)
 
 
 def _begin(cores: tuple[int, ...]) -> None:

@@ -2,8 +2,8 @@
 
 python -m experiments.readme
 
-Takes what is there: sweep_precision.json, versus_*.json (of a CPU the float32 rows), benchmark_*.json of GPUs, what
-aot_h200.json says of batch 256, and loss_scale_overhead.json.
+Takes sweep_precision.json and loss_scale_overhead.json, and what is there of these: versus_*.json (of a
+CPU the float32 rows), benchmark_*.json of GPUs, and what aot_h200.json says of batch 256.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ def accuracy(result: dict[str, Any]) -> str:
         mean, deviation = variant["top1"]
         told, found = "", variant["difference_top1"]
         if found:
-            low, high = (round(end, 2) + 0.0 for end in found["interval"])  # no "-0.00"
-            told = f"{round(found['mean'], 2) + 0.0:+.2f} points ({low:+.2f} to {high:+.2f})"
+            told = f"{round(found['mean'], 2) + 0.0:+.2f} points"  # no "-0.00"
+            ends = [f"{round(end, 2) + 0.0:+.2f}" for end in found["interval"] or ()]
+            told += f" ({' to '.join(ends)})" if ends else ""
         skipped = variant["skipped_steps"][0] * variant["n"]
         lines.append(f"| `{variant['name']}` | {mean:.2f} ± {deviation:.2f} % | {told} | {skipped:g} |")
-    seconds = [variant["seconds"][0] for variant in result["variants"]]
+    seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
+    notes = "".join(f" {note}." for note in result["notes"])
     return "\n".join(lines) + (
         f"\n\nDigits, {result['model']}, mean ± standard deviation over seeds, differences seed by seed; "
         f"{min(seconds):.0f} to {max(seconds):.0f} s of training a run. "
-        f"`python -m experiments.sweep --sweep=experiments/sweeps/precision.py`, {_where(result)}."
+        f"`python -m experiments.sweep --sweep=experiments/sweeps/precision.py --jobs=2`, {_where(result)}.{notes}"
     )
 
 
 def peers(result: dict[str, Any]) -> str:
     """Steps in turns with those of others."""
-    on_gpu = result["device"]["platform"] == "gpu"
-    rows = [row for row in result["rows"] if on_gpu or row["dtype"] == "fp32"]
+    rows = [row for row in result["rows"] if _on_gpu(result) or row["dtype"] == "fp32"]
     return f"{_lines(versus.table(rows, result['loss_steps']))}`{result['command']}`, {_where(result)}."
 
 
@@ -87,16 +88,19 @@ def overhead(result: dict[str, Any]) -> str:
 def section() -> str:
     """The whole section, of the files that are there."""
     parts = [accuracy(_read("sweep_precision"))]
-    for name in _names("versus_"):
-        parts.append(peers(_read(name)))
-    on_gpus = [result for result in map(_read, _names("benchmark_")) if result["device"]["platform"] == "gpu"]
-    parts += map(speed, on_gpus)
+    compared, timed = ([_read(name) for name in _names(prefix)] for prefix in ("versus_", "benchmark_"))
+    parts += map(peers, compared)
+    parts += (speed(result) for result in timed if _on_gpu(result))
     if "aot_h200" in _names("aot_"):
         parts.append(deviceless(_read("aot_h200")))
     parts.append(overhead(_read("loss_scale_overhead")))
-    if not on_gpus:
+    if not any(map(_on_gpu, [*compared, *timed])):
         parts.append("No GPU was at hand yet: nothing here is a time on one.")
     return "\n\n".join(parts)
+
+
+def _on_gpu(result: dict[str, Any]) -> bool:
+    return result["device"]["platform"] == "gpu"
 
 
 def _lines(table: list[str]) -> str:

@@ -27,7 +27,6 @@ Table = tuple[list[str], list[list[str]]]
 PAIR_ROWS = (
     ("training time", "seconds", "{:.1f} s"),
     ("images per second", "images_per_second", "{:,.0f}"),
-    ("compilation", "compile_seconds", "{:.1f} s"),
     ("test top-1", "top1", "{:.2f} %"),
     ("training loss at the end", "train_loss", "{:.4g}"),
     ("host memory", "host_mb", "{:,.0f} MB"),

@@ -6,6 +6,7 @@ import datetime
 import json
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -38,7 +39,7 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     """Writes `results` with the command, the date and the processor to ``experiments/results/NAME.json``."""
     path = RESULTS / f"{name}.json"
     header = {
-        "command": "python -m " + " ".join([f"experiments.{pathlib.Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": _command(),
         "date": datetime.date.today().isoformat(),
         "processor": _processor(),
     }
@@ -47,14 +48,18 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
 
 
 def take_turns(contenders: Sequence[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> None:
-    """Appends to each one's `seconds` what a step takes in each round, in an order that rotates.
+    """Appends to each one's `seconds` what a step takes in each round, in an order that is drawn anew.
+
+    A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
 
     Args:
       contenders: each has `take(steps)`, which waits for the last step, and a list `seconds`.
       label: what a contender is called in the line that is printed after a round.
     """
+    order = np.random.default_rng(0)
     for index in range(rounds):
-        for contender in contenders[index % len(contenders) :] + contenders[: index % len(contenders)]:
+        for contender in (contenders[i] for i in order.permutation(len(contenders))):
+            contender.take(1)
             started = time.perf_counter()
             contender.take(steps)
             contender.seconds.append((time.perf_counter() - started) / steps)
@@ -74,6 +79,12 @@ def program_bytes(compiled: Any) -> int:
     memory = compiled.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return needed - memory.alias_size_in_bytes
+
+
+def _command() -> str:
+    """The command line, without the directories of this machine."""
+    arguments = [re.sub(r"(^|=)/\S*/(?=[^/])", r"\1.../", argument) for argument in sys.argv[1:]]
+    return " ".join([f"python -m experiments.{pathlib.Path(sys.argv[0]).stem}", *arguments])
 
 
 def _processor() -> str:

@@ -55,7 +55,7 @@ class Task:
         """Submits the run, on some cores of the machine."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         self.job, self.slot = jobs.submit(executor, jobs.Job(self.run.arguments, self.directory, cores)), slot
-        write_json(self._job_file, {"id": self.job.job_id, "folder": str(self.job.paths.folder)})
+        write_json(self._job_file, {"id": self.job.job_id, "folder": str(self.job.paths.folder), "slot": slot})
         self.state = RUNNING
 
     def find(self) -> None:
@@ -63,9 +63,10 @@ class Task:
         try:
             earlier = json.loads(self._job_file.read_text())
         except (OSError, ValueError):
-            earlier = None
+            earlier = {}
+        slot = earlier.pop("slot", None)
         if workdir.in_use(self.directory):
-            self.state = RUNNING
+            self.state, self.slot = RUNNING, slot
         elif self.summary():
             self.state, self.exit_status = FINISHED, 0
         elif earlier and (job := jobs.still_queued(**earlier)):
@@ -117,7 +118,8 @@ class Scheduler:
             task.look()
         for task in self.tasks:
             if task.state == WAITING and len(self.running()) < self._limit:
-                slot = min(set(range(self._limit)) - {other.slot for other in self.running()})
+                taken = {other.slot for other in self.running()}
+                slot = min(set(range(self._limit)) - taken, default=0)
                 alone = self._executor.cluster != "local"
                 task.start(self._executor, slot, () if alone else jobs.share_of_cores(slot, self._limit))
         if [task.state for task in self.tasks] != before:

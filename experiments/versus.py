@@ -9,7 +9,7 @@ and compiled. Who cannot take part is named, and the others go on.
 
 All begin with the same weights on the same batch of random images, with the same SGD (Nesterov momentum 0.9, 1e-4 of
 L2 on the kernels), and the loss after --loss_steps steps is told for each. Then they are timed: a round gives each of
-them --steps steps, in an order that rotates, and a ratio is the median of the rounds' own. Prints a table for every
+them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own. Prints a table for every
 model and writes versus_NAME.json and .png to experiments/results (NAME from --name, else the device).
 """
 
@@ -35,7 +35,6 @@ from mixedres import summary
 from mixedres.config import ConfigError
 
 DTYPES = tuple(ours.PRESETS)
-WARMUP = 2
 
 
 def candidates(task: Task, dtype: str, flax: pathlib.Path | None) -> Iterator[tuple[str, Callable[[], Contender]]]:
@@ -160,24 +159,21 @@ def main(argv: list[str]) -> int:
         ]
         if options.flax is None:
             missing.append("Flax example: give a checkout of its repository with --flax=DIR")
+        device = summary.device(jax.devices()[:1])
+        versions = summary.versions() | pytorch.versions() | flax_example.versions(options.flax)
+        result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+        result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
+        name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"
         for task in tasks:
             contenders, losses, absent = gather(task, options.dtypes, options.flax, options.loss_steps)
-            missing += absent
-            for contender in contenders:
-                contender.take(WARMUP)
+            missing = list(dict.fromkeys([*missing, *absent]))
             runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
             found += rows(task, contenders, losses)
+            path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
     except ConfigError as error:
         print(f"versus: {error}", file=sys.stderr)
         return 2
-    missing = list(dict.fromkeys(missing))
     print("\n".join(["", *table(found, options.loss_steps), "", *(f"did not take part: {line}" for line in missing)]))
-    device = summary.device(jax.devices()[:1])
-    versions = summary.versions() | pytorch.versions() | flax_example.versions(options.flax)
-    result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
-    result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
-    name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"
-    path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
     for row in found:
         row["preset"] = f"{row['model']}: {row['preset']}" if len(tasks) > 1 else row["preset"]
     plots.save(plots.benchmark(found, f"{options.models}, {device['kind']}"), path)

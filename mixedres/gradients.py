@@ -107,12 +107,18 @@ def _gradients(
 
 
 def _in_layout_of_params(grads: Any) -> Any:
-    """The same gradients, which XLA for GPUs may not leave in the layout that cuDNN writes them in.
+    """The same gradients, those of convolutions in the layout of their kernels.
 
-    It would then update the weights in that layout, copy weights and momentum into it, and their new values back.
+    XLA for GPUs would otherwise update the kernels in the layout that cuDNN writes gradients in: copy weights and
+    momentum into it, and their new values back.
     """
-    rows_first = jax.tree.map(lambda g: with_layout_constraint(g, Layout(tuple(range(g.ndim)))), grads)
-    return jax.lax.optimization_barrier(rows_first)
+
+    def fix(g: jax.Array) -> jax.Array:
+        if g.ndim < 4:
+            return g
+        return jax.lax.optimization_barrier(with_layout_constraint(g, Layout(tuple(range(g.ndim)))))
+
+    return jax.tree.map(fix, grads)
 
 
 def _mean_over_devices(grads: Any, dtype: Any) -> Any:

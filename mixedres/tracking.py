@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
-import sys
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from mixedres.files import without_nan, write_json
 
@@ -26,7 +25,7 @@ def is_installed() -> bool:
 
 
 class WeightsAndBiases:
-    """One run there; a continued run goes on in it.
+    """One run there, a context; a continued run goes on in it, and one that an exception leaves counts as failed.
 
     What fails after the start ends no run: it is said once, and no metrics are sent any more.
     """
@@ -50,6 +49,7 @@ class WeightsAndBiases:
                 name=directory.name,
                 id=_run_id(directory / ID),
                 resume="allow",
+                reinit="create_new",
                 dir=directory,
                 config=without_nan(dict(config)),
                 settings=wandb.Settings(console="off", x_disable_stats=True),
@@ -64,10 +64,13 @@ class WeightsAndBiases:
         if self._run is not None:
             self._attempt(lambda: self._run.log({"step": step} | dict(values)))
 
-    def close(self) -> None:
-        """Sends what is left; the run counts as failed there where an exception is under way."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Sends what is left, which takes as long as the network does."""
         if self._run is not None:
-            self._attempt(lambda: self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1))
+            self._attempt(lambda: self._run.finish(exit_code=0 if kind is None else 1))
         self._run = None
 
     def _attempt(self, action: Callable[[], Any]) -> None:

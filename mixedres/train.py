@@ -57,9 +57,10 @@ def train(
             print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
         summary.announce(setup, directory)
-        document = _train(setup, directory, interrupts, group)
-        if group.is_writer:
-            _write_summary(directory / workdir.SUMMARY, document)
+        with contextlib.ExitStack() as outlasting:
+            document = _train(setup, directory, interrupts, group, outlasting)
+            if group.is_writer:
+                _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
     print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
     return document
@@ -121,8 +122,10 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = 
     return result
 
 
-def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group: Processes) -> dict[str, Any]:
-    """The run itself: state, compiled steps, loop; returns the summary."""
+def _train(
+    setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group: Processes, outlasting: contextlib.ExitStack
+) -> dict[str, Any]:
+    """The run itself: state, compiled steps, loop; returns the summary. `outlasting` closes what is done after that."""
     config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
@@ -130,7 +133,9 @@ def _train(setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group:
     saved.remove_partial()
     if group.is_writer:
         workdir.begin(directory, setup.resolved, setup.data)
-    tracker = _tracker(setup, directory) if group.is_writer else None
+    tracker = _tracker(setup, directory) if group.is_writer and config.wandb else None
+    if tracker:
+        outlasting.enter_context(tracker)
     first_step = int(state.step)
     started = time.perf_counter()
     train_step, eval_step = _compile(setup, state)
@@ -186,14 +191,12 @@ def _writers(
         raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
 
 
-def _tracker(setup: Setup, directory: pathlib.Path) -> tracking.WeightsAndBiases | None:
-    """The run at Weights & Biases, where the config asks for it."""
-    if not setup.config.wandb:
-        return None
+def _tracker(setup: Setup, directory: pathlib.Path) -> tracking.WeightsAndBiases:
+    """The run at Weights & Biases."""
     try:
         return tracking.WeightsAndBiases(setup.config.wandb, directory, setup.resolved)
     except tracking.TrackingError as error:
-        raise ConfigError(
+        raise TrainingError(
             f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
             "config.wandb out"
         ) from error

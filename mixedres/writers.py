@@ -43,7 +43,7 @@ class Writers:
         """Appends to `jsonl` and to events beside it, without the lines that the run will write again.
 
         These are the ones of steps after `first_step`, and its evaluation where that was not `evaluated` yet when its
-        checkpoint was written. `tracker` gets what makes a curve as well.
+        checkpoint was written. `tracker` gets what makes a curve as well, and is not closed.
 
         Raises:
           OSError: where a file cannot be opened.
@@ -77,11 +77,9 @@ class Writers:
         return self._lines.sync()
 
     def close(self) -> None:
-        """Flushes all."""
+        """Flushes both."""
         self._lines.close()
         self._events.close()
-        if self._tracker:
-            self._tracker.close()
 
 
 class NoWriters:

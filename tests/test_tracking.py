@@ -1,12 +1,13 @@
 """Weights & Biases, offline: what arrives there is what stands in metrics.jsonl."""
 
+import contextlib
 import json
 import struct
 
 import pytest
 
 from mixedres import tracking, train
-from mixedres.config import ConfigError
+from mixedres.config import ConfigError, TrainingError
 from tests import run_cases
 
 
@@ -71,16 +72,35 @@ def test_an_offline_run_and_its_continuation(tmp_path, monkeypatch):
 def test_what_fails_after_the_start_is_said_once_and_ends_nothing(tmp_path, monkeypatch, capsys):
     pytest.importorskip("wandb", reason="needs the extra wandb")
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    run = tracking.WeightsAndBiases("project", tmp_path, {})
 
     def gone(*args, **kwargs):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(run._run, "log", gone)
-    run.write(1, {"train/loss": 1.0})
-    run.write(2, {"train/loss": 1.0})
-    run.close()
+    with tracking.WeightsAndBiases("project", tmp_path, {}) as run:
+        monkeypatch.setattr(run._run, "log", gone)
+        run.write(1, {"train/loss": 1.0})
+        run.write(2, {"train/loss": 1.0})
     assert capsys.readouterr().out.count("Weights & Biases takes no metrics any more") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_comes_after_the_summary_and_tells_a_failure(fails, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    ends = []
+
+    def end(self, kind, *_):
+        ends.append((kind, (tmp_path / "summary.json").exists()))
+
+    def diverged(*args):
+        raise TrainingError("the network diverged")
+
+    monkeypatch.setattr(tracking.WeightsAndBiases, "__exit__", end)
+    if fails:
+        monkeypatch.setattr(train, "_check_outcome", diverged)
+    with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
+        train.train(run_cases.tiny(wandb="project"), tmp_path)
+    assert ends == [(TrainingError, False) if fails else (None, True)]
 
 
 def test_refused_without_the_package(tmp_path, monkeypatch):
@@ -97,5 +117,5 @@ def test_refused_where_nobody_is_logged_in(tmp_path, monkeypatch):
         raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    with pytest.raises(ConfigError, match=r"No API key configured.*WANDB_MODE=offline"):
+    with pytest.raises(TrainingError, match=r"No API key configured.*WANDB_MODE=offline"):
         train.train(run_cases.tiny(wandb="project"), tmp_path / "run")

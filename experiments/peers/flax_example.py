@@ -85,7 +85,7 @@ def load(checkout: pathlib.Path) -> tuple[ModuleType, ModuleType]:
     """
     found = [path for path in (checkout, checkout / "examples" / "imagenet") if (path / "train.py").is_file()]
     if not found or not (found[0] / "models.py").is_file():
-        raise MissingError(f"no examples/imagenet/train.py and models.py in {checkout}")
+        raise MissingError("--flax names no directory with examples/imagenet/train.py and models.py")
     # It looks for TensorFlow by itself, which must come before the stand-ins.
     importlib.import_module("flax.training.checkpoints")
     with (
@@ -167,6 +167,9 @@ def versions(checkout: pathlib.Path | None) -> dict[str, str]:
     """{'flax_example': commit} of the checkout; empty where there is none."""
     if checkout is None:
         return {}
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {"flax_example": found.stdout.strip()} if found.returncode == 0 else {}
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%H", "--", "."]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        found = ""
+    return {"flax_example": found} if found else {}

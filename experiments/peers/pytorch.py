@@ -6,7 +6,6 @@ The network is torchvision's where that is installed and has it, else the same m
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from typing import Any
 
@@ -15,8 +14,6 @@ import numpy as np
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task
 from mixedres.leaves import named_leaves
 
-# OpenMP's threads would otherwise spin for a while after every step, on cores that the next contender is timed on.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 try:
     import torch
     from torch import nn
@@ -55,8 +52,13 @@ class PyTorch:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "tf32" and self._device == "cpu":
             raise MissingError("has no TF32 on the CPU")
+        torch.backends.cudnn.benchmark = True
+        if compiled:  # beyond its limit of networks it would quietly not compile
+            torch._dynamo.config.recompile_limit = 64
         model = network(task.model, task.num_classes)
-        model.load_state_dict(state_dict(task), strict=False)
+        missing, unknown = model.load_state_dict(state_dict(task), strict=False)
+        if unknown or not all(name.endswith("num_batches_tracked") for name in missing):
+            raise ValueError(f"the weights do not fit: {[*unknown, *missing][:4]}")
         model = model.to(self._device, memory_format=torch.channels_last).train()
         decayed = [p for p in model.parameters() if p.ndim > 1]
         others = [p for p in model.parameters() if p.ndim <= 1]
@@ -66,7 +68,7 @@ class PyTorch:
             momentum=MOMENTUM,
             nesterov=True,
         )
-        self._scaler = torch.amp.GradScaler(self._device, enabled=dtype == "fp16")
+        self._scaler = torch.amp.GradScaler(self._device, init_scale=2.0**15, enabled=dtype == "fp16")
         self._model = torch.compile(model) if compiled else model
         images = torch.from_numpy(task.normalized.transpose(0, 3, 1, 2).copy())
         self._images = images.to(self._device, memory_format=torch.channels_last)
@@ -90,6 +92,7 @@ class PyTorch:
         """Of the tensors at the peak of one step, without those of other contenders on the same GPU."""
         if self._device == "cpu":
             return None
+        self._optimizer.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_allocated()
         self.take(1)

@@ -15,7 +15,13 @@ SCALES = (2.0**-8, 2.0**-4, 2**4, 2**8, 2**15, "dynamic")
 SWEEP = Sweep(
     question="Which loss scale does float16 need where gradients are small?",
     base="configs/digits.py",
-    overrides={"batch_size": 479, "epochs": 40, "label_smoothing": 0.0, "optimizer.learning_rate": 0.2},
+    overrides={
+        "model.name": "cifar_resnet8",
+        "batch_size": 479,
+        "epochs": 40,
+        "label_smoothing": 0.0,
+        "optimizer.learning_rate": 0.2,
+    },
     runs=[
         {"preset": "fp32", "seed": seed}
         if scale is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments import comparison, report
+from experiments import comparison, report, runs
 from mixedres.config import ConfigError
 
 TOP1 = {"fp32": (0.90, 0.92, 0.94), "fp16": (0.91, 0.92, 0.96), "fp16,loss_scale=1": (0.5,)}
@@ -18,6 +18,7 @@ def summary(top1, rate, first_step=0):
         "model": "cifar_resnet20",
         "eval": {"top1": top1},
         "train": {
+            "loss": 50 / rate,
             "seconds": 1000 / rate,
             "first_step": first_step,
             "compile_seconds": 5.0,
@@ -89,7 +90,7 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path, capsys):
     assert report.main([str(directory)]) == 0
     out = capsys.readouterr().out
     assert "note: line 9 of results.jsonl is not whole" in out and "note: bf16 is failed" in out
-    assert "| fp16 | 3 | 93.00 ± 2.65 % | +1.00 points (-1.48 to +3.48, n=3) | 6 |" in out
+    assert "| fp16 | 3 | 93.00 ± 2.65 % | +1.00 points (-1.48 to +3.48, n=3) | 0.3047 ±" in out
     page, text = ((directory / name).read_text() for name in ("report.html", "report.md"))
     assert page.count("<svg") == 3 and "<script" not in page
     assert "<b>no room" not in page and "&lt;b&gt;no room" in page and "Is it &lt;good&gt;?" in page
@@ -97,6 +98,18 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path, capsys):
         assert f"plots/{name}.png" in text and (directory / "plots" / f"{name}.png").stat().st_size > 5000
     # The two-column table is of fp16 and its baseline.
     assert "| test top-1 | 93.00 % | 92.00 % |" in text and "| device memory | 4 MB | 4 MB |" in text
+
+
+def test_the_numbers_are_kept_under_a_name(tmp_path, monkeypatch):
+    directory = write(tmp_path / "sweep")
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    assert report.main([str(directory), "--name=test"]) == 0
+    kept = json.loads((tmp_path / "sweep_test.json").read_text())
+    fp32, fp16, _ = kept["variants"]
+    assert fp32["n"] == 3 and fp32["difference_top1"] is None and fp32["top1"] == pytest.approx([92.0, 2.0])
+    assert fp16["difference_top1"]["mean"] == pytest.approx(1.0) and fp16["difference_top1"]["n"] == 3
+    assert fp16["ratio_train_loss"]["mean"] == pytest.approx((1 / 1.5 / 1.5 / 2.0) ** (1 / 3))
+    assert all((tmp_path / f"sweep_test_{picture}.png").exists() for picture in ("accuracy", "curves"))
 
 
 def test_any_pair_can_stand_side_by_side(tmp_path, capsys):
