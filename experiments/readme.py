@@ -20,7 +20,7 @@ README = pathlib.Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end of the results -->"
 
 IN_TURNS = (
-    "Training steps from equal weights on one batch, timed in turns; where our time / its is below 1, ours is faster."
+    "Training steps from equal weights, timed in turns; where our time / its is below 1, ours is faster."
 )
 
 
