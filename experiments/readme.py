@@ -19,9 +19,7 @@ from mixedres.files import replace_text
 README = pathlib.Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end of the results -->"
 
-IN_TURNS = (
-    "Training steps from equal weights, timed in turns; where our time / its is below 1, ours is faster."
-)
+IN_TURNS = "Training steps from equal weights, timed in turns; where our time / its is below 1, ours is faster."
 
 
 def accuracy(result: dict[str, Any]) -> str:
