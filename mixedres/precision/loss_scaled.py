@@ -99,7 +99,10 @@ def _all_finite(tree: Any) -> jax.Array:
     what is left of all, joined; without the barrier XLA would take the joined array apart again.
     """
     rows = [_finite_rows(jnp.asarray(x)) for x in jax.tree.leaves(tree) if is_inexact(x)]
-    return jax.lax.optimization_barrier(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
+    joined: jax.Array = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
+        jnp.concatenate([jnp.ones(1, bool), *rows])
+    )
+    return joined.all()
 
 
 def _finite_rows(x: jax.Array) -> jax.Array:
