@@ -314,3 +314,36 @@ def test_a_loss_that_is_not_finite_is_no_step_even_where_the_gradients_are():
 )
 def test_when_skipping_a_step_mends_nothing(scale, exhausted):
     assert scale.exhausted.dtype == bool and scale.exhausted == exhausted
+
+
+SHAPES = [(), (3,), (5000,), (0, 4), (2, 3), (100_000, 2), (3, 3, 16, 64), (512, 1000)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_bad_number_anywhere_is_found(shape, bad):
+    tx = loss_scaled(optax.sgd(1.0), NoOpLossScale())
+    grads = {"other": jnp.ones((2, 2)), "this": np.ones(shape, np.float32)}
+    state, update = tx.init(grads), jax.jit(tx.update)
+    assert update(grads, state)[1].grads_finite
+    size = grads["this"].size
+    for place in {0, size // 2, size - 1} if size else ():
+        spoiled = grads["this"].copy()
+        spoiled.flat[place] = bad
+        assert not update(grads | {"this": spoiled}, state)[1].grads_finite
+
+
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+@pytest.mark.parametrize("spec", [("x", None), (None, "x")])
+def test_gradients_that_are_sharded_are_checked_too(axis_type, spec):
+    """As in fully sharded training, with shardings in the types of the arrays (Explicit) or not."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(getattr(jax.sharding.AxisType, axis_type),))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    tx = loss_scaled(optax.sgd(1.0), NoOpLossScale())
+    with jax.set_mesh(mesh):
+        grads = {"kernel": jax.device_put(jnp.ones((64, 64)), sharding), "bias": jnp.ones(8)}
+        state, update = tx.init(grads), jax.jit(tx.update)
+        updates, after = update(grads, state)
+        assert after.grads_finite and updates["kernel"].sharding.is_equivalent_to(sharding, 2)
+        spoiled = jax.device_put(jnp.ones((64, 64)).at[63, 63].set(jnp.inf), sharding)
+        assert not update(grads | {"kernel": spoiled}, state)[1].grads_finite
