@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any, NamedTuple
 
 import jax
@@ -71,7 +72,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         scaled_grads: Any, state: LossScaledState, params: Any = None, **extra: Any
     ) -> tuple[Any, LossScaledState]:
         grads = state.loss_scale.unscale(scaled_grads)
-        finite = _all_finite((grads, extra.get("value")))
+        finite = _all_finite((state.loss_scale.unscale(_join_vectors(scaled_grads)), extra.get("value")))
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
         updates = jax.tree.map(lambda u: _keep(finite, u), updates)
         # The cast keeps the state's dtypes from one step to the next where an optimizer mixes them.
@@ -99,17 +100,37 @@ def _all_finite(tree: Any) -> jax.Array:
     what is left of all, joined; without the barrier XLA would take the joined array apart again.
     """
     rows = [_finite_rows(jnp.asarray(x)) for x in jax.tree.leaves(tree) if is_inexact(x)]
-    joined: jax.Array = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
-        jnp.concatenate([jnp.ones(1, bool), *rows])
-    )
-    return joined.all()
+    return _held(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
 
 
 def _finite_rows(x: jax.Array) -> jax.Array:
     """A short boolean vector that is all true where `x` is finite."""
     finite = jnp.isfinite(x)
     # Arrays whose type says that they are sharded can be joined with no others.
-    is_sharded = any(axis is not None for axis in jax.typeof(x).sharding.spec)
-    if is_sharded or (x.size > 4096 and (x.ndim == 1 or x.shape[-1] < 32)):
+    if _is_sharded(x) or (x.size > 4096 and (x.ndim == 1 or x.shape[-1] < 32)):
         return finite.all()[None]
     return finite.all(-1).ravel() if x.ndim > 1 else finite.ravel()
+
+
+def _join_vectors(tree: Any) -> list[Any]:
+    """The inexact leaves of `tree`, with one long vector in place of the many short ones of each dtype.
+
+    The check then unscales a copy of them in one kernel. Sharing the quotients with the update, as XLA does by itself,
+    takes a kernel for each.
+    """
+    leaves: list[Any] = []
+    vectors: dict[Any, list[Any]] = collections.defaultdict(list)
+    for x in (jnp.asarray(x) for x in jax.tree.leaves(tree) if is_inexact(x)):
+        is_short = x.ndim == 1 and x.size <= 4096 and not _is_sharded(x)
+        (vectors[x.dtype] if is_short else leaves).append(x)
+    return leaves + [_held(jnp.concatenate(short)) for short in vectors.values()]
+
+
+def _is_sharded(x: jax.Array) -> bool:
+    return any(axis is not None for axis in jax.typeof(x).sharding.spec)
+
+
+def _held(x: jax.Array) -> jax.Array:
+    """`x`, which XLA must have in one piece."""
+    held: jax.Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    return held
