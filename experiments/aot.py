@@ -102,6 +102,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--batch", default="256", help="images, comma-separated")
     parser.add_argument("--name", help="of the file of results (default aot_GPU)")
     options, rest = parser.parse_known_args(argv)
+    options.presets = runs.names("presets", options.presets)
     unknown = [gpu for gpu in options.gpu.split(",") if gpu not in GPUS]
     if unknown:
         raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
@@ -117,7 +118,7 @@ def main(argv: list[str]) -> int:
         options, rest = parse(argv)
         for gpu in options.gpu.split(","):
             for batch in map(int, options.batch.split(",")):
-                for preset in options.presets.split(","):
+                for preset in options.presets:
                     given = [f"--config={options.config}:{preset}", f"--config.batch_size={batch}", *rest]
                     compiled = compile_step([*given, "--config.data.name=synthetic"], gpu)
                     rows.append({"gpu": gpu, "batch": batch, "preset": preset} | measure(compiled, batch))

@@ -40,7 +40,7 @@ WARMUP, PROFILED = 3, 5
 IMAGENET = {"num_classes": 1000, "train_examples": 1_281_167}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Contender:
     """The compiled step of a preset, with its state and what feeds it.
 
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
             options, rest = parse(argv)
-            for preset in options.presets.split(","):
+            for preset in runs.names("presets", options.presets):
                 given = [f"--config={options.config}:{preset}", *rest]
                 contenders.append(prepare(preset, given, stack, fixed=options.data == "fixed"))
                 print(f"{preset}: compiled in {contenders[-1].compile_seconds:.1f} s", flush=True)
@@ -184,7 +184,12 @@ def main(argv: list[str]) -> int:
             return 2
         for contender in contenders:
             contender.take(WARMUP)
-        runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.preset)
+        failed = runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.preset)
+        for one, error in failed:
+            contenders.remove(one)
+            print(f"benchmark: {one.preset} failed: {runs.one_line(error)}", file=sys.stderr)
+        if not contenders:
+            return 1
         if options.profile:
             with jax.profiler.trace(options.profile, create_perfetto_trace=True):
                 for contender in contenders:
@@ -200,7 +205,7 @@ def main(argv: list[str]) -> int:
     path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})
     plots.save(plots.benchmark(rows, f"{setup.config.model.name}, {device['count']} x {device['kind']}"), path)
     print(path)
-    return 0
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -70,9 +70,10 @@ class Estimate:
 
 @dataclasses.dataclass
 class Results:
-    """A sweep as its directory has it: `question` and `baseline` from its file, `notes` on what is missing."""
+    """A sweep as its directory has it: what its file says, and `notes` on what is missing."""
 
     question: str
+    command: str
     baseline: dict[str, Any]
     variants: list[Variant]
     notes: list[str]
@@ -127,7 +128,8 @@ def read(directory: pathlib.Path) -> Results:
     notes += [f"{len(names)} {state}: {'; '.join(names)}" for state, names in missing.items()]
     if not variants:
         raise ConfigError(f"none of the runs in {directory} is finished; start experiments.sweep again")
-    return Results(sweep.get("question", ""), sweep.get("baseline", {}), list(variants.values()), notes)
+    told = sweep.get("question", ""), sweep.get("command", ""), sweep.get("baseline", {})
+    return Results(*told, list(variants.values()), notes)
 
 
 def difference(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
@@ -162,7 +164,11 @@ def document(results: Results) -> dict[str, Any]:
         )
     return {
         "question": results.question,
+        "sweep": results.command,
         "model": first["model"],
+        "data": first["data"],
+        "date": max(summary["date"] for variant in results.variants for summary in variant.summaries.values()),
+        "processor": first["device"]["processor"],
         "device": first["device"],
         "versions": first["versions"],
         "notes": results.notes,

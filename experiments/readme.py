@@ -41,9 +41,9 @@ def accuracy(result: dict[str, Any]) -> str:
     seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
     notes = "".join(f" {note}." for note in result["notes"])
     return "\n".join(lines) + (
-        f"\n\nDigits, {result['model']}, mean ± standard deviation over seeds, differences seed by seed; "
-        f"{min(seconds):.0f} to {max(seconds):.0f} s of training a run. "
-        f"`python -m experiments.sweep --sweep=experiments/sweeps/precision.py --jobs=2`, {_where(result)}.{notes}"
+        f"\n\n{result['data'].capitalize()}, {result['model']}, mean ± standard deviation over seeds, differences "
+        f"seed by seed; {min(seconds):.0f} to {max(seconds):.0f} s of training a run. "
+        f"`{result['sweep']}`, {_where(result)}.{notes}"
     )
 
 
@@ -131,7 +131,12 @@ def main() -> int:
     if not end:
         print(f"readme: {README} lacks the lines {BEGIN} and {END}", file=sys.stderr)
         return 2
-    replace_text(README, f"{before}{BEGIN}\n\n{section()}\n\n{END}{after}")
+    try:
+        made = section()
+    except FileNotFoundError as error:
+        print(f"readme: {error.filename} is missing; docs/experiments.md says what makes it", file=sys.stderr)
+        return 2
+    replace_text(README, f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
     return 0
 
 

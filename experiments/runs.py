@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import pathlib
-import platform
 import re
 import subprocess
 import sys
@@ -15,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
+
+from mixedres import summary
+from mixedres.config import ConfigError
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -36,18 +38,19 @@ def newest_step(workdir: pathlib.Path) -> int:
 
 
 def write(name: str, results: dict[str, Any]) -> pathlib.Path:
-    """Writes `results` with the command, the date and the processor to ``experiments/results/NAME.json``."""
+    """Writes `results` with the command, the date and the processor to ``experiments/results/NAME.json``.
+
+    `results` can name a date and a processor of its own, where they are older than the file.
+    """
     path = RESULTS / f"{name}.json"
-    header = {
-        "command": _command(),
-        "date": datetime.date.today().isoformat(),
-        "processor": _processor(),
-    }
+    header = {"command": command(), "date": datetime.date.today().isoformat(), "processor": summary.processor()}
     path.write_text(json.dumps(header | results, indent=2) + "\n")
     return path
 
 
-def take_turns(contenders: Sequence[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> None:
+def take_turns(
+    contenders: Sequence[Any], rounds: int, steps: int, label: Callable[[Any], str]
+) -> list[tuple[Any, Exception]]:
     """Appends to each one's `seconds` what a step takes in each round, in an order that is drawn anew.
 
     A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
@@ -55,16 +58,44 @@ def take_turns(contenders: Sequence[Any], rounds: int, steps: int, label: Callab
     Args:
       contenders: each has `take(steps)`, which waits for the last step, and a list `seconds`.
       label: what a contender is called in the line that is printed after a round.
+
+    Returns:
+      Those that failed, each with its error, such as memory that did not suffice; from then on they took no part.
     """
     order = np.random.default_rng(0)
+    left, failed = list(contenders), []
     for index in range(rounds):
-        for contender in (contenders[i] for i in order.permutation(len(contenders))):
-            contender.take(1)
-            started = time.perf_counter()
-            contender.take(steps)
-            contender.seconds.append((time.perf_counter() - started) / steps)
-        times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
+        for contender in [left[i] for i in order.permutation(len(left))]:
+            try:
+                contender.take(1)
+                started = time.perf_counter()
+                contender.take(steps)
+            except Exception as error:
+                left.remove(contender)
+                failed.append((contender, error))
+            else:
+                contender.seconds.append((time.perf_counter() - started) / steps)
+        times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in left)
         print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
+    return failed
+
+
+def one_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
+    return f"{type(error).__name__}: {reason}"
+
+
+def names(option: str, given: str) -> list[str]:
+    """What a comma-separated option lists.
+
+    Raises:
+      ConfigError: where nothing stands between two commas, or a name twice.
+    """
+    found = given.split(",")
+    if "" in found or len(set(found)) < len(found):
+        raise ConfigError(f"--{option}={given} must name each of one or more once, with commas between them")
+    return found
 
 
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
@@ -81,16 +112,7 @@ def program_bytes(compiled: Any) -> int:
     return needed - memory.alias_size_in_bytes
 
 
-def _command() -> str:
-    """The command line, without the directories of this machine."""
+def command() -> str:
+    """The command line of this process, without the directories of this machine."""
     arguments = [re.sub(r"(^|=)/\S*/(?=[^/])", r"\1.../", argument) for argument in sys.argv[1:]]
     return " ".join([f"python -m experiments.{pathlib.Path(sys.argv[0]).stem}", *arguments])
-
-
-def _processor() -> str:
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

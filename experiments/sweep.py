@@ -15,7 +15,6 @@ exit status: 0 all runs are finished; 1 some failed; 2 a mistake in what was giv
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import pathlib
@@ -35,7 +34,7 @@ from experiments.plan import RESULTS, SWEEP
 from experiments.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
 from mixedres import workdir
 from mixedres.config import ConfigError, flatten
-from mixedres.files import write_json
+from mixedres.files import lock, write_json
 
 _COLORS = {WAITING: "dim", RUNNING: "cyan", FINISHED: "green", FAILED: "red", INTERRUPTED: "yellow"}
 
@@ -46,6 +45,7 @@ class Display:
     def __init__(self, tasks: list[Task]):
         """Starts."""
         self._tasks, self._told = tasks, [WAITING for _ in tasks]
+        self._done: dict[str, tuple[str, str]] = {}  # what finished runs came to is read once
         self._live = rich.live.Live(self._table(), auto_refresh=False) if sys.stdout.isatty() else None
         if self._live:
             self._live.start()
@@ -77,12 +77,18 @@ class Display:
             self._tasks, key=lambda task: (RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING).index(task.state)
         )
         for task in order:
-            step = str(runs.newest_step(task.directory)) if task.state != WAITING else ""
             color = _COLORS[task.state]
-            table.add_row(
-                task.run.name, f"[{color}]{task.state}[/]", step, _result(task), rich.markup.escape(task.message)
-            )
+            message = rich.markup.escape(task.message)
+            table.add_row(task.run.name, f"[{color}]{task.state}[/]", *self._step_and_result(task), message)
         return table
+
+    def _step_and_result(self, task: Task) -> tuple[str, str]:
+        if task.run.name in self._done:
+            return self._done[task.run.name]
+        found = str(runs.newest_step(task.directory)) if task.state != WAITING else "", _result(task)
+        if task.state == FINISHED:
+            self._done[task.run.name] = found
+        return found
 
 
 def _result(task: Task) -> str:
@@ -153,14 +159,14 @@ def main(argv: list[str]) -> int:
         check_earlier(tasks)
         parameters = _executor_parameters(options)
         jobs.check(options.executor)
-        lock = _claim(out)
+        claimed = _claim(out)
         executor = jobs.make_executor(options.executor, out / "jobs", parameters)
     except ConfigError as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
-    with lock:
+    with claimed:
         told = {name: getattr(sweep, name) for name in ("question", "base", "overrides", "baseline")}
-        write_json(out / SWEEP, told | {"file": options.sweep, "more": more})
+        write_json(out / SWEEP, told | {"file": options.sweep, "more": more, "command": runs.command()})
         limit = options.jobs or (1 if options.executor == "local" else len(tasks))
         return _run(Scheduler(tasks, executor, limit, out), stop=options.executor == "local")
 
@@ -184,13 +190,11 @@ def _claim(out: pathlib.Path) -> Any:
     """The lock of the sweep's directory; raises ConfigError where another sweep has it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("a")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock(out / ".lock")
     except BlockingIOError:
         raise ConfigError(f"--out={out} is in use by another sweep; wait for it or name another") from None
     except OSError as error:
         raise ConfigError(f"--out={out} cannot be written ({error.strerror}); name another") from None
-    return lock
 
 
 def _run(scheduler: Scheduler, *, stop: bool) -> int:

@@ -63,8 +63,7 @@ def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int)
             except Exception as error:  # whatever keeps a peer from compiling or running here must not stop the others
                 if name.startswith("mixedres"):
                     raise
-                reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
-                missing.append(f"{name}, {dtype}: {type(error).__name__}: {reason}")
+                missing.append(f"{name}, {dtype}: {runs.one_line(error)}")
             else:
                 present.append(contender)
                 print(f"{task.model}, {name}, {dtype}: loss {losses[name, dtype]:.5f} at step {steps}", flush=True)
@@ -138,7 +137,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=0.01, help="constant (default 0.01)")
     parser.add_argument("--name", help="of the files of results (default: the device)")
     options = parser.parse_args(argv)
-    options.dtypes = options.dtypes.split(",")
+    options.models, options.dtypes = runs.names("models", options.models), runs.names("dtypes", options.dtypes)
     unknown = [dtype for dtype in options.dtypes if dtype not in DTYPES]
     if unknown:
         raise ConfigError(f"--dtypes={unknown[0]} is not known; use {', '.join(DTYPES)}")
@@ -155,7 +154,7 @@ def main(argv: list[str]) -> int:
         options = parse(argv)
         tasks = [
             ours.task(model, options.batch, options.image_size, options.num_classes, options.learning_rate)
-            for model in options.models.split(",")
+            for model in options.models
         ]
         if options.flax is None:
             missing.append("Flax example: give a checkout of its repository with --flax=DIR")
@@ -167,7 +166,12 @@ def main(argv: list[str]) -> int:
         for task in tasks:
             contenders, losses, absent = gather(task, options.dtypes, options.flax, options.loss_steps)
             missing = list(dict.fromkeys([*missing, *absent]))
-            runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
+            failed = runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
+            for one, error in failed:
+                if one.name.startswith("mixedres"):
+                    raise error
+                contenders.remove(one)
+                missing.append(f"{one.name}, {one.dtype}, in the timing: {runs.one_line(error)}")
             found += rows(task, contenders, losses)
             path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
     except ConfigError as error:
@@ -176,7 +180,7 @@ def main(argv: list[str]) -> int:
     print("\n".join(["", *table(found, options.loss_steps), "", *(f"did not take part: {line}" for line in missing)]))
     for row in found:
         row["preset"] = f"{row['model']}: {row['preset']}" if len(tasks) > 1 else row["preset"]
-    plots.save(plots.benchmark(found, f"{options.models}, {device['kind']}"), path)
+    plots.save(plots.benchmark(found, f"{', '.join(options.models)}, {device['kind']}"), path)
     print(path)
     return 0
 

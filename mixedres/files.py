@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import pathlib
-from typing import Any
+from typing import IO, Any
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -22,6 +23,38 @@ def replace_text(path: pathlib.Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # before the name is there, or a loss of power could leave an empty file under it
     os.replace(partial, path)
+
+
+def lock(path: pathlib.Path) -> IO[str]:
+    """Opens a file and locks it until it is closed, or until the process ends in whatever way.
+
+    Where the file system knows no locks, a warning says so.
+
+    Raises:
+      BlockingIOError: where another process has the lock.
+      OSError: where the file cannot be opened.
+    """
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError as error:
+        print(f"warning: {path.parent} cannot be locked ({error.strerror}); see to it that nothing else starts there")
+    return file
+
+
+def is_locked(path: pathlib.Path) -> bool:
+    """Whether a process holds the lock of this file, as far as the file system tells."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def without_nan(value: Any) -> Any:

@@ -31,7 +31,7 @@ class Resources:
         self._newest: dict[str, float] | None = None
         self._count, self._cpu_sum = 0, 0.0
         self._peaks: dict[str, float] = {}
-        self._cpu, self._at = self._cpu_seconds(), time.monotonic()
+        self._cpu, self._at = _cpu_seconds(self._processes()), time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(seconds,), name="resources", daemon=True)
         if seconds > 0:
@@ -58,8 +58,9 @@ class Resources:
         self._sample()
 
     def _sample(self) -> None:
-        cpu, now = self._cpu_seconds(), time.monotonic()
-        sample = {"cpu_percent": 100 * (cpu - self._cpu) / max(now - self._at, 1e-9), "rss_bytes": self._rss()}
+        processes = self._processes()
+        cpu, now = _cpu_seconds(processes), time.monotonic()
+        sample = {"cpu_percent": 100 * (cpu - self._cpu) / max(now - self._at, 1e-9), "rss_bytes": _rss(processes)}
         self._cpu, self._at = cpu, now
         used = [stats["bytes_in_use"] for device in self._devices if (stats := device.memory_stats())]
         if used:
@@ -71,15 +72,17 @@ class Resources:
             name: max(value, self._peaks.get(name, value)) for name, value in sample.items() if name != "cpu_percent"
         }
 
-    def _cpu_seconds(self) -> float:
-        """Of this process, its children, and those that have ended."""
-        own = self._process.cpu_times()
-        children = [_of(child, "cpu_times") for child in self._process.children(recursive=True)]
-        return sum(own[:4]) + sum(sum(times[:4]) for times in children if times)
+    def _processes(self) -> list[psutil.Process]:
+        return [self._process, *self._process.children(recursive=True)]
 
-    def _rss(self) -> int:
-        memory = [_of(process, "memory_info") for process in (self._process, *self._process.children(recursive=True))]
-        return sum(info.rss for info in memory if info)
+
+def _cpu_seconds(processes: list[psutil.Process]) -> float:
+    """Of these processes, and of their children that have ended."""
+    return sum(sum(times[:4]) for process in processes if (times := _of(process, "cpu_times")))
+
+
+def _rss(processes: list[psutil.Process]) -> int:
+    return sum(info.rss for process in processes if (info := _of(process, "memory_info")))
 
 
 def _of(process: psutil.Process, method: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import pathlib
 import platform
@@ -44,8 +45,19 @@ def _version(name: str) -> str | None:
 
 
 def device(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Platform, kind and number of the devices in use."""
-    return {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+    """Platform, kind and number of the devices in use, and the host's processor."""
+    kind = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+    return kind | {"processor": processor()}
+
+
+def processor() -> str:
+    """What the host's processor calls itself."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def memory(devices: Sequence[jax.Device], compiled_step: Any) -> dict[str, int | None]:
@@ -100,6 +112,7 @@ def document(
         "precision": setup.precision.name,
         "policy": str(setup.precision.policy),
         "model": setup.config.model.name,
+        "data": setup.config.data.name,
         "train": {
             "steps": steps,
             "first_step": first_step,  # the rates and seconds below are those of the steps since
@@ -122,6 +135,7 @@ def document(
         "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
         "resources": log.resources.summary(),
         "memory": memory(setup.devices, run.train_step),
+        "date": datetime.date.today().isoformat(),
         "device": device(setup.devices),
         "versions": versions(),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -14,7 +13,7 @@ from typing import IO, Any
 from mixedres import tracking
 from mixedres.config import ConfigError
 from mixedres.config_keys import KEYS
-from mixedres.files import write_json
+from mixedres.files import is_locked, lock, write_json
 
 CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     "config.json",
@@ -75,10 +74,10 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
             check_same(workdir, config)
             check_data(workdir, data or {})
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = _lock(workdir)
+        claimed = _lock(workdir)
         if clean:
             _remove_run(workdir)
-    return lock
+    return claimed
 
 
 def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | None = None) -> None:
@@ -97,14 +96,7 @@ def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | 
 
 def in_use(workdir: pathlib.Path) -> bool:
     """Whether a run is under way in `workdir`, as far as its lock tells."""
-    try:
-        with (workdir / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
+    return is_locked(workdir / LOCK)
 
 
 def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -257,15 +249,10 @@ def _check_contents(workdir: pathlib.Path) -> bool:
 
 
 def _lock(workdir: pathlib.Path) -> IO[str]:
-    lock = (workdir / LOCK).open("a")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock(workdir / LOCK)
     except BlockingIOError:
-        lock.close()
         raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
-    except OSError as error:
-        print(f"warning: {workdir} cannot be locked ({error.strerror}); see to it that no second run starts there")
-    return lock
 
 
 def _remove_run(workdir: pathlib.Path) -> None:

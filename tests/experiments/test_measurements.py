@@ -42,6 +42,8 @@ def test_a_benchmark_tells_what_was_timed(data, results, capsys):
     "arguments, words",
     [
         (["--presets=fp8"], "fp8"),
+        (["--presets="], "--presets= must name each of one or more once"),
+        (["--presets=fp16,fp16"], "--presets=fp16,fp16 must name each"),
         (["--rounds=0"], "--rounds=0 must be >= 1"),
         (["--config=configs/none.py"], "cannot be read"),
         (["--fast"], "'--fast' is no option of the benchmark"),
@@ -51,6 +53,28 @@ def test_a_wrong_benchmark_writes_nothing(arguments, words, results, capsys):
     assert benchmark.main(arguments) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1 and list(results.iterdir()) == []
+
+
+class Fails:
+    """A contender that takes so many steps and then runs out of memory."""
+
+    def __init__(self, name, steps):
+        self.name, self.left, self.seconds = name, steps, []
+
+    def take(self, steps):
+        self.left -= steps
+        if self.left < 0:
+            raise MemoryError("no memory left\nand a long story")
+
+
+def test_who_fails_in_the_timing_takes_no_further_part(capsys):
+    one, other = Fails("one", 100), Fails("other", 7)
+    failed = runs.take_turns([one, other], rounds=4, steps=2, label=lambda contender: contender.name)
+    assert [contender for contender, _ in failed] == [other] and runs.one_line(failed[0][1]) == (
+        "MemoryError: no memory left"
+    )
+    assert len(one.seconds) == 4 and len(other.seconds) == 2
+    assert capsys.readouterr().out.count("other") == 2
 
 
 @pytest.mark.parametrize("scale", gradient_range.SCALES)

@@ -33,7 +33,9 @@ def summary(top1, rate, first_step=0):
         },
         "resources": {"cpu_percent": 150.0},
         "loss_scale": {"skipped_steps": 2},
-        "device": {"count": 1, "kind": "cpu"},
+        "data": "digits",
+        "date": "2026-11-01",
+        "device": {"count": 1, "kind": "cpu", "processor": "a processor"},
         "versions": {"mixedres": "0", "jax": "0", "python": "0"},
     }
 

@@ -99,6 +99,7 @@ def test_the_flax_example_has_no_bfloat16(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--models="], "--models= must name each of one or more once"),
         (["--dtypes=fp8"], "--dtypes=fp8 is not known; use fp32, tf32, bf16, fp16"),
         (["--batch=0"], "--batch=0 must be >= 1"),
         (["--models=vgg16"], "vgg16"),
