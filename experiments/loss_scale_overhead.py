@@ -27,24 +27,25 @@ BATCH = 128
 
 
 def unchecked(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`tx` in the place of a loss-scaled optimizer: no scale, no finite check, nothing to select."""
+    """`tx` in the place of a loss-scaled optimizer: no scale, no finite check, and every step is taken."""
 
     def init(params):
         return precision.LossScaledState(tx.init(params), precision.NoOpLossScale(), jnp.asarray(True))
 
-    def update(grads, state, params):
+    def update(grads, state, params, *, value):
+        del value
         updates, inner = tx.update(grads, state.inner_state, params)
         return updates, precision.LossScaledState(inner, state.loss_scale, jnp.asarray(True))
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def make(tx: optax.GradientTransformation, preset: str):
-    """(compiled step, state, batch) of ResNet-20 in `preset`."""
+def make(tx: optax.GradientTransformation, preset: str, name: str = "cifar_resnet20"):
+    """(compiled step, state, batch) of a network in `preset`."""
     chosen = precision.get(preset)
     source = data.load("synthetic", image_size=32, batch_size=BATCH, num_classes=10, train_examples=BATCH)
     model = models.create(
-        "cifar_resnet20",
+        name,
         num_classes=10,
         policy=chosen.policy,
         norm_policy=chosen.norm_policy,

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from mixedres import autocast, data, models, normalize, optimizers, precision, step
 from mixedres.config import ConfigError, errors, flatten, validate
 from mixedres.config_keys import duration_in_steps
+from mixedres.devices import devices_and_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +110,16 @@ class Setup:
 
     def init_state(self) -> step.TrainState:
         """The state before the first step; traceable, so that `jax.eval_shape` tells its structure."""
+        return step.init_state(self._init_variables(), self.tx, ema=self.config.ema_decay > 0)
+
+    @property
+    def variable_shapes(self) -> dict[str, Any]:
+        """{'params', 'batch_stats'} of the network as shapes."""
+        return jax.eval_shape(self._init_variables)
+
+    def _init_variables(self) -> dict[str, Any]:
         images = jnp.zeros((1, *self.source.image_shape))
-        variables = self.model.init(jax.random.key(self.config.seed), images, train=False)
-        return step.init_state(variables, self.tx, ema=self.config.ema_decay > 0)
+        return self.model.init(jax.random.key(self.config.seed), images, train=False)
 
     def train_step(self) -> Callable[..., Any]:
         """The jitted (state, batch) -> (state, metrics)."""
@@ -141,6 +149,8 @@ class Setup:
             "label_smoothing": self.config.label_smoothing,
             "microbatches": self.config.microbatches,
             "allreduce_dtype": self.precision.policy.compute_dtype if in_half else None,
+            "learns": optimizers.path_mask(self.config.train_only) if self.config.train_only else None,
+            "frozen_statistics": self.config.batch_norm.frozen,
         }
 
 
@@ -152,7 +162,7 @@ def build(config: ConfigDict) -> Setup:
     """
     validate(config)
     chosen, loss_scale = _precision(config)
-    mesh, batch_size = _devices_and_batch(config)
+    mesh, batch_size = devices_and_batch(config)
     with errors("config.data"):
         source = data.load(**config.data, batch_size=batch_size)
     if source.train_examples < batch_size:
@@ -176,7 +186,7 @@ def build(config: ConfigDict) -> Setup:
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
     total_steps = config.steps or in_steps(config.epochs)
     learning_rate, tx = _optimizer(config, batch_size, total_steps, in_steps)
-    return Setup(
+    setup = Setup(
         config=config,
         precision=chosen,
         source=source,
@@ -191,6 +201,17 @@ def build(config: ConfigDict) -> Setup:
         learning_rate=learning_rate,
         tx=precision.loss_scaled(tx, loss_scale),
     )
+    _check_what_learns(setup)
+    return setup
+
+
+def _check_what_learns(setup: Setup) -> None:
+    pattern = setup.config.train_only
+    if pattern and not any(jax.tree.leaves(optimizers.path_mask(pattern)(setup.variable_shapes["params"]))):
+        raise ConfigError(
+            f"config.train_only={pattern} is found in no parameter path; they look like /head/kernel and "
+            "/block_layer1_1/conv1/kernel"
+        )
 
 
 def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
@@ -231,45 +252,12 @@ def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
     return {"lists": moves or None, "level": level}
 
 
-def _devices(wanted: int | None) -> list[jax.Device]:
-    """As many of every process, in the order of the processes, so that a process's `shard` is on its own devices."""
-    devices, hosts = jax.devices(), jax.process_count()
-    count = wanted or len(devices)
-    if count > len(devices):
-        there = "this machine has" if hosts == 1 else f"the {hosts} processes have"
-        raise ConfigError(f"config.num_devices is {count}, but {there} {len(devices)} ({devices[0].platform})")
-    each = [[device for device in devices if device.process_index == host] for host in range(hosts)]
-    if count % hosts or min(map(len, each)) < count // hosts:
-        have = ", ".join(str(len(own)) for own in each)
-        raise ConfigError(
-            f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
-            "give all of them as many, or set config.num_devices to a number that they can share"
-        )
-    return [device for own in each for device in own[: count // hosts]]
-
-
-def _devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
-    """The mesh, and the global batch size, which the devices and microbatches divide."""
-    devices = _devices(config.num_devices)
-    count = len(devices)
-    batch_size = config.batch_size or config.batch_size_per_device * count
-    parts = count * config.microbatches
-    if batch_size % parts:
-        below = batch_size // parts * parts
-        nearest = f"{below} and {below + parts}" if below else f"{parts}"
-        raise ConfigError(
-            f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
-            f"{config.microbatches}); the nearest sizes that are: {nearest}"
-        )
-    return step.make_mesh(devices), batch_size
-
-
 def _optimizer(
     config: ConfigDict, batch_size: int, total_steps: int, in_steps: Callable[[Any], int]
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
     """The schedule, its peak scaled with the batch, and the optimizer that follows it."""
     options = config.optimizer.to_dict()
-    reference = options.pop("lr_batch_size")
+    reference, layer_decay = options.pop("lr_batch_size"), options.pop("layer_decay")
     peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)
     with errors("config.schedule"):
         learning_rate = optimizers.schedule(
@@ -283,4 +271,10 @@ def _optimizer(
             power=config.schedule.power,
         )
     with errors("config.optimizer"):
-        return learning_rate, optimizers.create(options.pop("name"), learning_rate, **options)
+        tx = optimizers.create(options.pop("name"), learning_rate, **options)
+    if layer_decay < 1:
+        tx = optimizers.with_layer_decay(tx, layer_decay)
+    if config.train_only:
+        with errors("config.train_only"):
+            tx = optimizers.restricted(tx, config.train_only)
+    return learning_rate, tx

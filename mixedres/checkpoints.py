@@ -138,7 +138,8 @@ class Checkpoints:
     def restore_newest(self, like: Any) -> tuple[Any, dict[str, Any], list[int]]:
         """The newest state that is whole, its record, and the steps of newer checkpoints that are not.
 
-        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`).
+        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`); None: whatever
+        is there, as dictionaries of numpy arrays.
 
         Raises:
           OSError: where none of the checkpoints is whole; its text is one line.
@@ -152,6 +153,8 @@ class Checkpoints:
         if step < 0:
             raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
         metadata = self._manager.item_metadata(step)
+        if like is None:
+            like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), dict(metadata.tree))
         _check_arrays(step, metadata.tree, like)
         return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
 

@@ -21,6 +21,7 @@ AXIS = "data"
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 ApplyFn = Callable[..., Any]
+MaskFn = Callable[[Any], Any]
 
 
 def scaled_grads(
@@ -33,12 +34,15 @@ def scaled_grads(
     label_smoothing: float = 0.0,
     microbatches: int = 1,
     allreduce_dtype: Any = None,
+    learns: MaskFn | None = None,
+    frozen_statistics: bool = False,
 ) -> tuple[Any, Any, Metrics]:
     """Gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
 
     Args:
       variables: {'params', 'batch_stats'}, float32, replicated.
-      batch, apply_fn, normalize, label_smoothing, microbatches, allreduce_dtype: see `mixedres.step.train_step`.
+      batch, apply_fn, normalize, label_smoothing, microbatches, allreduce_dtype, learns, frozen_statistics: see
+        `mixedres.step.train_step`.
       loss_scale: that scales the loss.
 
     Returns:
@@ -50,12 +54,20 @@ def scaled_grads(
         *per_device,
         batch,
         loss_scale,
-        loss_fn=partial(_scaled_loss, apply_fn=apply_fn, normalize=normalize, label_smoothing=label_smoothing),
+        loss_fn=partial(
+            _scaled_loss,
+            apply_fn=partial(apply_fn, train=not frozen_statistics),
+            normalize=normalize,
+            label_smoothing=label_smoothing,
+            learns=learns,
+        ),
         microbatches=microbatches,
     )
     with jax.named_scope("all_reduce"):
         grads = _in_layout_of_params(_mean_over_devices(grads, allreduce_dtype))
-        return grads, *jax.lax.pmean((batch_stats, metrics), AXIS)
+        batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
+    # The mean of equal numbers need not be that number: a third of three times it can be the next one.
+    return grads, variables["batch_stats"] if frozen_statistics else batch_stats, metrics
 
 
 def _scaled_loss(
@@ -67,9 +79,12 @@ def _scaled_loss(
     apply_fn: ApplyFn,
     normalize: NormalizeFn,
     label_smoothing: float,
+    learns: MaskFn | None,
 ) -> tuple[jax.Array, tuple[Any, Metrics]]:
+    if learns is not None:  # with nothing left of the backward pass of what does not
+        params = jax.tree.map(lambda own, x: x if own else jax.lax.stop_gradient(x), learns(params), params)
     logits, mutated = apply_fn(
-        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), train=True, mutable=["batch_stats"]
+        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), mutable=["batch_stats"]
     )
     with jax.named_scope("loss"):
         logits = logits.astype(jnp.float32)

@@ -146,3 +146,47 @@ def create(
     # The paper's order: the rate is inside the momentum, so that a change of rate does not rescale the past.
     trust = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), mask)
     return optax.chain(clip, decay, trust, descend, trace)
+
+
+def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
+    """`tx`, whose updates are multiplied by ``factor ** depth``: the deeper below the head, the smaller.
+
+    The head of a ResNet, and the norm before it, have depth 0, the last block 1, and the stem one more than the first
+    block (Howard and Ruder, arXiv 1801.06146, have the same by layer, with 1/2.6).
+    """
+
+    def scale(updates: Any, params: Any = None) -> Any:
+        del params
+        blocks = sorted((name for name in updates if name.startswith("block_layer")), key=_block_number, reverse=True)
+        depths = {name: depth for depth, name in enumerate(blocks, start=1)}
+        of_others = {"stem_conv": len(blocks) + 1, "stem_norm": len(blocks) + 1}
+
+        def scaled(name: str) -> Any:
+            by = factor ** (depths.get(name) or of_others.get(name, 0))
+            return jax.tree.map(lambda u: u * by, updates[name])
+
+        return {name: scaled(name) for name in updates}
+
+    return optax.chain(tx, optax.stateless(scale))
+
+
+def restricted(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
+    """`tx` for the parameters whose paths have the `pattern`; it has no state for the others.
+
+    Their updates are -0.0, which leaves the bits of any number as they are.
+
+    Raises:
+      ValueError: where the pattern is no regular expression.
+    """
+    mask = path_mask(pattern)
+
+    def keep(updates: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda learns, u: u if learns else jnp.full_like(u, -0.0), mask(updates), updates)
+
+    return optax.chain(optax.masked(tx, mask), optax.stateless(keep))
+
+
+def _block_number(name: str) -> tuple[int, ...]:
+    """(1, 2) of 'block_layer1_2'."""
+    return tuple(map(int, name.removeprefix("block_layer").split("_")))

@@ -21,6 +21,7 @@ from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints, OtherModelError
 from mixedres.config import ConfigError, TrainingError
 from mixedres.files import write_json
+from mixedres.initial import Initial, load
 from mixedres.interrupts import Interrupts
 from mixedres.metrics import Progress, RunLog
 from mixedres.processes import ALONE, Processes
@@ -47,6 +48,9 @@ def train(
       Stopped: where SIGINT or SIGTERM asked for it.
     """
     setup = build(config)
+    # Here, where nothing has been written yet. A run that goes on has its own weights, and needs no others.
+    starts = clean or not any((directory / workdir.CHECKPOINTS).glob("[0-9]*"))
+    initial = load(config.init_from, setup.variable_shapes, setup.model) if config.init_from and starts else None
     if config.wandb and not tracking.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     _agree(setup, directory, group, clean=clean)
@@ -58,7 +62,7 @@ def train(
             return finished
         summary.announce(setup, directory)
         with contextlib.ExitStack() as outlasting:
-            document = _train(setup, directory, interrupts, group, outlasting)
+            document = _train(setup, directory, interrupts, group, initial, outlasting)
             if group.is_writer:
                 _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
@@ -123,13 +127,18 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = 
 
 
 def _train(
-    setup: Setup, directory: pathlib.Path, interrupts: Interrupts, group: Processes, outlasting: contextlib.ExitStack
+    setup: Setup,
+    directory: pathlib.Path,
+    interrupts: Interrupts,
+    group: Processes,
+    initial: Initial | None,
+    outlasting: contextlib.ExitStack,
 ) -> dict[str, Any]:
     """The run itself: state, compiled steps, loop; returns the summary. `outlasting` closes what is done after that."""
     config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-    state, record = _restore(setup, saved, set_aside=True) or (_init(setup), {})
+    state, record = _restore(setup, saved, set_aside=True) or (_init(setup, initial), {})
     saved.remove_partial()
     if group.is_writer:
         workdir.begin(directory, setup.resolved, setup.data)
@@ -218,11 +227,14 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
     return lambda updates: float(block(updates // size)[updates % size])
 
 
-def _init(setup: Setup) -> step.TrainState:
+def _init(setup: Setup, initial: Initial | None = None) -> step.TrainState:
     # Random initialisation is a large program that runs once: on the CPU most of its time is optimisation.
     quick = {"xla_backend_optimization_level": 0} if setup.devices[0].platform == "cpu" else {}
     init = jax.jit(setup.init_state, out_shardings=setup.replicated, compiler_options=quick)
-    return init()
+    if initial is None:
+        return init()
+    print(initial.note)
+    return initial.into(init(), setup.replicated)
 
 
 def _restore(

@@ -290,7 +290,7 @@ def test_clipping_sees_true_gradients():
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
 def test_it_compiles_once_and_keeps_every_dtype(preset):
-    train_step, state = cases.make(preset, devices=8)
+    train_step, state = cases.make(preset, devices=8, donate=True)
     signature = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
     for seed in range(4):
         data = cases.poisoned(seed) if seed == 2 else cases.batch(seed)

@@ -1,6 +1,6 @@
 """ResNets as Flax modules that take jmp policies."""
 
-from mixedres.models.create import INITIALIZERS, NAMES, create
+from mixedres.models.create import INITIALIZERS, NAMES, create, default_version, name_of
 from mixedres.models.resnet import ResNet
 
-__all__ = ["INITIALIZERS", "NAMES", "ResNet", "create"]
+__all__ = ["INITIALIZERS", "NAMES", "ResNet", "create", "default_version", "name_of"]

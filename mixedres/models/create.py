@@ -104,6 +104,21 @@ def create(
     )
 
 
+def default_version(name: str) -> str:
+    """The version that a name means by itself."""
+    return "1" if name.startswith("cifar_") else "1.5"
+
+
+def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
+    """The name of the network with these blocks, or None."""
+    for size, network in _IMAGENET_SIZES.items():
+        if network == (bottleneck, stage_sizes):
+            return f"resnet{size}"
+    if not bottleneck and len(stage_sizes) == 3 and len(set(stage_sizes)) == 1:
+        return f"cifar_resnet{6 * stage_sizes[0] + 2}"
+    return None
+
+
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
     """(is a bottleneck network, blocks per stage, version, has the stem for small images) of a name."""
     match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
@@ -121,7 +136,7 @@ def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str
             sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
             raise ValueError(f"model {name!r}: the size must be one of {sizes}")
         (bottleneck, stage_sizes), versions = _IMAGENET_SIZES[size], _IMAGENET_VERSIONS
-    version = str(version or ("1" if small_images else "1.5"))
+    version = str(version or default_version(name))
     if version not in versions:
         raise ValueError(f"model {name!r} has the versions {', '.join(versions)}, not {version!r}")
     return bottleneck, stage_sizes, version, small_images

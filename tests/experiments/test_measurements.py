@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, gradient_range, runs
-from mixedres import losses
+from experiments import benchmark, gradient_range, loss_scale_overhead, runs
+from mixedres import losses, optimizers, precision
 from mixedres import main as command_line
 from mixedres.build import build
 
@@ -53,6 +53,16 @@ def test_a_wrong_benchmark_writes_nothing(arguments, words, results, capsys):
     assert benchmark.main(arguments) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1 and list(results.iterdir()) == []
+
+
+@pytest.mark.long
+def test_the_step_without_a_check_is_the_same_step():
+    tx = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1))
+    results = []
+    for wrapped in (loss_scale_overhead.unchecked(tx), precision.loss_scaled(tx, precision.NoOpLossScale())):
+        compiled, state, batch = loss_scale_overhead.make(wrapped, "fp16", "cifar_resnet8")
+        results.append(compiled(state, batch)[0])
+    jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
 
 
 class Fails:

@@ -1,0 +1,47 @@
+"""Command lines of small commands: argparse whose errors are one line of ours."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from mixedres.config import ConfigError, TrainingError
+from mixedres.data import DataError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError for a mistake, and takes no abbreviations of its options."""
+
+    def __init__(self, program: str, description: str) -> None:
+        """`program` as in ``python -m PROGRAM``; `description` is printed as it is."""
+        super().__init__(
+            prog=f"python -m {program}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{message}; --help says more")
+
+
+def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequence[str]) -> int:
+    """Calls a command with its arguments; returns 0, or the exit status of what it raised, which is told in one line.
+
+    1 where it failed, 2 for a mistake of the user's, 130 for Ctrl-C.
+    """
+    try:
+        command(arguments)
+    except ConfigError as error:
+        status, told = 2, str(error)
+    except (TrainingError, DataError) as error:
+        status, told = 1, str(error)
+    except KeyboardInterrupt:
+        status, told = 130, "interrupted"
+    else:
+        return 0
+    print(f"{program}: {told}", file=sys.stderr)
+    return status

@@ -1,0 +1,88 @@
+"""Trained networks, of our own runs and of others' files alike."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mixedres import models, weights, workdir
+from mixedres.checkpoints import Checkpoints
+from mixedres.weights import WeightsError, WeightsFile
+
+
+def read(path: pathlib.Path) -> WeightsFile:
+    """The weights of a workdir, of a file, or of a folder that transformers saved.
+
+    Of a run those of the newest whole checkpoint, or their moving average where one is kept.
+
+    Raises:
+      WeightsError: where there are none, or they cannot be read.
+    """
+    is_run = (path / workdir.CHECKPOINTS).is_dir() and (path / workdir.CONFIG).is_file()
+    return _read_run(path) if is_run else weights.read(path)
+
+
+def _read_run(directory: pathlib.Path) -> WeightsFile:
+    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
+    try:
+        if saved.latest_step() is None:
+            raise WeightsError(f"{directory} has no checkpoint yet; train first")
+        tree, record, _ = saved.restore_newest(None)
+    except OSError as error:
+        raise WeightsError(str(error)) from None
+    finally:
+        saved.close()
+    config = record["config"]
+    variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
+    return WeightsFile(
+        directory,
+        weights.to_tensors(variables, "mixedres"),
+        "mixedres",
+        metadata={},
+        version=config["model.version"] or models.default_version(config["model.name"]),
+        class_names=_class_names(directory),
+        batches=int(tree["step"]),
+    )
+
+
+def _class_names(directory: pathlib.Path) -> tuple[str, ...] | None:
+    try:
+        return tuple(json.loads((directory / workdir.DATA).read_text())["class_names"]) or None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def name(file: WeightsFile) -> str | None:
+    """The network's name, such as 'resnet50'; None where no name means such a one."""
+    found = weights.architecture(file.tensors, file.layout)
+    return found and models.name_of(found.bottleneck, found.stage_sizes)
+
+
+def variables(file: WeightsFile) -> dict[str, Any]:
+    """{'params', 'batch_stats'} of the network, float32 numpy arrays.
+
+    Raises:
+      WeightsError: where no network of ours has these weights.
+    """
+    found, known = weights.architecture(file.tensors, file.layout), name(file)
+    if found is None or known is None:
+        raise WeightsError(f"{file.path} is no network that mixedres has")
+    policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
+    model = models.create(known, num_classes=found.num_classes, policy=policy, version=file.version)
+    like = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
+    try:
+        return weights.from_tensors(file.tensors, like, file.layout)[0]
+    except weights.MismatchError as error:
+        raise WeightsError(f"{file.path} looks like {told(file)}, but: {error}") from None
+
+
+def told(file: WeightsFile) -> str:
+    """'resnet50 of 1000 classes, layout torchvision'."""
+    found = weights.architecture(file.tensors, file.layout)
+    what = f"{name(file) or 'a network without a name'} of {found.num_classes} classes" if found else "no whole network"
+    return f"{what}, layout {file.layout}"

@@ -1,0 +1,170 @@
+"""Against PyTorch and Hugging Face's transformers: the same numbers from the same weights, there and back."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import convert, models, precision, trained, weights
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'mixedres[interop]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'mixedres[interop]'")
+
+DEPTHS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+
+
+def theirs(size, *, classes=10, version="1.5", seed=0):
+    """A network of transformers with random weights, and statistics as training would leave them."""
+    torch.manual_seed(seed)
+    bottleneck = size >= 50
+    config = transformers.ResNetConfig(
+        depths=DEPTHS[size],
+        layer_type="bottleneck" if bottleneck else "basic",
+        hidden_sizes=[256, 512, 1024, 2048] if bottleneck else [64, 128, 256, 512],
+        downsample_in_bottleneck=version == "1",
+        num_labels=classes,
+    )
+    network = transformers.ResNetForImageClassification(config).eval()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, std=0.2)
+    # Two batches with a momentum of 1/2: running averages that belong to the activations, and are not those of one.
+    network.train()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.5
+    with torch.no_grad():
+        for _ in range(2):
+            network(torch.randn(4, 3, 64, 64))
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder that transformers saves a network of a size in."""
+
+    def save(size, **options):
+        folder = tmp_path_factory.mktemp(f"resnet{size}")
+        network = theirs(size, **options)
+        network.save_pretrained(folder)
+        return folder, network
+
+    return save
+
+
+def logits(preset, file, images):
+    chosen = precision.get(preset)
+    policy, norm_policy = chosen.network_policies
+    model = models.create(
+        trained.name(file),
+        num_classes=weights.architecture(file.tensors, file.layout).num_classes,
+        policy=policy,
+        norm_policy=norm_policy,
+        version=file.version,
+    )
+    apply = jax.jit(lambda variables, x: chosen.rewrite(model.apply)(variables, x, train=False))
+    return np.asarray(apply(trained.variables(file), images), np.float32)
+
+
+@pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.long) for size in DEPTHS])
+def test_logits_are_those_of_transformers(size, saved):
+    folder, network = saved(size)
+    file = trained.read(folder)
+    assert trained.name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
+    for pixels in (224, 160):
+        images = np.random.default_rng(size).standard_normal((2, pixels, pixels, 3), np.float32)
+        with torch.no_grad():
+            expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+        assert expected.std() > 0.01
+        np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.long
+def test_version_1_has_its_stride_in_the_first_convolution(saved):
+    folder, network = saved(50, version="1")
+    file = trained.read(folder)
+    assert file.version == "1"
+    images = np.random.default_rng(0).standard_normal((2, 96, 96, 3), np.float32)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+    np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["fp16", "bf16", "fp16_rewrite"])
+def test_in_half_precision_the_same_classes_win(preset, saved):
+    folder, network = saved(18)
+    # Patches of color: of noise, a network with random weights thinks nearly the same everywhere.
+    patches = 2 * np.random.default_rng(1).standard_normal((200, 4, 4, 3), np.float32)
+    images = np.kron(patches, np.ones((1, 16, 16, 1), np.float32))
+    with torch.no_grad():
+        expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+    found = logits(preset, trained.read(folder), images)
+    assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.99
+
+
+def test_there_and_back_is_the_same_file(saved, tmp_path):
+    """Through our variables and, in between, through torchvision's layout."""
+    folder, _ = saved(18)
+    original = (folder / "model.safetensors").read_bytes()
+    file = trained.read(folder)
+    assert file.batches == 2
+    there = weights.to_tensors(trained.variables(file), "torchvision", file.batches)
+    weights.write(tmp_path / "there.safetensors", there)
+    again = trained.read(tmp_path / "there.safetensors")
+    assert again.layout == "torchvision"
+    back = weights.to_tensors(trained.variables(again), "transformers", again.batches)
+    weights.write(tmp_path / "back.safetensors", back)
+    assert (tmp_path / "back.safetensors").read_bytes() == original
+
+
+def test_transformers_loads_the_folder_that_we_write(saved, tmp_path, capsys):
+    folder, network = saved(18)
+    assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}"]) == 0
+    assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    loaded, told = transformers.ResNetForImageClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(told.values())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(images).logits, network(images).logits)
+
+
+@pytest.mark.parametrize("nested", [None, "state_dict", "model"])
+def test_a_pth_is_read_without_running_its_code(nested, saved, tmp_path):
+    folder, network = saved(18)
+    state = {f"module.{name}": value for name, value in network.state_dict().items()}
+    torch.save({nested: state, "epoch": 3} if nested else state, tmp_path / "a.pth")
+    file = weights.read(tmp_path / "a.pth")
+    expected = weights.read(folder)
+    assert file.tensors.keys() == expected.tensors.keys()
+    for name, value in expected.tensors.items():
+        np.testing.assert_array_equal(file.tensors[name], value)
+
+
+class Malicious:
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path("was_here"),)
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": Malicious()}, tmp_path / "bad.pth")
+    with pytest.raises(weights.WeightsError, match="code that it wants to run, and was refused"):
+        weights.read(tmp_path / "bad.pth")
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_bfloat16_weights_become_the_same_float32(saved, tmp_path):
+    _, network = saved(18)
+    torch.save(network.bfloat16().state_dict(), tmp_path / "half.pth")
+    file = weights.read(tmp_path / "half.pth")
+    name = "resnet.embedder.embedder.convolution.weight"
+    assert file.tensors[name].dtype == np.float32
+    np.testing.assert_array_equal(file.tensors[name], network.state_dict()[name].float().numpy())
+    assert jnp.float32 == trained.variables(file)["params"]["stem_conv"]["kernel"].dtype
