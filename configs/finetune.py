@@ -4,7 +4,7 @@ python -m mixedres.main --config=configs/finetune.py:fp16 --config.init_from=WEI
 
 WEIGHTS is the workdir of a run, a .safetensors or .pth file of torchvision's or timm's names, or a folder that
 transformers saved. The head is made anew where the number of classes is another one. All layers learn, those near the
-images more slowly (layer_decay), for 20 epochs from a tenth of the rate that random weights want.
+images more slowly (layer_decay), for 20 epochs from a fifth of the rate of configs/folder.py.
 
   --config.train_only=^/head/ --config.batch_norm.frozen   the head alone, on a backbone that keeps its bits
   --config.batch_norm.frozen                               all layers, normalised as the weights were trained: for small
@@ -18,6 +18,7 @@ from mixedres import config as base
 def get_config(argument: str = "fp16"):
     """The config for PRESET[,key=value...]."""
     config = base.defaults()
+    config.init_from = "WEIGHTS"  # to be named
     config.epochs = 20
     config.batch_size = 64
     config.label_smoothing = 0.1

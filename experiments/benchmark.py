@@ -172,22 +172,26 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: list[str]) -> int:
     """Runs the benchmark; returns the exit status."""
     contenders: list[Contender] = []
+    failed: list[str] = []
     with contextlib.ExitStack() as stack:
         try:
             options, rest = parse(argv)
             for preset in runs.names("presets", options.presets):
                 given = [f"--config={options.config}:{preset}", *rest]
-                contenders.append(prepare(preset, given, stack, fixed=options.data == "fixed"))
-                print(f"{preset}: compiled in {contenders[-1].compile_seconds:.1f} s", flush=True)
+                try:
+                    one = prepare(preset, given, stack, fixed=options.data == "fixed")
+                    one.take(WARMUP)
+                except RuntimeError as error:  # XLA's: memory that does not suffice, a kernel that it cannot make
+                    failed.append(f"{preset}: {runs.one_line(error)}")
+                else:
+                    contenders.append(one)
+                    print(f"{preset}: compiled in {one.compile_seconds:.1f} s", flush=True)
         except (ConfigError, data.DataError) as error:
             print(f"benchmark: {error}", file=sys.stderr)
             return 2
-        for contender in contenders:
-            contender.take(WARMUP)
-        failed = runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.preset)
-        for one, error in failed:
-            contenders.remove(one)
-            print(f"benchmark: {one.preset} failed: {runs.one_line(error)}", file=sys.stderr)
+        failed += runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.preset)
+        for line in failed:
+            print(f"benchmark: failed: {line}", file=sys.stderr)
         if not contenders:
             return 1
         if options.profile:

@@ -147,8 +147,15 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The sweep in a few numbers, for a file: a dictionary a variant, mean and standard deviation of each figure."""
-    first = next(iter(results.variants[0].summaries.values()))
+    """The sweep in a few numbers, for a file: a dictionary a variant, mean and standard deviation of each figure.
+
+    Raises:
+      ConfigError: for runs of a version that told less.
+    """
+    summaries = [summary for variant in results.variants for summary in variant.summaries.values()]
+    if any("date" not in summary for summary in summaries):
+        raise ConfigError("some runs are of an older version, which told less; train them again, or leave --name out")
+    first = summaries[0]
     variants = []
     for variant in results.variants:
         base = results.baseline_of(variant)
@@ -167,7 +174,7 @@ def document(results: Results) -> dict[str, Any]:
         "sweep": results.command,
         "model": first["model"],
         "data": first["data"],
-        "date": max(summary["date"] for variant in results.variants for summary in variant.summaries.values()),
+        "date": max(summary["date"] for summary in summaries),
         "processor": first["device"]["processor"],
         "device": first["device"],
         "versions": first["versions"],

@@ -192,6 +192,7 @@ def main(argv: list[str]) -> int:
     try:
         results = read(options.directory)
         pair = choose_pair(results, options.pair)
+        kept = document(results) if options.name else None
     except ConfigError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -209,9 +210,9 @@ def main(argv: list[str]) -> int:
     replace_text(options.directory / "report.md", markdown(results, sections))
     replace_text(options.directory / "report.html", page(results, sections, folder))
     if options.name:
-        kept = runs.write(f"sweep_{options.name}", document(results))
+        path = runs.write(f"sweep_{options.name}", kept)
         for picture in ("accuracy", "curves"):
-            shutil.copy(folder / f"{picture}.png", kept.with_name(f"{kept.stem}_{picture}.png"))
+            shutil.copy(folder / f"{picture}.png", path.with_name(f"{path.stem}_{picture}.png"))
     for note in results.notes:
         print(f"note: {note}")
     print("\n" + _markdown_table(sections[0][1]) + "\n" + _markdown_table(sections[1][1]))

@@ -48,34 +48,35 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     return path
 
 
-def take_turns(
-    contenders: Sequence[Any], rounds: int, steps: int, label: Callable[[Any], str]
-) -> list[tuple[Any, Exception]]:
+def take_turns(contenders: list[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> list[str]:
     """Appends to each one's `seconds` what a step takes in each round, in an order that is drawn anew.
 
     A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
 
     Args:
-      contenders: each has `take(steps)`, which waits for the last step, and a list `seconds`.
+      contenders: each has `take(steps)`, which waits for the last step, and a list `seconds`. One that fails is taken
+        out of this list, and gives its memory back.
       label: what a contender is called in the line that is printed after a round.
 
     Returns:
-      Those that failed, each with its error, such as memory that did not suffice; from then on they took no part.
+      A line for each that failed, such as 'fp32: MemoryError: ...'.
     """
     order = np.random.default_rng(0)
-    left, failed = list(contenders), []
+    failed = []
     for index in range(rounds):
-        for contender in [left[i] for i in order.permutation(len(left))]:
+        names = [label(one) for one in contenders]
+        for name in [names[i] for i in order.permutation(len(names))]:
+            contender = contenders[[label(one) for one in contenders].index(name)]
             try:
                 contender.take(1)
                 started = time.perf_counter()
                 contender.take(steps)
             except Exception as error:
-                left.remove(contender)
-                failed.append((contender, error))
+                contenders.remove(contender)
+                failed.append(f"{name}: {one_line(error)}")
             else:
                 contender.seconds.append((time.perf_counter() - started) / steps)
-        times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in left)
+        times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
         print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
     return failed
 

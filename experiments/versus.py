@@ -72,10 +72,10 @@ def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int)
 
 def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
     """What is told of each, with the ratio of our time to its own in the same dtype (below 1: ours is faster)."""
-    own = {dtype: next(c for c in contenders if c.dtype == dtype) for dtype in {c.dtype for c in contenders}}
+    own = {c.dtype: c for c in reversed(contenders) if c.name.startswith("mixedres")}
     found = []
     for one in contenders:
-        median, first = statistics.median(one.seconds), own[one.dtype]
+        median, first = statistics.median(one.seconds), own.get(one.dtype)
         found.append(
             {
                 "model": task.model,
@@ -87,7 +87,7 @@ def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], 
                 "step_ms": 1e3 * median,
                 "step_ms_range": [1e3 * min(one.seconds), 1e3 * max(one.seconds)],
                 "images_per_second": len(task.labels) / median,
-                "ours_to_this": None if one is first else runs.paired_ratio(first.seconds, one.seconds),
+                "ours_to_this": None if first in (one, None) else runs.paired_ratio(first.seconds, one.seconds),
                 "loss": losses[one.name, one.dtype],
                 "peak_bytes": one.peak_bytes(),
             }
@@ -167,11 +167,7 @@ def main(argv: list[str]) -> int:
             contenders, losses, absent = gather(task, options.dtypes, options.flax, options.loss_steps)
             missing = list(dict.fromkeys([*missing, *absent]))
             failed = runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
-            for one, error in failed:
-                if one.name.startswith("mixedres"):
-                    raise error
-                contenders.remove(one)
-                missing.append(f"{one.name}, {one.dtype}, in the timing: {runs.one_line(error)}")
+            missing += [f"{line}, in the timing" for line in failed]
             found += rows(task, contenders, losses)
             path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
     except ConfigError as error:

@@ -192,7 +192,8 @@ class Checkpoints:
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
         host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         arrays = self._manager.restore(step, args=ocp.args.StandardRestore(host))
-        return jax.tree.map(lambda x, a: jax.make_array_from_process_local_data(x.sharding, a), like, arrays)
+        place = jax.make_array_from_process_local_data
+        return jax.tree.map(lambda x, a: a if isinstance(x, np.ndarray) else place(x.sharding, a), like, arrays)
 
     def _drain(self) -> None:
         """Waits for what is being written, and for all that waits behind it."""

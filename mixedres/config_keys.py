@@ -78,6 +78,7 @@ GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
 SHARE = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
+NAMED = Range(lambda x: x != "", "a name, and not empty")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
 KEYS = (
@@ -98,7 +99,7 @@ KEYS = (
     Key("stop_after_skipped", int, 25, "end the run at so many skipped steps in a row (exit status 3)", POSITIVE),
     Key("label_smoothing", float, 0.0, "share of the target spread over all classes", SHARE),
     Key("ema_decay", float, 0.0, "of a moving average of the weights, used in evaluation; 0: none", SHARE),
-    Key("init_from", str, None, "weights to start from: a workdir, .safetensors, .pth or a folder of transformers"),
+    Key("init_from", str, None, "weights to start from: a workdir, .safetensors, .pth or transformers' folder", NAMED),
     Key("train_only", str, "", "regular expression of the parameter paths that learn, such as ^/head/; empty: all"),
     Key(
         "allreduce_dtype",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +34,7 @@ def convert(given: Sequence[str]) -> None:
     """
     parser = arguments.Parser("mixedres.convert", DESCRIPTION)
     parser.add_argument("--from", dest="source", required=True, help="a workdir, .safetensors, .pth or a folder")
-    parser.add_argument("--to", required=True, type=pathlib.Path, help="FILE.safetensors, or a folder to make")
+    parser.add_argument("--to", required=True, type=_path, help="FILE.safetensors, or a folder to make")
     parser.add_argument("--layout", choices=weights.LAYOUTS, help="default torchvision; transformers for a folder")
     options = parser.parse_args(given)
     is_file = options.to.suffix == ".safetensors"
@@ -42,22 +43,39 @@ def convert(given: Sequence[str]) -> None:
         raise ConfigError(f"--to={options.to} is a folder, which is for transformers; write --to=FILE.safetensors")
     if options.to.exists():
         raise ConfigError(f"--to={options.to} is there already; name another")
-    path = pathlib.Path(options.source).expanduser()
     try:
-        file = trained.read(path)
+        file = trained.read(_path(options.source))
         tensors = converted(file, layout)
         if is_file:
-            weights.write(options.to, tensors)
+            weights.write(options.to, tensors, file.version)
         else:
-            config = _transformers_config(file)
-            options.to.mkdir(parents=True)
-            weights.write(options.to / "model.safetensors", tensors)
-            write_json(options.to / "config.json", config)
+            _write_folder(options.to, tensors, _transformers_config(file))
     except (weights.WeightsError, ValueError) as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror}); name another") from None
     print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
+    found = weights.architecture(tensors, layout)
+    if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
+        print(
+            "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would"
+        )
+        print("         load them and compute something else; the stride belongs on a block's first convolution")
+
+
+def _path(given: str) -> pathlib.Path:
+    return pathlib.Path(given).expanduser()
+
+
+def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    """Weights and config, or nothing."""
+    folder.mkdir(parents=True)
+    try:
+        weights.write(folder / "model.safetensors", tensors)
+        write_json(folder / "config.json", config)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def converted(file: weights.WeightsFile, layout: str) -> dict[str, Any]:
@@ -76,7 +94,9 @@ def _transformers_config(file: weights.WeightsFile) -> dict[str, Any]:
     found, name = weights.architecture(file.tensors, file.layout), trained.name(file)
     if found is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network such as {file.path}; write --to=FILE.safetensors")
-    names = file.class_names or tuple(f"LABEL_{index}" for index in range(found.num_classes))
+    # There may be more outputs than classes with names.
+    known = (file.class_names or ())[: found.num_classes]
+    names = (*known, *(f"LABEL_{index}" for index in range(len(known), found.num_classes)))
     return {
         "architectures": ["ResNetForImageClassification"],
         "model_type": "resnet",

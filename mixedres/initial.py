@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 
-from mixedres import models, trained, weights
+from mixedres import models, trained, weights, workdir
+from mixedres.build import Setup
 from mixedres.config import ConfigError
+from mixedres.leaves import fingerprint
+from mixedres.processes import Processes
 from mixedres.step import TrainState
 
 
@@ -39,6 +42,19 @@ class Initial:
         return dataclasses.replace(state, **replaced(state.variables), ema=ema)
 
 
+def for_run(setup: Setup, directory: pathlib.Path, group: Processes, *, clean: bool) -> Initial | None:
+    """What the run in `directory` starts from; None for random weights, and where it goes on from a checkpoint.
+
+    Raises:
+      ConfigError: as `load`, and in all processes where they do not find the same weights.
+    """
+    goes_on = workdir.contents(directory)["checkpoints"] and not clean
+    given = setup.config.init_from
+    initial = load(given, setup.variable_shapes, setup.model) if given and not goes_on else None
+    group.agree("weights", {"fingerprint": initial and fingerprint(initial.variables)})
+    return initial
+
+
 def load(given: str, like: dict[str, Any], model: models.ResNet) -> Initial:
     """Reads what ``config.init_from`` names: a workdir, a file of weights or a folder that transformers saved.
 
@@ -60,13 +76,14 @@ def load(given: str, like: dict[str, Any], model: models.ResNet) -> Initial:
         ) from None
     except (weights.WeightsError, ValueError) as error:
         raise ConfigError(f"config.init_from: {error}") from None
-    if file.version is not None and file.version != model.version:
+    found = weights.architecture(file.tensors, file.layout)
+    # Blocks of two convolutions are the same in versions 1 and 1.5.
+    if found and found.bottleneck and file.version not in (None, model.version):
         raise ConfigError(
             f"config.init_from={given} is of a ResNet of version {file.version}, which has weights of the same shapes; "
             f"set config.model.version={file.version}"
         )
     note = f"weights: {file.path} ({trained.told(file)})"
     if not has_head:
-        there = weights.architecture(file.tensors, file.layout)
-        note += f"; the head is new: {model.num_classes} classes instead of {there.num_classes if there else 'others'}"
+        note += f"; the head is new: {model.num_classes} classes instead of {found.num_classes if found else 'others'}"
     return Initial(variables, note)

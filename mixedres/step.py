@@ -257,4 +257,5 @@ def _average(state: TrainState, new: Any, decay: float) -> Any:
         return None
     applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)
     decay = jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
-    return jax.tree.map(lambda old, x: decay * old + (1.0 - decay) * x, state.ema, new)
+    # In this form the average of equal numbers is that number.
+    return jax.tree.map(lambda old, x: old + (1.0 - decay) * (x - old), state.ema, new)

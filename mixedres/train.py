@@ -21,7 +21,7 @@ from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints, OtherModelError
 from mixedres.config import ConfigError, TrainingError
 from mixedres.files import write_json
-from mixedres.initial import Initial, load
+from mixedres.initial import Initial, for_run
 from mixedres.interrupts import Interrupts
 from mixedres.metrics import Progress, RunLog
 from mixedres.processes import ALONE, Processes
@@ -29,7 +29,8 @@ from mixedres.resources import Resources
 from mixedres.writers import NoWriters, Writers
 
 # What an evaluation of a finished run must share with its training; devices and batch size may differ.
-EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay")
+EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "optimizer.name", "optimizer.layer_decay")
+EVALUATED += ("train_only",)
 # Seconds in which a file that one host wrote is seen by all; NFS may remember for a minute that it was not there.
 SHARED_WITHIN = 90.0
 
@@ -48,12 +49,10 @@ def train(
       Stopped: where SIGINT or SIGTERM asked for it.
     """
     setup = build(config)
-    # Here, where nothing has been written yet. A run that goes on has its own weights, and needs no others.
-    starts = clean or not any((directory / workdir.CHECKPOINTS).glob("[0-9]*"))
-    initial = load(config.init_from, setup.variable_shapes, setup.model) if config.init_from and starts else None
     if config.wandb and not tracking.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     _agree(setup, directory, group, clean=clean)
+    initial = for_run(setup, directory, group, clean=clean)  # before anything is written
     with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
         # Of the first process: the others may not see yet, or still, what it sees.
         finished = group.first("finished", workdir.finished(directory, setup.resolved) if group.is_writer else None)
@@ -142,9 +141,7 @@ def _train(
     saved.remove_partial()
     if group.is_writer:
         workdir.begin(directory, setup.resolved, setup.data)
-    tracker = _tracker(setup, directory) if group.is_writer and config.wandb else None
-    if tracker:
-        outlasting.enter_context(tracker)
+    tracker = outlasting.enter_context(_tracker(setup, directory)) if group.is_writer and config.wandb else None
     first_step = int(state.step)
     started = time.perf_counter()
     train_step, eval_step = _compile(setup, state)

@@ -23,8 +23,11 @@ def read(path: pathlib.Path) -> WeightsFile:
     Raises:
       WeightsError: where there are none, or they cannot be read.
     """
-    is_run = (path / workdir.CHECKPOINTS).is_dir() and (path / workdir.CONFIG).is_file()
-    return _read_run(path) if is_run else weights.read(path)
+    try:
+        is_run = (path / workdir.CHECKPOINTS).is_dir() and (path / workdir.CONFIG).is_file()
+        return _read_run(path) if is_run else weights.read(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read ({error.strerror or error})") from None
 
 
 def _read_run(directory: pathlib.Path) -> WeightsFile:

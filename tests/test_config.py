@@ -11,7 +11,7 @@ from mixedres import precision
 from mixedres.config_keys import KEYS, duration_in_steps
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-EXPERIMENTS = ("digits", "cifar10", "imagenet", "imagenet,recipe=cosine", "folder", "tfds")
+EXPERIMENTS = ("digits", "cifar10", "imagenet", "imagenet,recipe=cosine", "folder", "finetune", "tfds")
 
 
 def resolve(experiment: str, preset: str):

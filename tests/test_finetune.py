@@ -1,6 +1,7 @@
 """Runs that start from trained weights, and runs in which not everything learns."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -70,10 +71,26 @@ def test_another_head_is_new_and_the_run_says_so(backbone, tmp_path, capsys):
     assert json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"] == summary["fingerprint"]
 
 
+@pytest.mark.long
+def test_a_run_killed_in_its_first_checkpoint_starts_from_the_weights_again(backbone, tmp_path, capsys):
+    directory = tmp_path / "run"
+    config = tiny("fp16", init_from=backbone)
+    train.train(config, directory)
+    first = json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"]
+    (directory / workdir.SUMMARY).unlink()
+    shutil.rmtree(directory / workdir.CHECKPOINTS)
+    (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
+    capsys.readouterr()
+    train.train(config, directory)
+    assert f"weights: {backbone}" in capsys.readouterr().out
+    assert json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"] == first
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ({"init_from": "nowhere.safetensors"}, "nowhere.safetensors does not exist"),
+        ({"init_from": ""}, "config.init_from is ''; it must be a name, and not empty"),
         (
             {"init_from": "{backbone}", "model__name": "cifar_resnet14"},
             "is cifar_resnet8 of 10 classes, layout mixedres",
@@ -94,10 +111,12 @@ def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp
 def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
     """They have the same shapes, and a run's config tells them apart."""
     file = weights.WeightsFile(tmp_path, {}, "transformers", {}, version="1")
+    bottlenecks = weights.Architecture(True, (3, 4, 6, 3), 3)
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "read", lambda path: file)
         patch.setattr(weights, "from_tensors", lambda *_: ({}, True))
+        patch.setattr(weights, "architecture", lambda *_: bottlenecks)
         with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
             initial.load("there", {}, model)
 

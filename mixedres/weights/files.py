@@ -17,6 +17,8 @@ import safetensors.numpy
 from mixedres.weights.layouts import LAYOUTS, batches_of, layout_of
 
 PICKLES = (".pth", ".pt", ".bin")
+# In the head of a .safetensors file, where it is not 1.5.
+_VERSION = "mixedres.version"
 _SAFETENSORS, _CONFIG = ".safetensors", "config.json"
 # In a folder, in the order in which transformers looks.
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
@@ -37,7 +39,7 @@ class WeightsFile:
       tensors: by name, as they are in the file.
       layout: one of `mixedres.weights.LAYOUTS`.
       metadata: the texts in the head of a .safetensors file.
-      version: '1', '1.5' or '2', where something beside the tensors or among them tells.
+      version: '1', '1.5' or '2', where something beside the tensors tells.
       class_names: where a config.json tells.
       batches: how many of them the batch norms have seen in training; None: not known.
     """
@@ -63,7 +65,9 @@ def read(path: pathlib.Path) -> WeightsFile:
         if file == path:
             raise WeightsError(f"{path} holds neither {' nor '.join(_IN_FOLDER)}")
     if not file.is_file():
-        raise WeightsError(f"{path} does not exist")
+        raise WeightsError(
+            f"{path} does not exist; name a workdir, a {_SAFETENSORS} or .pth file, or a folder that transformers saved"
+        )
     if file.suffix == _SAFETENSORS:
         tensors, metadata = _read_safetensors(file)
     elif file.suffix in PICKLES:
@@ -78,13 +82,18 @@ def read(path: pathlib.Path) -> WeightsFile:
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
     config = file.with_name(_CONFIG)
     version, names = _read_config(config) if layout == "transformers" and config.is_file() else (None, None)
-    if layout == "mixedres" and "params/final_norm/scale" in tensors:
-        version = "2"
+    own = "2" if "params/final_norm/scale" in tensors else None
+    version = version or metadata.get(_VERSION) or own
     return WeightsFile(file, tensors, layout, metadata, version, names, batches_of(tensors))
 
 
-def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], version: str | None = None) -> None:
     """Writes a .safetensors file, whole or not at all.
+
+    Args:
+      path: of the file.
+      tensors: by name.
+      version: of the network; noted in the file where it is neither None nor '1.5', which no shape would tell.
 
     Raises:
       WeightsError: where it cannot be written.
@@ -92,7 +101,8 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     partial = path.with_name(f"{path.name}.part")
     try:
         # transformers refuses files that do not say so.
-        safetensors.numpy.save_file(dict(tensors), partial, metadata={"format": "pt"})
+        metadata = {"format": "pt"} | ({_VERSION: version} if version not in (None, "1.5") else {})
+        safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)
         os.replace(partial, path)
     except (OSError, safetensors.SafetensorError) as error:
         partial.unlink(missing_ok=True)
@@ -116,17 +126,20 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
         ) from None
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise WeightsError(
-            f"{file} holds more than weights, code that it wants to run, and was refused; save its state_dict() alone"
-        ) from None
     except Exception as error:  # torch.load fails in many ways
-        raise WeightsError(f"{file} cannot be read ({str(error).splitlines()[0] if str(error) else error!r})") from None
+        if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
+            raise WeightsError(
+                f"{file} holds code that it wants to run, not weights alone, and was refused; save its state_dict()"
+            ) from None
+        raise WeightsError(f"{file} is no whole file of PyTorch's ({type(error).__name__}); get it again") from None
     nested = [loaded[key] for key in _NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping)]
     state = nested[0] if nested else loaded
     if not isinstance(state, Mapping):
         raise WeightsError(f"{file} holds a {type(state).__name__}; save a model's state_dict()")
-    return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    try:
+        return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy has not
+        raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
 
 
 def _numpy(tensor: Any) -> np.ndarray:
@@ -143,6 +156,6 @@ def _read_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None
         labels = config.get("id2label") or {}
         names = tuple(str(labels[str(index)]) for index in range(len(labels))) or None
         first = config.get("downsample_in_bottleneck")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise WeightsError(f"{path} is not a config of transformers ({error})") from None
     return None if first is None else "1" if first else "1.5", names

@@ -79,10 +79,9 @@ class Fails:
 
 def test_who_fails_in_the_timing_takes_no_further_part(capsys):
     one, other = Fails("one", 100), Fails("other", 7)
-    failed = runs.take_turns([one, other], rounds=4, steps=2, label=lambda contender: contender.name)
-    assert [contender for contender, _ in failed] == [other] and runs.one_line(failed[0][1]) == (
-        "MemoryError: no memory left"
-    )
+    left = [one, other]
+    failed = runs.take_turns(left, rounds=4, steps=2, label=lambda contender: contender.name)
+    assert failed == ["other: MemoryError: no memory left"] and left == [one]
     assert len(one.seconds) == 4 and len(other.seconds) == 2
     assert capsys.readouterr().out.count("other") == 2
 

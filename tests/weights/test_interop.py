@@ -1,5 +1,6 @@
 """Against PyTorch and Hugging Face's transformers: the same numbers from the same weights, there and back."""
 
+import json
 import pathlib
 
 import jax
@@ -83,7 +84,7 @@ def test_logits_are_those_of_transformers(size, saved):
 
 
 @pytest.mark.long
-def test_version_1_has_its_stride_in_the_first_convolution(saved):
+def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, capsys):
     folder, network = saved(50, version="1")
     file = trained.read(folder)
     assert file.version == "1"
@@ -91,6 +92,12 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved):
     with torch.no_grad():
         expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
     np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
+    # The version survives torchvision's layout, which has no place for it, with a warning.
+    assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    assert "warning: these are of version 1" in capsys.readouterr().out
+    assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'back'}"]) == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["downsample_in_bottleneck"]
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 @pytest.mark.long
@@ -147,6 +154,13 @@ def test_a_pth_is_read_without_running_its_code(nested, saved, tmp_path):
         np.testing.assert_array_equal(file.tensors[name], value)
 
 
+def test_a_page_in_the_place_of_a_pth_is_not_taken_for_code(tmp_path):
+    for content in (b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"):
+        (tmp_path / "page.pth").write_bytes(content)
+        with pytest.raises(weights.WeightsError, match=r"is no whole file of PyTorch's \(\w+\); get it again"):
+            weights.read(tmp_path / "page.pth")
+
+
 class Malicious:
     def __reduce__(self):
         return pathlib.Path.touch, (pathlib.Path("was_here"),)
@@ -155,7 +169,7 @@ class Malicious:
 def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Malicious()}, tmp_path / "bad.pth")
-    with pytest.raises(weights.WeightsError, match="code that it wants to run, and was refused"):
+    with pytest.raises(weights.WeightsError, match="code that it wants to run, not weights alone, and was refused"):
         weights.read(tmp_path / "bad.pth")
     assert not (tmp_path / "was_here").exists()
 
