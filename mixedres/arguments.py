@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -41,6 +42,9 @@ def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequen
         status, told = 1, str(error)
     except KeyboardInterrupt:
         status, told = 130, "interrupted"
+    except BrokenPipeError:  # whoever read, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     else:
         return 0
     print(f"{program}: {told}", file=sys.stderr)

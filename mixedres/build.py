@@ -55,9 +55,10 @@ class Setup:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What tells whether two runs were on the same data."""
+        """What tells whether two runs were on the same data, and what the network takes for a picture."""
         source = self.source
         return {
+            "input": source.input_spec.to_json(),
             "class_names": list(source.class_names),
             "train_examples": source.train_examples,
             "eval_examples": source.eval_examples,
@@ -161,7 +162,7 @@ def build(config: ConfigDict) -> Setup:
       ConfigError: at the first mistake.
     """
     validate(config)
-    chosen, loss_scale = _precision(config)
+    chosen, loss_scale = precision_of(config)
     mesh, batch_size = devices_and_batch(config)
     with errors("config.data"):
         source = data.load(**config.data, batch_size=batch_size)
@@ -214,7 +215,8 @@ def _check_what_learns(setup: Setup) -> None:
         )
 
 
-def _precision(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
+def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
+    """The precision of a config and its loss scale, new; raises ConfigError for a mistake in their keys."""
     with errors("config.autocast"):
         rewrite = _rewrite_options(config)
     with errors("config.precision"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mixedres import arguments, trained, weights
+from mixedres import arguments, models, trained, weights
 from mixedres.config import ConfigError
 from mixedres.files import write_json
+from mixedres.weights import pretrained
 
 DESCRIPTION = """\
 Writes the weights of a run, or of a file, in the layout of another library.
@@ -22,8 +24,6 @@ Writes the weights of a run, or of a file, in the layout of another library.
   timm.create_model("resnet50", checkpoint_path=FILE), or load_state_dict(safetensors.torch.load_file(FILE))
 --to=DIR is a folder for ResNetForImageClassification.from_pretrained, with its config.json.
 """
-# What transformers calls the parts of a ResNet (ResNetConfig, transformers 5.23).
-_WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
 
 
 def convert(given: Sequence[str]) -> None:
@@ -47,15 +47,17 @@ def convert(given: Sequence[str]) -> None:
         file = trained.read(_path(options.source))
         tensors = converted(file, layout)
         if is_file:
-            weights.write(options.to, tensors, file.version)
+            weights.write(options.to, tensors, file.about)
         else:
-            _write_folder(options.to, tensors, _transformers_config(file))
+            _write_folder(options.to, tensors, _beside(file))
     except (weights.WeightsError, ValueError) as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror}); name another") from None
     print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
     found = weights.architecture(tensors, layout)
+    if layout != "mixedres" and file.epsilon not in (None, 1e-5):
+        print(f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries take 1e-05 unless told")
     if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
         print(
             "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would"
@@ -67,12 +69,13 @@ def _path(given: str) -> pathlib.Path:
     return pathlib.Path(given).expanduser()
 
 
-def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], config: dict[str, Any]) -> None:
-    """Weights and config, or nothing."""
+def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], beside: dict[str, Any]) -> None:
+    """Weights and the JSON files beside them, or nothing."""
     folder.mkdir(parents=True)
     try:
         weights.write(folder / "model.safetensors", tensors)
-        write_json(folder / "config.json", config)
+        for name, content in beside.items():
+            write_json(folder / name, content)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -89,28 +92,15 @@ def converted(file: weights.WeightsFile, layout: str) -> dict[str, Any]:
     return weights.to_tensors(trained.variables(file), layout, file.batches)
 
 
-def _transformers_config(file: weights.WeightsFile) -> dict[str, Any]:
-    """The config.json of transformers for these weights."""
+def _beside(file: weights.WeightsFile) -> dict[str, Any]:
+    """{name: content} of the JSON files that transformers wants beside these weights."""
     found, name = weights.architecture(file.tensors, file.layout), trained.name(file)
     if found is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network such as {file.path}; write --to=FILE.safetensors")
-    # There may be more outputs than classes with names.
-    known = (file.class_names or ())[: found.num_classes]
-    names = (*known, *(f"LABEL_{index}" for index in range(len(known), found.num_classes)))
-    return {
-        "architectures": ["ResNetForImageClassification"],
-        "model_type": "resnet",
-        "num_channels": 3,
-        "embedding_size": 64,
-        "hidden_sizes": _WIDTHS[found.bottleneck],
-        "depths": list(found.stage_sizes),
-        "layer_type": "bottleneck" if found.bottleneck else "basic",
-        "hidden_act": "relu",
-        "downsample_in_first_stage": False,
-        "downsample_in_bottleneck": file.version == "1",
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
-    }
+    version = file.version or models.default_version(name)
+    config = pretrained.config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
+    files = {pretrained.CONFIG: config, pretrained.PROCESSOR: pretrained.processor(file.input)}
+    return {name: content for name, content in files.items() if content}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from mixedres import processes
+from mixedres import precision, processes
 from mixedres.config import ConfigError, NonFiniteError, TrainingError, check_key, validate
 from mixedres.config_keys import KEYS
 from mixedres.data import DataError
@@ -29,6 +29,8 @@ flags:
   --config.KEY=VALUE                      sets a key of the config, listed below
   --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir (default train)
+  --presets=all|NAME,NAME...              with --mode=eval: the same weights in each of these precisions, and how many
+                                          predictions differ from those in fp32
   --clean                                 remove the run in the workdir first
   --distributed                           one of many processes that SLURM or Open MPI started (docs/scale-out.md)
   --coordinator=HOST:PORT                 or as told here: where process 0 listens,
@@ -55,6 +57,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     config_flags.DEFINE_config_file("config", None, "config file", flag_values=values, sys_argv=list(argv))
     flags.DEFINE_string("workdir", None, "directory of the run", flag_values=values)
     flags.DEFINE_enum("mode", "train", ["train", "eval"], "what to do", flag_values=values)
+    flags.DEFINE_string("presets", None, "precisions to compare", flag_values=values)
     flags.DEFINE_boolean("clean", False, "remove an earlier run first", flag_values=values)
     flags.DEFINE_boolean("distributed", False, "find the other processes", flag_values=values)
     flags.DEFINE_string("coordinator", None, "where process 0 listens", flag_values=values)
@@ -90,6 +93,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         raise ConfigError("--workdir= is empty; name a directory")
     if values.clean and values.mode == "eval":
         raise ConfigError("--clean would remove what --mode=eval evaluates; give one of them")
+    if values.presets is not None and values.mode != "eval":
+        raise ConfigError("--presets compares precisions in an evaluation; add --mode=eval")
     if rest[1:]:
         raise ConfigError(f"{rest[1]!r} is not a flag; flags begin with --, and --help lists them all")
     return values
@@ -106,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         values = parse(argv)
         # Imported here so that a mistake in the flags need not wait for Orbax and the models.
-        from mixedres import train
+        from mixedres import evaluation, train
 
         name = _default_workdir(argv, values.config) if values.workdir is None else values.workdir
         directory = pathlib.Path(name).expanduser().absolute()
@@ -114,8 +119,10 @@ def main(argv: Sequence[str]) -> int:
             if not group.is_writer:
                 nowhere = quiet.enter_context(open(os.devnull, "w"))
                 quiet.enter_context(contextlib.redirect_stdout(nowhere))
-            if values.mode == "eval":
-                train.evaluate(values.config, directory, group=group)
+            if values.presets is not None:
+                evaluation.compare(values.config, directory, _presets(values.presets), group=group)
+            elif values.mode == "eval":
+                evaluation.evaluate(values.config, directory, group=group)
             else:
                 train.train(values.config, directory, clean=values.clean, group=group)
     except ConfigError as error:
@@ -129,6 +136,15 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _fail(130, "interrupted; a run continues from its newest checkpoint when started again without --clean")
     return 0
+
+
+def _presets(given: str) -> list[str]:
+    """The names in the value of --presets."""
+    names = list(precision.PRESETS) if given == "all" else [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in precision.PRESETS:
+            raise ConfigError(f"--presets: {name!r} is unknown; use all, or some of {','.join(precision.PRESETS)}")
+    return names
 
 
 def _join(values: flags.FlagValues) -> processes.Processes:

@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from mixedres import data, loop, step, summary, tracking, workdir
+from mixedres import data, loop, start, step, summary, tracking, workdir
 from mixedres.build import Setup, build
-from mixedres.checkpoints import Checkpoints, OtherModelError
+from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError, TrainingError
 from mixedres.files import write_json
 from mixedres.initial import Initial, for_run
@@ -28,9 +28,6 @@ from mixedres.processes import ALONE, Processes
 from mixedres.resources import Resources
 from mixedres.writers import NoWriters, Writers
 
-# What an evaluation of a finished run must share with its training; devices and batch size may differ.
-EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "optimizer.name", "optimizer.layer_decay")
-EVALUATED += ("train_only",)
 # Seconds in which a file that one host wrote is seen by all; NFS may remember for a minute that it was not there.
 SHARED_WITHIN = 90.0
 
@@ -51,7 +48,7 @@ def train(
     setup = build(config)
     if config.wandb and not tracking.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
-    _agree(setup, directory, group, clean=clean)
+    start.agree(setup, directory, group, clean=clean)
     initial = for_run(setup, directory, group, clean=clean)  # before anything is written
     with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
         # Of the first process: the others may not see yet, or still, what it sees.
@@ -67,14 +64,6 @@ def train(
     result = document["eval"]
     print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
     return document
-
-
-def _agree(setup: Setup, directory: pathlib.Path, group: Processes, *, clean: bool = False) -> None:
-    """Raises `ConfigError` in all processes where one has another config, other data or another directory."""
-    group.agree("config", setup.resolved | {"--clean": clean})
-    counts = ("train_examples", "eval_examples", "fingerprint")
-    group.agree("data", {name: setup.data[name] for name in counts})
-    group.agree("workdir", workdir.contents(directory))
 
 
 def _claim(
@@ -102,29 +91,6 @@ def _write_summary(path: pathlib.Path, document: dict[str, Any]) -> None:
         ) from error
 
 
-def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = ALONE) -> dict[str, Any]:
-    """Evaluates the newest checkpoint in `directory`, writes nothing, and returns top1, top5, loss and examples.
-
-    Raises:
-      ConfigError: for a mistake in the config, and where `directory` has no checkpoint of it.
-    """
-    setup = build(config)
-    _agree(setup, directory, group)
-    workdir.check_same(directory, setup.resolved, EVALUATED)
-    workdir.check_data(directory, setup.data, classes_only=True)
-    saved = Checkpoints(directory / workdir.CHECKPOINTS)
-    restored = _restore(setup, saved)
-    if restored is None:
-        raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
-    state, _ = restored
-    summary.announce(setup, directory)
-    with group.loop():
-        result = loop.evaluate(setup, setup.eval_step(), state, group=group)
-    saved.close()
-    print(f"step {int(state.step)}: {summary.describe(result)}")
-    return result
-
-
 def _train(
     setup: Setup,
     directory: pathlib.Path,
@@ -137,7 +103,7 @@ def _train(
     config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-    state, record = _restore(setup, saved, set_aside=True) or (_init(setup, initial), {})
+    state, record = start.restored(setup, saved, set_aside=True) or (start.fresh(setup, initial), {})
     saved.remove_partial()
     if group.is_writer:
         workdir.begin(directory, setup.resolved, setup.data)
@@ -222,61 +188,6 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
 
     block(0)  # compiled here, not in the loop
     return lambda updates: float(block(updates // size)[updates % size])
-
-
-def _init(setup: Setup, initial: Initial | None = None) -> step.TrainState:
-    # Random initialisation is a large program that runs once: on the CPU most of its time is optimisation.
-    quick = {"xla_backend_optimization_level": 0} if setup.devices[0].platform == "cpu" else {}
-    init = jax.jit(setup.init_state, out_shardings=setup.replicated, compiler_options=quick)
-    if initial is None:
-        return init()
-    print(initial.note)
-    return initial.into(init(), setup.replicated)
-
-
-def _restore(
-    setup: Setup, saved: Checkpoints, *, set_aside: bool = False
-) -> tuple[step.TrainState, dict[str, Any]] | None:
-    """The newest state that is whole, and its record; None where there is no checkpoint.
-
-    Says which newer ones are damaged, and with `set_aside` renames these.
-    """
-    latest = saved.latest_step()
-    if latest is None:
-        return None
-    if latest > setup.total_steps:
-        raise ConfigError(f"the newest checkpoint is of step {latest}, beyond the {setup.total_steps} of this config")
-    shapes = jax.eval_shape(setup.init_state)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=setup.replicated), shapes)
-    try:
-        state, record, damaged = saved.restore_newest(like)
-    except OSError as error:
-        raise ConfigError(
-            f"{error}; nothing was changed. Put back a copy of one, or start over with --clean"
-        ) from error
-    except OtherModelError as error:
-        raise ConfigError(
-            f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
-        ) from error
-    if damaged:
-        print(f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}")
-        if set_aside:
-            saved.set_aside(damaged)
-    if set_aside:
-        _note_changes(setup, record)
-    return state, record
-
-
-def _note_changes(setup: Setup, record: dict[str, Any]) -> None:
-    """Says which of the changes that a continued run may have touches its numbers."""
-    before, now = record["devices"], len(setup.devices)
-    if before != now and not setup.config.batch_norm.sync:
-        print(
-            f"note: {before} devices before, {now} now: batch norm takes its statistics over "
-            f"{setup.batch_size // now} images, so the numbers are not those of an undisturbed run"
-        )
-    if any(record["config"].get(key) != setup.resolved[key] for key in ("epochs", "steps")):
-        print(f"note: the run has become longer; its learning rate is that of {setup.total_steps:,} steps from now on")
 
 
 def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:

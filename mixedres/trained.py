@@ -40,24 +40,28 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         raise WeightsError(str(error)) from None
     finally:
         saved.close()
-    config = record["config"]
+    config, data = record["config"], _data(directory)
     variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
     return WeightsFile(
         directory,
         weights.to_tensors(variables, "mixedres"),
         "mixedres",
-        metadata={},
-        version=config["model.version"] or models.default_version(config["model.name"]),
-        class_names=_class_names(directory),
         batches=int(tree["step"]),
+        version=config["model.version"] or models.default_version(config["model.name"]),
+        class_names=tuple(data.get("class_names", ())) or None,
+        epsilon=config["batch_norm.epsilon"],
+        input=data.get("input"),
+        run=config,
     )
 
 
-def _class_names(directory: pathlib.Path) -> tuple[str, ...] | None:
+def _data(directory: pathlib.Path) -> dict[str, Any]:
+    """What the run in `directory` says of its data."""
     try:
-        return tuple(json.loads((directory / workdir.DATA).read_text())["class_names"]) or None
-    except (OSError, ValueError, KeyError):
-        return None
+        found = json.loads((directory / workdir.DATA).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def name(file: WeightsFile) -> str | None:
@@ -77,7 +81,8 @@ def variables(file: WeightsFile) -> dict[str, Any]:
         raise WeightsError(f"{file.path} is no network that mixedres has")
     policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
     model = models.create(known, num_classes=found.num_classes, policy=policy, version=file.version)
-    like = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
+    images = jax.ShapeDtypeStruct((1, 64, 64, found.channels), jnp.float32)
+    like = jax.eval_shape(model.init, jax.random.key(0), images)
     try:
         return weights.from_tensors(file.tensors, like, file.layout)[0]
     except weights.MismatchError as error:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import convert, initial, models, optimizers, train, trained, weights, workdir
+from mixedres import convert, initial, models, optimizers, start, train, trained, weights, workdir
 from mixedres.build import build
 from mixedres.config import ConfigError
 from tests.run_cases import tiny
@@ -38,7 +38,7 @@ def test_a_run_starts_from_the_weights_that_it_is_given(through, backbone, tmp_p
         source = tmp_path / "weights.safetensors"
         assert convert.main(["convert", f"--from={backbone}", f"--to={source}", f"--layout={through}"]) == 0
     setup = build(tiny("fp16", seed=5, init_from=source, ema_decay=0.9))
-    state = train._init(setup, initial.load(str(source), setup.variable_shapes, setup.model))
+    state = start.fresh(setup, initial.load(str(source), setup.variable_shapes, setup.model))
     expected = variables(backbone)
     assert_same_bits(state.variables, expected)
     assert_same_bits(state.ema, expected)
@@ -110,8 +110,8 @@ def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp
 
 def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
     """They have the same shapes, and a run's config tells them apart."""
-    file = weights.WeightsFile(tmp_path, {}, "transformers", {}, version="1")
-    bottlenecks = weights.Architecture(True, (3, 4, 6, 3), 3)
+    file = weights.WeightsFile(tmp_path, {}, "transformers", version="1")
+    bottlenecks = weights.Architecture(True, (3, 4, 6, 3), 3, 3)
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "read", lambda path: file)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import diagnosis, main, nonfinite, replay, train
+from mixedres import diagnosis, main, nonfinite, replay, start, train
 from mixedres.build import build
 from mixedres.config import ConfigError, NonFiniteError
 from tests import run_cases
@@ -29,7 +29,7 @@ CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "digits.py"
 def run(preset="fp16", **overrides):
     """(setup, compiled step, first state on the host); one step program for all injections."""
     setup = build(run_cases.tiny(preset, num_devices=DEVICES, **overrides))
-    return setup, setup.train_step(), host(train._init(setup))
+    return setup, setup.train_step(), host(start.fresh(setup))
 
 
 def batch(setup, number=0):

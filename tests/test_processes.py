@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from mixedres import build, main, train
+from mixedres import build, evaluation, main
 from mixedres.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -182,7 +182,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     # What two processes saved, one restores, and the other way round.
     results = [json.loads((run / "summary.json").read_text())["eval"] for run in (tmp_path / "run", alone)]
     parsed = main.parse(["mixedres", *RUN, "--config.num_devices=4"]).config
-    assert train.evaluate(parsed, tmp_path / "run") == pytest.approx(results[0], rel=1e-6)
+    assert evaluation.evaluate(parsed, tmp_path / "run") == pytest.approx(results[0], rel=1e-6)
     shutil.copytree(alone, tmp_path / "copy")
     done = together(tmp_path / "copy", "pass", "pass", extra=(("--mode=eval",), ("--mode=eval",)))
     assert [status for status, *_ in done] == [0, 0], done

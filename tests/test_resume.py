@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import loop, train, workdir
+from mixedres import loop, start, train, workdir
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import TrainingError
@@ -34,7 +34,7 @@ def metrics(directory):
 
 
 def state_of(directory, chosen):
-    return train._restore(build(chosen), Checkpoints(directory / workdir.CHECKPOINTS))[0]
+    return start.restored(build(chosen), Checkpoints(directory / workdir.CHECKPOINTS))[0]
 
 
 def stop_at(patch, step, number=signal.SIGTERM):
@@ -198,13 +198,13 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(whole, tmp_path, capsy
 def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
     chosen = config("fp16", num_devices=8, ema_decay=0.9)
     setup = build(chosen)
-    before = train._init(setup)
+    before = start.fresh(setup)
     saved = Checkpoints(tmp_path / workdir.CHECKPOINTS)
     saved.save(1, before, {"devices": 8, "config": setup.resolved})
     saved.close()
     for devices in (1, 2, 4, 8):
         chosen.num_devices = devices
-        after, _ = train._restore(build(chosen), Checkpoints(tmp_path / workdir.CHECKPOINTS), set_aside=True)
+        after, _ = start.restored(build(chosen), Checkpoints(tmp_path / workdir.CHECKPOINTS), set_aside=True)
         assert step_cases.bits(before) == step_cases.bits(after)
         assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(after)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from mixedres import models, nonfinite, precision, train, workdir
+from mixedres import evaluation, models, nonfinite, precision, start, train, workdir
 from mixedres.build import Setup, build
 from mixedres.checkpoints import Checkpoints
 from mixedres.compilations import Compilations
@@ -22,7 +22,7 @@ from tests import run_cases, step_cases
 
 def final_state(directory, config):
     setup = build(config)
-    return train._restore(setup, Checkpoints(directory / workdir.CHECKPOINTS))[0]
+    return start.restored(setup, Checkpoints(directory / workdir.CHECKPOINTS))[0]
 
 
 def lines(directory, kind):
@@ -128,7 +128,7 @@ def test_evaluation_agrees_with_numpy_on_the_average_weights(finished):
 def test_mode_eval_repeats_the_last_evaluation(finished, capsys):
     directory, config, summary = finished
     before = sorted(path.name for path in directory.iterdir())
-    assert train.evaluate(config, directory) == summary["eval"]
+    assert evaluation.evaluate(config, directory) == summary["eval"]
     assert f"top-1 {summary['eval']['top1']:.2%}" in capsys.readouterr().out
     assert sorted(path.name for path in directory.iterdir()) == before
 
@@ -244,9 +244,9 @@ def test_an_evaluation_may_use_other_devices_and_batches_but_no_other_model(fini
     directory, _, summary = finished
     other = run_cases.tiny("fp16", ema_decay=0.9, num_devices=1, batch_size=16, log_every=7)
     # Other devices add up the losses in another order.
-    assert train.evaluate(other, directory) == pytest.approx(summary["eval"], rel=1e-6)
+    assert evaluation.evaluate(other, directory) == pytest.approx(summary["eval"], rel=1e-6)
     with pytest.raises(ConfigError, match=r"model\.name: 'cifar_resnet8' there, 'cifar_resnet14' now"):
-        train.evaluate(run_cases.tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), directory)
+        evaluation.evaluate(run_cases.tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), directory)
 
 
 def test_a_reached_accuracy_is_remembered_without_a_summary(tmp_path):
@@ -275,7 +275,7 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     largest(checkpoints / "4").unlink()
     (tmp_path / "run" / workdir.SUMMARY).unlink()
     before = {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()}
-    assert train.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
+    assert evaluation.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
     assert before == {path: path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()}
     capsys.readouterr()
     continued = train.train(config, tmp_path / "run")
@@ -295,11 +295,11 @@ def test_where_no_checkpoint_can_be_read_nothing_is_touched(finished, tmp_path):
     for step in ("2", "4", "6"):
         shorten(largest(tmp_path / "run" / workdir.CHECKPOINTS / step))
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    for start in (train.train, train.evaluate):
+    for begin in (train.train, evaluation.evaluate):
         with pytest.raises(
             ConfigError, match=r"none of the checkpoints in .* is whole \(steps \[6, 4, 2\]\)"
         ) as caught:
-            start(config, tmp_path / "run")
+            begin(config, tmp_path / "run")
         assert "\n" not in str(caught.value) and "--clean" in str(caught.value)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
@@ -313,7 +313,7 @@ def test_learning_rates_on_the_host_are_those_of_the_schedule():
 
 def test_the_first_state_depends_on_the_seed_alone():
     a, b, c = (
-        train._init(build(run_cases.tiny(preset, seed=seed)))
+        start.fresh(build(run_cases.tiny(preset, seed=seed)))
         for preset, seed in [("fp32", 1), ("fp16", 1), ("fp32", 2)]
     )
     assert step_cases.bits(a.params) == step_cases.bits(b.params)

@@ -1,6 +1,7 @@
 """Data sets as batches of numpy arrays; importing this starts no device."""
 
 from mixedres.data.examples import DataError, DataSet, Example, Examples
+from mixedres.data.input_spec import InputSpec
 from mixedres.data.load import NAMES, Options, load
 from mixedres.data.prefetch import Prefetch
 from mixedres.data.sources import WHOLE, Batch, InMemory, Shard, Source, Synthetic
@@ -14,6 +15,7 @@ __all__ = [
     "Example",
     "Examples",
     "InMemory",
+    "InputSpec",
     "Options",
     "Prefetch",
     "Shard",

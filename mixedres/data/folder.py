@@ -143,6 +143,12 @@ def _one_folder(
     )
 
 
+def pictures_below(directory: str | os.PathLike) -> list[str]:
+    """The paths of all pictures at any depth below `directory`, sorted, without hidden files."""
+    root = pathlib.Path(directory)
+    return [str(root / path) for path in sorted(_below(root, root, collections.Counter()))]
+
+
 def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str | None:
     """The name of a part's folder; None where there is none."""
     if asked is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from mixedres.data import preprocessing, workers
 from mixedres.data.chunks import EvalChunks, Pictures, TrainChunks, chunks_per_batch
 from mixedres.data.examples import DataSet, Examples
+from mixedres.data.input_spec import InputSpec
 from mixedres.data.sources import WHOLE, Batch, Shard
 
 ON_ERROR = ("raise", "skip")
@@ -85,6 +86,11 @@ class Loader:
     def std(self) -> tuple[float, ...]:
         """Of the family."""
         return self.family.normalization(self.data_set.channels)[1]
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """The central square that evaluation takes."""
+        return self.family.input_spec(self.image_size, self.data_set.channels)
 
     def train_batches(
         self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE

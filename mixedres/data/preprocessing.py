@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 
 from mixedres.data import images
+from mixedres.data.input_spec import InputSpec
 
 # Share of the shorter side that the central crop keeps.
 CENTRAL = 224 / 256
@@ -69,9 +70,12 @@ def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
     return Box(0, 0, height, width)
 
 
-def central_crop(height: int, width: int) -> Box:
-    """The central square of 87.5 % of the shorter side: what resizing that to 256 and cutting out 224 shows."""
-    side = max(1, round(CENTRAL * min(height, width)))
+def central_crop(height: int, width: int, share: float = CENTRAL) -> Box:
+    """The central square of 87.5 % of the shorter side: what resizing that to 256 and cutting out 224 shows.
+
+    `share`: another part of the shorter side, in (0, 1].
+    """
+    side = max(1, round(share * min(height, width)))
     return Box((height - side) // 2, (width - side) // 2, side, side)
 
 
@@ -98,6 +102,11 @@ class Preprocessing:
         if channels == 3:
             return self.mean, self.std
         return (sum(self.mean) / 3,), (sum(self.std) / 3,)
+
+    def input_spec(self, size: int, channels: int = 3) -> InputSpec:
+        """What a network takes that was trained on squares of this size and evaluated on central ones."""
+        mean, std = self.normalization(channels)
+        return InputSpec((size, size, channels), mean, std, CENTRAL, self.eval_interpolation == cv2.INTER_AREA)
 
 
 FAMILIES = {

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mixedres.data.input_spec import InputSpec
+
 # 'image' (batch, height, width, channels) uint8, 'label' (batch,) int32, and in evaluation 'mask' (batch,) bool.
 Batch = dict[str, np.ndarray]
 
@@ -61,6 +63,7 @@ class Source(Protocol):
       class_names: by label; empty where classes have no names.
       note: what a person who starts a run should know of the data, or ''.
       unreadable: {name of an image: why it could not be used}, of those passed over so far.
+      input_spec: how pictures that are not in the data set become such images.
       fingerprint: changes where the examples, their order or their labels change.
     """
 
@@ -73,6 +76,11 @@ class Source(Protocol):
     class_names: tuple[str, ...]
     note: str
     unreadable: dict[str, str]
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """See above."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -129,6 +137,11 @@ class InMemory:
     def eval_examples(self) -> int:
         """Number of test images."""
         return len(self.eval_images)
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """The whole square: these images are no crops."""
+        return InputSpec(self.image_shape, self.mean, self.std)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -200,6 +213,11 @@ class Synthetic:
     note: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
     fingerprint: str = "synthetic"
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """The whole square."""
+        return InputSpec(self.image_shape, self.mean, self.std)
 
     def train_batches(
         self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE

@@ -14,12 +14,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from mixedres.weights import pretrained
 from mixedres.weights.layouts import LAYOUTS, batches_of, layout_of
 
 PICKLES = (".pth", ".pt", ".bin")
-# In the head of a .safetensors file, where it is not 1.5.
-_VERSION = "mixedres.version"
-_SAFETENSORS, _CONFIG = ".safetensors", "config.json"
+# In the head of a .safetensors file: JSON of `WeightsFile.about`.
+_ABOUT = "mixedres"
+_SAFETENSORS = ".safetensors"
 # In a folder, in the order in which transformers looks.
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
 # Where checkpoints of training scripts have the weights among other things (torchvision, timm).
@@ -38,19 +39,32 @@ class WeightsFile:
       path: of the file.
       tensors: by name, as they are in the file.
       layout: one of `mixedres.weights.LAYOUTS`.
-      metadata: the texts in the head of a .safetensors file.
-      version: '1', '1.5' or '2', where something beside the tensors tells.
-      class_names: where a config.json tells.
-      batches: how many of them the batch norms have seen in training; None: not known.
+      batches: how many of them the batch norms have seen in training.
+      version: '1', '1.5' or '2'.
+      class_names: by output.
+      epsilon: of batch normalisation.
+      input: of the network, as `mixedres.data.InputSpec.to_json` makes it.
+      run: the flat config of the run that these are of.
+
+    From `batches` on None is what nothing tells.
     """
 
     path: pathlib.Path
     tensors: dict[str, np.ndarray]
     layout: str
-    metadata: dict[str, str]
+    batches: int | None = None
     version: str | None = None
     class_names: tuple[str, ...] | None = None
-    batches: int | None = None
+    epsilon: float | None = None
+    input: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What of this the tensors do not tell, to be written beside them."""
+        known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
+        known["version"] = None if self.version == "1.5" else self.version
+        return {key: value for key, value in known.items() if value is not None}
 
 
 def read(path: pathlib.Path) -> WeightsFile:
@@ -69,9 +83,9 @@ def read(path: pathlib.Path) -> WeightsFile:
             f"{path} does not exist; name a workdir, a {_SAFETENSORS} or .pth file, or a folder that transformers saved"
         )
     if file.suffix == _SAFETENSORS:
-        tensors, metadata = _read_safetensors(file)
+        tensors, about = _read_safetensors(file)
     elif file.suffix in PICKLES:
-        tensors, metadata = _read_pickle(file), {}
+        tensors, about = _read_pickle(file), None
     else:
         raise WeightsError(f"{file} is no file of weights; those end in {_SAFETENSORS}, {', '.join(PICKLES)}")
     if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
@@ -80,20 +94,36 @@ def read(path: pathlib.Path) -> WeightsFile:
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "no tensor"
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
-    config = file.with_name(_CONFIG)
-    version, names = _read_config(config) if layout == "transformers" and config.is_file() else (None, None)
-    own = "2" if "params/final_norm/scale" in tensors else None
-    version = version or metadata.get(_VERSION) or own
-    return WeightsFile(file, tensors, layout, metadata, version, names, batches_of(tensors))
+    return dataclasses.replace(WeightsFile(file, tensors, layout, batches_of(tensors)), **_told(file, layout, about))
 
 
-def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], version: str | None = None) -> None:
+def _told(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
+    """What stands beside the tensors: in the file's head, or in files of transformers."""
+    try:
+        found = json.loads(about) if about else {}
+        known = {key: found[key] for key in ("version", "class_names", "epsilon", "input") if key in found}
+        if "class_names" in known:
+            known["class_names"] = tuple(known["class_names"])
+    except (ValueError, TypeError) as error:
+        raise WeightsError(f"{file}: what mixedres wrote in its head cannot be read ({error})") from None
+    config, processor = file.with_name(pretrained.CONFIG), file.with_name(pretrained.PROCESSOR)
+    try:
+        if layout == "transformers" and config.is_file():
+            known["version"], known["class_names"] = pretrained.read_config(config)
+        if layout == "transformers" and processor.is_file():
+            known["input"] = pretrained.read_processor(processor)
+    except ValueError as error:
+        raise WeightsError(str(error)) from None
+    return known
+
+
+def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any] | None = None) -> None:
     """Writes a .safetensors file, whole or not at all.
 
     Args:
       path: of the file.
       tensors: by name.
-      version: of the network; noted in the file where it is neither None nor '1.5', which no shape would tell.
+      about: of the network, as `WeightsFile.about` has it.
 
     Raises:
       WeightsError: where it cannot be written.
@@ -101,7 +131,7 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], version: str | 
     partial = path.with_name(f"{path.name}.part")
     try:
         # transformers refuses files that do not say so.
-        metadata = {"format": "pt"} | ({_VERSION: version} if version not in (None, "1.5") else {})
+        metadata = {"format": "pt"} | ({_ABOUT: json.dumps(about)} if about else {})
         safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)
         os.replace(partial, path)
     except (OSError, safetensors.SafetensorError) as error:
@@ -109,10 +139,12 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], version: str | 
         raise WeightsError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
+    """The tensors, and what mixedres wrote beside them."""
     try:
         with safetensors.safe_open(file, framework="numpy") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            return tensors, (opened.metadata() or {}).get(_ABOUT)
     except (OSError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
 
@@ -147,15 +179,3 @@ def _numpy(tensor: Any) -> np.ndarray:
 
     # numpy has no bfloat16 of its own; float32 holds every one.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
-
-
-def _read_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
-    """Version and class names that transformers keeps beside the weights."""
-    try:
-        config = json.loads(path.read_text())
-        labels = config.get("id2label") or {}
-        names = tuple(str(labels[str(index)]) for index in range(len(labels))) or None
-        first = config.get("downsample_in_bottleneck")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(f"{path} is not a config of transformers ({error})") from None
-    return None if first is None else "1" if first else "1.5", names

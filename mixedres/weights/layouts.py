@@ -47,11 +47,13 @@ class Architecture:
       bottleneck: three convolutions a block instead of two.
       stage_sizes: blocks per stage.
       num_classes: outputs of the head.
+      channels: of the images.
     """
 
     bottleneck: bool
     stage_sizes: tuple[int, ...]
     num_classes: int
+    channels: int
 
 
 def layout_of(names: Iterable[str]) -> str | None:
@@ -71,9 +73,12 @@ def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture
         blocks.setdefault(stage, set()).add(block)
         convolutions.add(convolution)
     bias = tensors.get(_head(layout)[1])
-    if bias is None or sorted(blocks) != list(range(first, first + len(blocks))):
+    stem = tensors.get(_name(("params", "stem_conv", "kernel"), layout))
+    if bias is None or stem is None or sorted(blocks) != list(range(first, first + len(blocks))):
         return None
-    return Architecture(len(convolutions) == 3, tuple(len(blocks[stage]) for stage in sorted(blocks)), bias.shape[0])
+    stage_sizes = tuple(len(blocks[stage]) for stage in sorted(blocks))
+    channels = stem.shape[2 if layout == "mixedres" else 1]
+    return Architecture(len(convolutions) == 3, stage_sizes, bias.shape[0], channels)
 
 
 def to_tensors(variables: Mapping[str, Any], layout: str, batches: int | None = None) -> dict[str, np.ndarray]:

@@ -110,7 +110,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     tensors = weights.to_tensors(variables, "torchvision", batches=12)
     weights.write(tmp_path / "a.safetensors", tensors)
     file = weights.read(tmp_path / "a.safetensors")
-    assert (file.layout, file.batches, file.metadata) == ("torchvision", 12, {"format": "pt"})
+    assert (file.layout, file.batches, file.about) == ("torchvision", 12, {})
     assert_equal(file.tensors, tensors)
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 

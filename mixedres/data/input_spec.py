@@ -1,0 +1,61 @@
+"""What a network takes for a picture: enough to show it one that is in no data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """The square that a picture becomes, and its normalisation.
+
+    Attributes:
+      shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
+      mean, std: per channel on the scale 0 to 255; None: every image is standardised by itself.
+      central: share of the picture's shorter side that the central square keeps, in (0, 1].
+      antialias: average over areas where the picture becomes smaller, instead of interpolating between four pixels.
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    central: float = 1.0
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that describe no such square."""
+        height, width, channels = self.shape
+        numbers = [value for values in (self.mean, self.std) if values is not None for value in values]
+        good = (
+            (self.mean is None) == (self.std is None)
+            and len(numbers) == (0 if self.mean is None else 2 * channels)
+            and all(math.isfinite(value) for value in numbers)
+            and all(value > 0 for value in self.std or ())
+            and min(height, width, channels) >= 1
+            and 0 < self.central <= 1
+        )
+        if not good:
+            raise ValueError(f"{self} is no shape with a normalisation")
+
+    @property
+    def fits_files(self) -> bool:
+        """Whether a file of a picture can be made into such an image."""
+        height, width, channels = self.shape
+        return height == width and channels in (1, 3)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
+        """The spec that `to_json` wrote; raises ValueError for anything else."""
+        try:
+            lists = {key: None if given[key] is None else tuple(map(float, given[key])) for key in ("mean", "std")}
+            height, width, channels = map(int, given["shape"])
+            return cls((height, width, channels), **lists, central=given["central"], antialias=given["antialias"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{given!r} says not how pictures become squares ({error})") from None

@@ -1,0 +1,144 @@
+"""A trained network as a function of pictures: what prediction and export have in common."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mixedres import models, normalize, precision, trained, weights
+from mixedres.build import precision_of
+from mixedres.config import ConfigError, unflatten
+from mixedres.data import InputSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A trained network.
+
+    Attributes:
+      name: such as 'resnet50'.
+      model: in the dtypes of `precision`.
+      precision: in which it computes.
+      spec: its input.
+      class_names: by output; those without a name have their number.
+      variables: {'params', 'batch_stats'}, float32 numpy arrays.
+      notes: what a person should know, a line each.
+    """
+
+    name: str
+    model: models.ResNet
+    precision: precision.Precision
+    spec: InputSpec
+    class_names: tuple[str, ...]
+    variables: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def probabilities(self, variables: Any, images: jax.Array) -> jax.Array:
+        """(b, *spec.shape) uint8 -> (b, classes) float32, the softmax of the logits in float32; traceable."""
+        spec = self.spec
+        prepare = normalize.per_image if spec.mean is None else normalize.by_channel(spec.mean, spec.std or ())
+        logits = self.precision.rewrite(self.model.apply)(variables, prepare(images), train=False)
+        return jax.nn.softmax(logits.astype(jnp.float32))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which `from_options` finds a network."""
+    parser.add_argument("--from", dest="source", required=True, help="a workdir, .safetensors, .pth or a folder")
+    parser.add_argument("--precision", choices=precision.PRESETS, help="default: the run's own; fp32 for weights")
+    parser.add_argument("--labels", help="file of class names: one a line, or a JSON list")
+    parser.add_argument("--image_size", type=int, help="height and width that the network sees")
+    parser.add_argument("--preprocessing", choices=("torch", "official"), help="how pictures become squares")
+
+
+def from_options(options: argparse.Namespace) -> Network:
+    """The network that these options of `add_arguments` name.
+
+    Raises:
+      ConfigError: where there is none, or it takes no pictures.
+    """
+    path = pathlib.Path(options.source).expanduser()
+    try:
+        file = trained.read(path)
+        variables = trained.variables(file)
+    except weights.WeightsError as error:
+        raise ConfigError(f"--from: {error}") from None
+    found, name = weights.architecture(file.tensors, file.layout), trained.name(file)
+    assert found is not None and name is not None  # or there would be no variables
+    try:
+        spec, notes = _spec(file, name, found.channels, options)
+        names = _class_names(options.labels) if options.labels else file.class_names or ()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if len(names) > found.num_classes or (options.labels and len(names) < found.num_classes):
+        raise ConfigError(
+            f"{len(names)} class names for a network of {found.num_classes} classes; name their file with --labels=FILE"
+        )
+    chosen = _precision(file, options.precision)
+    policy, norm_policy = chosen.network_policies
+    model = models.create(
+        name,
+        num_classes=found.num_classes,
+        policy=policy,
+        norm_policy=norm_policy,
+        version=file.version,
+        epsilon=1e-5 if file.epsilon is None else file.epsilon,
+        precision=chosen.matmul_precision,
+    )
+    names = (*names, *(str(index) for index in range(len(names), found.num_classes)))
+    return Network(name, model, chosen, spec, names, variables, notes)
+
+
+def _precision(file: weights.WeightsFile, preset: str | None) -> precision.Precision:
+    if preset is None and file.run is not None:
+        return precision_of(unflatten(file.run))[0]
+    return precision.get(preset or "fp32")
+
+
+def _spec(
+    file: weights.WeightsFile, name: str, channels: int, options: argparse.Namespace
+) -> tuple[InputSpec, tuple[str, ...]]:
+    """The network's input, and what to say of it; raises ValueError where it can be no picture."""
+    # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
+    from mixedres.data import preprocessing
+
+    size, family, notes = options.image_size, options.preprocessing, ()
+    if size is not None and size < 1:
+        raise ValueError(f"--image_size={size} must be at least 1")
+    if file.input and not family:
+        spec = InputSpec.from_json(file.input)
+    elif name.startswith("cifar_") and not family:
+        spec = InputSpec((32, 32, channels))
+    else:
+        spec = preprocessing.get(family or "torch").input_spec(224, channels)
+    if size:
+        spec = dataclasses.replace(spec, shape=(size, size, channels))
+    if not file.input and not (size and family):
+        how = "every picture standardised by itself" if spec.mean is None else f"--preprocessing={family or 'torch'}"
+        notes = (f"{file.path} does not say what its input is; taking --image_size={spec.shape[0]}, {how}",)
+    if spec.shape[2] != channels:
+        raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {spec.shape[2]}")
+    if not spec.fits_files:
+        raise ValueError(f"{file.path} takes images of shape {spec.shape}, which no picture can be made into")
+    return spec, notes
+
+
+def _class_names(given: str) -> tuple[str, ...]:
+    path = pathlib.Path(given).expanduser()
+    try:
+        text = path.read_text()
+        if path.suffix == ".json":
+            found = json.loads(text)
+            if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+                raise ValueError("it must be a JSON list of texts")
+            return tuple(found)
+    except OSError as error:
+        raise ValueError(f"--labels={given} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"--labels={given}: {error}") from None
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
