@@ -19,7 +19,8 @@ from mixedres.processes import ALONE, Processes
 from mixedres.step import Metrics, TrainState
 
 # What an evaluation of a finished run must share with its training; devices and batch size may differ.
-EVALUATED = ("model.", "batch_norm.", "data.", "ema_decay", "optimizer.name", "optimizer.layer_decay", "train_only")
+EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "optimizer.name", "optimizer.layer_decay")
+EVALUATED += ("train_only",)
 # What predictions are compared with.
 BASELINE = "fp32"
 
@@ -33,7 +34,7 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = 
       ConfigError: for a mistake in the config, and where there are no weights for it.
     """
     setup = build(config)
-    state, what = _weights(setup, directory, group, (*EVALUATED, "precision."))
+    state, what = _weights(setup, directory, group)
     with group.loop():
         result = loop.evaluate(setup, setup.eval_step(), state, group=group)
     assert result is not None  # without a signal it goes to its end
@@ -58,7 +59,7 @@ def compare(
       ConfigError: as `evaluate`.
     """
     setup = build(config)
-    state, what = _weights(setup, directory, group, EVALUATED)
+    state, what = _weights(setup, directory, group)
     names = list(dict.fromkeys((BASELINE, *presets)))
     print(f"{what}, in {len(names)} precisions:")
     steps = {name: _tally(setup, precision.get(name)) for name in names}
@@ -80,9 +81,7 @@ def compare(
     return results
 
 
-def _weights(
-    setup: Setup, directory: pathlib.Path, group: Processes, compared: tuple[str, ...]
-) -> tuple[TrainState, str]:
+def _weights(setup: Setup, directory: pathlib.Path, group: Processes) -> tuple[TrainState, str]:
     """The state to evaluate, and what it is; announces it."""
     start.agree(setup, directory, group)
     given = setup.config.init_from
@@ -92,7 +91,7 @@ def _weights(
             raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
         summary.announce(setup, directory)
         return start.fresh(setup, found), f"weights of {given}"
-    workdir.check_same(directory, setup.resolved, compared)
+    workdir.check_same(directory, setup.resolved, EVALUATED)
     workdir.check_data(directory, setup.data, classes_only=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS)
     restored = start.restored(setup, saved)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import convert, initial, models, optimizers, start, train, trained, weights, workdir
+from mixedres import convert, initial, main, models, optimizers, start, train, trained, weights, workdir
 from mixedres.build import build
 from mixedres.config import ConfigError
 from tests.run_cases import tiny
@@ -164,3 +164,22 @@ def test_the_command_refuses_mistakes(backbone, tmp_path, capsys):
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["taken.safetensors"] and taken.read_text() == "mine"
+
+
+@pytest.mark.long
+def test_the_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
+    """The commands of a person: train on digits, then teach the head alone in fp16."""
+    short = ["--config.model.name=cifar_resnet8", "--config.num_devices=1", "--config.steps=30"]
+    first = tmp_path / "digits"
+    assert main.main(["mixedres", "--config=configs/digits.py:fp16", *short, f"--workdir={first}"]) == 0
+    config = "--config=configs/finetune.py:fp16,data=digits,data.image_size=16,data.flip=False"
+    alone = ["--config.train_only=^/head/", "--config.batch_norm.frozen", f"--config.init_from={first}"]
+    second = tmp_path / "other"
+    assert main.main(["mixedres", config, *short, *alone, f"--workdir={second}"]) == 0
+    assert f"weights: {first} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
+    before, after = variables(first), variables(second)
+    heads = [tree["params"].pop("head")["kernel"] for tree in (before, after)]
+    assert_same_bits(before, after)
+    assert not np.array_equal(*heads)
+    losses = [json.loads((path / workdir.SUMMARY).read_text())["eval"]["loss"] for path in (first, second)]
+    assert losses[1] < losses[0]

@@ -1,0 +1,113 @@
+"""Does prediction keep up with the loader? Images per second of both, and the memory that prediction takes.
+
+python -m experiments.predict_rate --rounds=7
+
+1,000 JPEGs of 500x375, about 110 kB each, through a cifar_resnet8 at 16 and at 32 pixels (random weights):
+`mixedres.predict`'s own loop against the evaluation loader alone, with as many threads, on the same files. Both are
+timed from their first batch on, which for prediction comes after compiling; the time until then is given apart. They
+take turns, in a new random order every round; the result is the median of the ratio within a round, with a bootstrap
+interval. On a CPU the network takes its share of the cores that decode. Prints the results and writes
+experiments/results/predict_rate.json. Needs scikit-image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from experiments import runs
+from experiments.input_pipeline import make_pictures
+from mixedres import data, models, precision, predict, summary
+from mixedres.data import folder, loader, preprocessing, workers
+from mixedres.network import Network
+
+PICTURES, SIZES, BATCH = 1000, (16, 32), 64
+
+
+def network(size: int) -> Network:
+    """A small one with random weights."""
+    chosen, family = precision.get("fp32"), preprocessing.get("torch")
+    model = models.create("cifar_resnet8", num_classes=8, policy=chosen.policy, precision="highest")
+    variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, size, size, 3), np.float32))
+    names = tuple(map(str, range(8)))
+    return Network("cifar_resnet8", model, chosen, family.input_spec(size), names, jax.device_get(variables))
+
+
+def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
+    """All of them through the loader, and nothing else; how many have come, after every batch."""
+    pictures = folder.Pictures("pictures", directory, paths, np.zeros(len(paths), np.int32))
+    both = data.DataSet(pictures, pictures, ("one",), upright=True)
+    family, threads = preprocessing.get("torch"), workers.available_cpus()
+    count = 0
+    for batch in loader.Loader(both, size, family, 1, threads=threads).eval_batches(BATCH):
+        count += int(batch["mask"].sum())
+        yield count
+
+
+def say(paths: list[str], chosen: Network) -> Iterator[int]:
+    """All of them through prediction; how many have come, after every batch."""
+    for count, found in enumerate(predict.predictions(chosen, paths, 5, BATCH), start=1):
+        assert not found.error
+        if count % BATCH == 0 or count == len(paths):
+            yield count
+
+
+def timed(counts: Iterator[int]) -> tuple[float, float]:
+    """Seconds until the first batch, and images a second from then on."""
+    started = time.perf_counter()
+    first = next(counts)
+    begun = time.perf_counter()
+    *_, last = counts
+    return begun - started, (last - first) / (time.perf_counter() - begun)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = pathlib.Path(temporary)
+        kilobytes = make_pictures(directory, PICTURES)
+        paths = folder.pictures_below(directory / "train")
+        results = {"pictures": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
+        for size in SIZES:
+            results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)
+    results |= {"device": summary.device(jax.devices()), "versions": summary.versions()}
+    print(runs.write("predict_rate", results))
+
+
+def compare(paths: list[str], directory: pathlib.Path, size: int, rounds: int) -> dict[str, Any]:
+    """Both on images of a size, in turns."""
+    chosen = network(size)
+    found: dict[str, list[tuple[float, float]]] = {"predict": [], "loader": []}
+    memory = []
+    for _ in range(rounds):
+        for name in random.sample(sorted(found), 2):
+            found[name].append(timed(load(paths, directory, size) if name == "loader" else say(paths, chosen)))
+        memory.append(psutil.Process().memory_info().rss)
+    first, rates = ({name: [pair[part] for pair in pairs] for name, pairs in found.items()} for part in (0, 1))
+    ratio = runs.paired_ratio(rates["predict"], rates["loader"])
+    medians = {name: float(np.median(values)) for name, values in rates.items()}
+    print(f"{size} pixels: prediction {medians['predict']:.0f} images/s, loader {medians['loader']:.0f}")
+    print(f"  ratio {ratio['ratio']:.3f} ({ratio['interval'][0]:.3f} to {ratio['interval'][1]:.3f}), wanted >= 0.8")
+    print(f"  memory {memory[0] / 1e6:.0f} MB after the first 1,000 images, {memory[-1] / 1e6:.0f} MB at the end")
+    return {
+        "images_per_second": medians,
+        "seconds_to_first_batch": {name: float(np.median(values)) for name, values in first.items()},
+        "predict_to_loader": ratio,
+        "memory_bytes_after_rounds": memory,
+    }
+
+
+if __name__ == "__main__":
+    main()

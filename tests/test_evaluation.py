@@ -1,0 +1,77 @@
+"""One set of weights under several precisions."""
+
+import jax
+import numpy as np
+import pytest
+
+from mixedres import convert, evaluation, main, precision, start, train, workdir
+from mixedres.build import build
+from mixedres.checkpoints import Checkpoints
+from mixedres.config import ConfigError
+from tests import run_cases
+
+
+def digits(preset, **overrides):
+    """Four steps on digits, whose 360 images fill no last batch of 28; many classes are nearly as probable then."""
+    chosen = run_cases.tiny(preset, steps=4, batch_size=28, **overrides)
+    chosen.data.name, chosen.data.train_examples, chosen.data.num_classes = "digits", None, None
+    chosen.eval_every = chosen.checkpoint_every = 0
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "digits"
+    train.train(digits("fp16", ema_decay=0.9), directory)
+    return directory
+
+
+@pytest.mark.long
+def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained, capsys):
+    presets = ["bf16", "fp16", "fp16_rewrite"]
+    capsys.readouterr()
+    results = evaluation.compare(digits("fp16", ema_decay=0.9), trained, presets)
+    printed = capsys.readouterr().out.splitlines()
+    assert list(results) == ["fp32", *presets] and len([line for line in printed if line.startswith("fp16")]) == 2
+
+    saved = build(digits("fp16", ema_decay=0.9))
+    state, _ = start.restored(saved, Checkpoints(trained / workdir.CHECKPOINTS))
+    classes = {}
+    for name, found in results.items():
+        setup = build(digits(name))
+        apply_fn = jax.jit(setup.precision.rewrite(lambda x, m=setup.model: m.apply(state.ema, x, train=False)))
+        source = setup.source
+        classes[name] = np.asarray(apply_fn(setup.normalize_fn(source.eval_images))).argmax(-1)
+        assert found["examples"] == 360
+        assert abs(found["top1"] * 360 - (classes[name] == source.eval_labels).sum()) <= 2
+        assert abs(found["changed"] - (classes[name] != classes["fp32"]).sum()) <= 2, results
+    assert results["bf16"]["changed"] > 0 == results["fp32"]["changed"], results
+    assert evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)["top1"] == results["fp16"]["top1"]
+
+
+@pytest.mark.long
+def test_weights_need_no_run(trained, tmp_path, capsys):
+    path = tmp_path / "weights.safetensors"
+    assert convert.main(["convert", f"--from={trained}", f"--to={path}"]) == 0
+    of_run = evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)
+    of_file = evaluation.evaluate(digits("fp16", init_from=path), tmp_path / "none")
+    assert of_file == of_run and not (tmp_path / "none").exists()
+    both = evaluation.compare(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
+    assert both["fp16"]["top1"] == of_run["top1"]
+
+
+def test_a_head_for_other_classes_is_not_evaluated(tmp_path):
+    train.train(run_cases.tiny(steps=1), tmp_path / "run")
+    other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
+    with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):
+        evaluation.evaluate(other, tmp_path / "none")
+
+
+def test_presets_on_the_command_line(capsys):
+    assert main._presets("all") == list(precision.PRESETS)
+    assert main._presets("bf16, fp16") == ["bf16", "fp16"]
+    digits_config = "--config=configs/digits.py"
+    assert main.main(["mixedres", digits_config, "--presets=all"]) == 2
+    assert "add --mode=eval" in capsys.readouterr().err
+    assert main.main(["mixedres", digits_config, "--mode=eval", "--presets=bf16,half"]) == 2
+    assert "'half' is unknown; use all, or some of fp32,tf32,bf16" in capsys.readouterr().err

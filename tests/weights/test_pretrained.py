@@ -1,0 +1,86 @@
+"""The JSON files of transformers: what is read of them, and that what is written comes back."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mixedres import weights
+from mixedres.data import InputSpec, preprocessing
+from mixedres.weights import pretrained
+
+# Of microsoft/resnet-50 on the hub, without what is not read.
+MICROSOFT = {
+    "crop_pct": 0.875,
+    "do_resize": True,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "resample": 3,
+    "size": {"shortest_edge": 224},
+}
+
+
+def written(tmp_path, content):
+    path = tmp_path / pretrained.PROCESSOR
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_input_of_a_published_network(tmp_path):
+    found = InputSpec.from_json(pretrained.read_processor(written(tmp_path, MICROSOFT)))
+    torch = preprocessing.get("torch").input_spec(224)
+    assert (found.shape, found.central, found.antialias) == (torch.shape, torch.central, True)
+    np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "side", "central"),
+    [
+        ({"size": 224}, 224, 0.875),
+        ({"size": {"shortest_edge": 384}}, 384, 1.0),  # larger ones are not cropped
+        (
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+            224,
+            0.875,
+        ),
+        ({"size": {"height": 160, "width": 160}, "crop_pct": None}, 160, 0.875),
+        ({"crop_pct": 0.95}, 224, 0.95),
+    ],
+)
+def test_sizes_and_crops(changed, side, central, tmp_path):
+    found = InputSpec.from_json(pretrained.read_processor(written(tmp_path, MICROSOFT | changed)))
+    assert (found.shape, found.central) == ((side, side, 3), central)
+
+
+def test_what_is_written_comes_back(tmp_path):
+    for spec in (preprocessing.get("official").input_spec(224), preprocessing.get("torch").input_spec(32, channels=1)):
+        path = written(tmp_path, pretrained.processor(spec.to_json()))
+        found = InputSpec.from_json(pretrained.read_processor(path))
+        assert (found.shape, found.central) == (spec.shape, spec.central)
+        np.testing.assert_allclose([*found.mean, *found.std], [*spec.mean, *spec.std], rtol=1e-12)
+    assert pretrained.processor(InputSpec((32, 32, 3)).to_json()) is None  # every image by itself: transformers cannot
+    assert pretrained.processor(None) is None
+
+
+def test_names_and_version_come_back(tmp_path):
+    path = tmp_path / pretrained.CONFIG
+    path.write_text(json.dumps(pretrained.config(True, (3, 4, 6, 3), 4, 3, "1", ("a", "b"))))
+    assert pretrained.read_config(path) == ("1", ("a", "b", "LABEL_2", "LABEL_3"))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"size": {}}', '{"size": "large", "image_mean": [0], "image_std": [1]}'])
+def test_a_file_that_is_none_is_one_line(text, tmp_path):
+    path = tmp_path / pretrained.PROCESSOR
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"preprocessor_config.json") as error:
+        pretrained.read_processor(path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_we_write_beside_the_tensors_is_not_trusted(tmp_path):
+    import safetensors.numpy
+
+    tensors = {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)}
+    safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": "{not json"})
+    with pytest.raises(weights.WeightsError, match="what mixedres wrote in its head cannot be read"):
+        weights.read(tmp_path / "a.safetensors")
