@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import pathlib
 import shutil
@@ -19,6 +20,8 @@ from mixedres.config import ConfigError
 
 # Beside the directory of the runs.
 COMPILED = "compiled"
+# Of a job through SLURM where --slurm says nothing else; submitit's own limit of five would cut most runs into pieces.
+_SLURM_MINUTES = 24 * 60
 # Of a job on this machine; submitit's own limit is two minutes.
 _FOREVER_MINUTES = 60 * 24 * 365
 
@@ -67,7 +70,9 @@ class Job:
         """Called by submitit before SLURM takes the machine away: the run saves, and goes on in the next job."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            # Not by its own `wait`: this comes from a signal's handler in the middle of that, which holds a lock.
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return submitit.helpers.DelayedSubmission(Job(self.arguments, self.workdir, self.cores))
 
     def _stop(self, *_: Any) -> None:
@@ -89,10 +94,12 @@ def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -
     Raises:
       ConfigError: for parameters that submitit does not know.
     """
+    # Where SLURM keeps no accounts it would warn at every look at a job; the queue tells as much.
+    logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=name)
-        common = {"timeout_min": _FOREVER_MINUTES} if name == "local" else {"name": "mixedres"}
-        executor.update_parameters(**common | parameters)
+        limit = _FOREVER_MINUTES if name == "local" else _SLURM_MINUTES
+        executor.update_parameters(**{"timeout_min": limit, "name": "mixedres"} | parameters)
     except (NameError, TypeError, ValueError) as error:
         raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from None
     return executor

@@ -1,6 +1,10 @@
 """How the cores of a machine are shared out among runs at a time."""
 
 import os
+import signal
+import sys
+import threading
+import time
 
 import pytest
 
@@ -22,3 +26,32 @@ def test_the_shares_are_equal(monkeypatch, cores, slots):
 
 def test_one_run_at_a_time_has_the_machine():
     assert jobs.share_of_cores(0, 1) == ()
+
+
+def test_a_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path):
+    """SLURM's signal comes while the job waits for its run, and the run takes its time to save."""
+    run = tmp_path / "python"
+    run.write_text("#!/bin/sh\ntrap 'sleep 0.5; echo saved; exit 143' TERM\necho began\nsleep 60 & wait\n")
+    run.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(run))
+    job, handed_in = jobs.Job(("--config=c.py",), tmp_path / "runs" / "run"), []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    signal.signal(signal.SIGUSR2, lambda *_: handed_in.append(job.checkpoint()))
+
+    def time_is_up():
+        log = tmp_path / "runs" / "run.log"
+        while not log.is_file() or "began" not in log.read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    thread = threading.Thread(target=time_is_up)
+    try:
+        thread.start()
+        assert job()["exit_status"] == 143
+    finally:
+        thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (tmp_path / "runs" / "run.log").read_text() == "began\nsaved\n"
+    again = handed_in[0].function
+    assert (again.arguments, again.workdir) == (job.arguments, job.workdir)
