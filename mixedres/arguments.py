@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -29,6 +30,11 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help says more")
 
 
+def path(given: str) -> pathlib.Path:
+    """The path that an argument names, ~ and ~user being home directories where there are such."""
+    return pathlib.Path(os.path.expanduser(given))
+
+
 def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequence[str]) -> int:
     """Calls a command with its arguments; returns 0, or the exit status of what it raised, which is told in one line.
 
@@ -36,6 +42,7 @@ def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequen
     """
     try:
         command(arguments)
+        sys.stdout.flush()  # here, where it may fail
     except ConfigError as error:
         status, told = 2, str(error)
     except (TrainingError, DataError) as error:
@@ -43,9 +50,20 @@ def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequen
     except KeyboardInterrupt:
         status, told = 130, "interrupted"
     except BrokenPipeError:  # whoever read, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return 1
+    except OSError as error:
+        # Of a path that was given; without a name, of what is printed.
+        named = error.filename is not None
+        status, told = 2 if named else 1, f"{error.filename if named else 'stdout'}: {error.strerror or error}"
+        if not named:
+            _give_up_stdout()
     else:
         return 0
     print(f"{program}: {told}", file=sys.stderr)
     return status
+
+
+def _give_up_stdout() -> None:
+    """Python flushes it once more at its end, and would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

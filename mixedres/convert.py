@@ -11,6 +11,7 @@ from typing import Any
 
 from mixedres import arguments, models, trained, weights
 from mixedres.config import ConfigError
+from mixedres.data import InputSpec
 from mixedres.files import write_json
 from mixedres.weights import pretrained
 
@@ -34,7 +35,7 @@ def convert(given: Sequence[str]) -> None:
     """
     parser = arguments.Parser("mixedres.convert", DESCRIPTION)
     parser.add_argument("--from", dest="source", required=True, help="a workdir, .safetensors, .pth or a folder")
-    parser.add_argument("--to", required=True, type=_path, help="FILE.safetensors, or a folder to make")
+    parser.add_argument("--to", required=True, type=arguments.path, help="FILE.safetensors, or a folder to make")
     parser.add_argument("--layout", choices=weights.LAYOUTS, help="default torchvision; transformers for a folder")
     options = parser.parse_args(given)
     is_file = options.to.suffix == ".safetensors"
@@ -44,7 +45,7 @@ def convert(given: Sequence[str]) -> None:
     if options.to.exists():
         raise ConfigError(f"--to={options.to} is there already; name another")
     try:
-        file = trained.read(_path(options.source))
+        file = trained.read(arguments.path(options.source))
         tensors = converted(file, layout)
         if is_file:
             weights.write(options.to, tensors, file.about)
@@ -54,6 +55,8 @@ def convert(given: Sequence[str]) -> None:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror}); name another") from None
+    if file.note:
+        print(f"warning: {file.note}")
     print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
     found = weights.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):
@@ -63,10 +66,6 @@ def convert(given: Sequence[str]) -> None:
             "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would"
         )
         print("         load them and compute something else; the stride belongs on a block's first convolution")
-
-
-def _path(given: str) -> pathlib.Path:
-    return pathlib.Path(given).expanduser()
 
 
 def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], beside: dict[str, Any]) -> None:
@@ -94,6 +93,8 @@ def converted(file: weights.WeightsFile, layout: str) -> dict[str, Any]:
 
 def _beside(file: weights.WeightsFile) -> dict[str, Any]:
     """{name: content} of the JSON files that transformers wants beside these weights."""
+    if file.input:
+        InputSpec.from_json(file.input)  # raises where it is none
     found, name = weights.architecture(file.tensors, file.layout), trained.name(file)
     if found is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network such as {file.path}; write --to=FILE.safetensors")

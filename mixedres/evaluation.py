@@ -52,8 +52,9 @@ def compare(
       presets: names; `BASELINE` is added where it is missing.
 
     Returns:
-      {preset: {'top1', 'top5', 'examples', 'changed'}}, the baseline first; 'changed' is the number of test images
-      whose most probable class is another than in the baseline.
+      {preset: {'top1', 'top5', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the number of
+      test images whose most probable class is another than in the baseline, 'nonfinite' that of images for which the
+      network returns an infinity or NaN.
 
     Raises:
       ConfigError: as `evaluate`.
@@ -84,14 +85,16 @@ def compare(
 def _weights(setup: Setup, directory: pathlib.Path, group: Processes) -> tuple[TrainState, str]:
     """The state to evaluate, and what it is; announces it."""
     start.agree(setup, directory, group)
-    given = setup.config.init_from
-    if given and not workdir.contents(directory)["checkpoints"]:
+    given, compared = setup.config.init_from, EVALUATED
+    if given and workdir.contents(directory)["checkpoints"]:
+        compared += ("init_from",)  # or one would be told of the run, and take it for the weights
+    elif given:
         found = initial.load(given, setup.variable_shapes, setup.model)
         if "head" not in found.variables["params"]:
             raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
         summary.announce(setup, directory)
         return start.fresh(setup, found), f"weights of {given}"
-    workdir.check_same(directory, setup.resolved, EVALUATED)
+    workdir.check_same(directory, setup.resolved, compared)
     workdir.check_data(directory, setup.data, classes_only=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS)
     restored = start.restored(setup, saved)
@@ -116,6 +119,8 @@ def _tally(setup: Setup, chosen: precision.Precision) -> Callable[..., Any]:
             "top5": losses.in_top_k(logits, batch["label"], 5),
             "examples": jnp.ones_like(batch["mask"]),
             "changed": classes != (classes if expected is None else expected),
+            # Of these the class means nothing.
+            "nonfinite": ~jnp.isfinite(logits).all(-1),
         }
         return {name: sums[name] + jnp.sum(values & batch["mask"]) for name, values in counts.items()}, classes
 
@@ -123,7 +128,7 @@ def _tally(setup: Setup, chosen: precision.Precision) -> Callable[..., Any]:
 
 
 def _no_sums() -> Metrics:
-    return {name: jnp.zeros((), jnp.int32) for name in ("top1", "top5", "examples", "changed")}
+    return {name: jnp.zeros((), jnp.int32) for name in ("top1", "top5", "examples", "changed", "nonfinite")}
 
 
 def _shares(sums: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def _shares(sums: dict[str, Any]) -> dict[str, Any]:
     if not examples:
         raise data.DataError("none of the test images can be read")
     shares = {name: int(sums[name]) / examples for name in ("top1", "top5")}
-    return shares | {"examples": examples, "changed": int(sums["changed"])}
+    return shares | {"examples": examples} | {name: int(sums[name]) for name in ("changed", "nonfinite")}
 
 
 def _table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -139,5 +144,6 @@ def _table(results: dict[str, dict[str, Any]]) -> list[str]:
     for name, found in results.items():
         share = found["changed"] / found["examples"]
         differ = "" if name == BASELINE else f"   {found['changed']} of {found['examples']} ({share:.2%})"
-        lines.append(f"{name:<14} {found['top1']:>8.2%} {found['top5']:>8.2%}{differ}")
+        warning = f"   NOT FINITE: {found['nonfinite']} of {found['examples']}" if found["nonfinite"] else ""
+        lines.append(f"{name:<14} {found['top1']:>8.2%} {found['top5']:>8.2%}{differ}{warning}")
     return lines

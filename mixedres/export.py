@@ -89,10 +89,10 @@ def _write(
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     parser = arguments.Parser("mixedres.export", DESCRIPTION)
     network.add_arguments(parser)
-    parser.add_argument("--to", required=True, type=pathlib.Path, help="a folder to make")
+    parser.add_argument("--to", required=True, type=arguments.path, help="a folder to make")
     parser.add_argument("--saved_model", action="store_true", help="for TensorFlow too; needs mixedres[tf]")
     options = parser.parse_args(given)
-    options.to = options.to.expanduser().absolute()
+    options.to = options.to.absolute()
     if options.to.is_dir() and any(options.to.iterdir()):
         raise ConfigError(f"--to={options.to} is not empty; name another folder")
     if options.to.exists() and not options.to.is_dir():

@@ -55,7 +55,8 @@ from PIL import Image, ImageOps
 picture = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
 side = round({share:.6g} * min(picture.size))
 x, y = (picture.width - side) // 2, (picture.height - side) // 2
-image = np.asarray(picture.resize(({width}, {height}), Image.Resampling.{pillow}, box=(x, y, x + side, y + side)))
+resampling = Image.Resampling.{pillow}
+image = np.asarray(picture.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
 np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
 ```
 
@@ -99,7 +100,8 @@ def write(folder: pathlib.Path, artifact: bytes, network: Network, facts: dict[s
     write_json(folder / FACTS, facts)
     words = _words(network.spec, facts)
     (folder / LOADER).write_text(_LOADER.format(**words))
-    (folder / README).write_text((_README + (_SAVED_MODEL if saved_model else "")).format(**words))
+    text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words)
+    (folder / README).write_bytes(text.encode(errors="backslashreplace"))  # not every path is UTF-8
 
 
 def _write_reader(path: pathlib.Path) -> None:
@@ -124,9 +126,9 @@ def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "channels_note": ", of red, green and blue" if channels == 3 else ", of brightness",
         "mode": "RGB" if channels == 3 else "L",
         "share": spec.central,
-        "filter": "averaging over areas" if spec.antialias else "linearly",
+        "filter": "averaging over areas where it shrinks" if spec.antialias else "linearly",
         # Of Pillow's filters; it antialiases all of them.
-        "pillow": "BOX" if spec.antialias else "BILINEAR",
+        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.antialias else "BILINEAR",
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],

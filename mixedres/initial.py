@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from functools import partial
 from typing import Any
@@ -66,7 +67,7 @@ def load(given: str, like: dict[str, Any], model: models.ResNet) -> Initial:
     Raises:
       ConfigError: where it cannot be read, or is of another network; the text lists what does not fit.
     """
-    path = pathlib.Path(given).expanduser()
+    path = pathlib.Path(os.path.expanduser(given))
     try:
         file = trained.read(path)
         variables, has_head = weights.from_tensors(file.tensors, like, file.layout)
@@ -83,7 +84,7 @@ def load(given: str, like: dict[str, Any], model: models.ResNet) -> Initial:
             f"config.init_from={given} is of a ResNet of version {file.version}, which has weights of the same shapes; "
             f"set config.model.version={file.version}"
         )
-    note = f"weights: {file.path} ({trained.told(file)})"
+    note = f"weights: {file.path} ({trained.told(file)})" + (f"; {file.note}" if file.note else "")
     if not has_head:
         note += f"; the head is new: {model.num_classes} classes instead of {found.num_classes if found else 'others'}"
     return Initial(variables, note)

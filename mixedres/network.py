@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mixedres import models, normalize, precision, trained, weights
+from mixedres import arguments, models, normalize, precision, trained, weights
 from mixedres.build import precision_of
 from mixedres.config import ConfigError, unflatten
 from mixedres.data import InputSpec
@@ -62,7 +61,7 @@ def from_options(options: argparse.Namespace) -> Network:
     Raises:
       ConfigError: where there is none, or it takes no pictures.
     """
-    path = pathlib.Path(options.source).expanduser()
+    path = arguments.path(options.source)
     try:
         file = trained.read(path)
         variables = trained.variables(file)
@@ -91,7 +90,7 @@ def from_options(options: argparse.Namespace) -> Network:
         precision=chosen.matmul_precision,
     )
     names = (*names, *(str(index) for index in range(len(names), found.num_classes)))
-    return Network(name, model, chosen, spec, names, variables, notes)
+    return Network(name, model, chosen, spec, names, variables, (*notes, *filter(None, [file.note])))
 
 
 def _precision(file: weights.WeightsFile, preset: str | None) -> precision.Precision:
@@ -107,29 +106,28 @@ def _spec(
     # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
     from mixedres.data import preprocessing
 
-    size, family, notes = options.image_size, options.preprocessing, ()
-    if size is not None and size < 1:
-        raise ValueError(f"--image_size={size} must be at least 1")
-    if file.input and not family:
-        spec = InputSpec.from_json(file.input)
-    elif name.startswith("cifar_") and not family:
-        spec = InputSpec((32, 32, channels))
+    family, run, notes = options.preprocessing, file.run or {}, ()
+    if options.image_size is not None and options.image_size < 1:
+        raise ValueError(f"--image_size={options.image_size} must be at least 1")
+    known = InputSpec.from_json(file.input) if file.input else None
+    if known and known.shape[2] != channels:
+        raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {known.shape[2]}")
+    if known and not known.fits_files:
+        raise ValueError(f"{file.path} takes images of shape {known.shape}, which no picture can be made into")
+    usual = known.shape[0] if known else run.get("data.image_size") or (32 if name.startswith("cifar_") else 224)
+    size = options.image_size or usual
+    if family or not (known or name.startswith("cifar_")):
+        spec = preprocessing.get(family or run.get("data.preprocessing") or "torch").input_spec(size, channels)
     else:
-        spec = preprocessing.get(family or "torch").input_spec(224, channels)
-    if size:
-        spec = dataclasses.replace(spec, shape=(size, size, channels))
-    if not file.input and not (size and family):
+        spec = dataclasses.replace(known or InputSpec((size, size, channels)), shape=(size, size, channels))
+    if not known and not (options.image_size and family):
         how = "every picture standardised by itself" if spec.mean is None else f"--preprocessing={family or 'torch'}"
-        notes = (f"{file.path} does not say what its input is; taking --image_size={spec.shape[0]}, {how}",)
-    if spec.shape[2] != channels:
-        raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {spec.shape[2]}")
-    if not spec.fits_files:
-        raise ValueError(f"{file.path} takes images of shape {spec.shape}, which no picture can be made into")
+        notes = (f"{file.path} does not say what its input is; taking --image_size={size}, {how}",)
     return spec, notes
 
 
 def _class_names(given: str) -> tuple[str, ...]:
-    path = pathlib.Path(given).expanduser()
+    path = arguments.path(given)
     try:
         text = path.read_text()
         if path.suffix == ".json":

@@ -31,7 +31,7 @@ Says what pictures show, with the network of a run or with weights of other libr
   python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.png
 
 The central square of a picture is what the network sees, upright as its EXIF data say.
-exit status: 0; 1 where some of the pictures could not be read, and 2 where none could, or for a mistake
+exit status: 0; 1 where nothing can be said of some of the pictures; 2 where of none, or for a mistake
 """
 # A sheet with more would be no picture to look at.
 MOST_ON_SHEET = 120
@@ -55,7 +55,7 @@ def predict(given: Sequence[str]) -> None:
 
     Raises:
       ConfigError: for a mistake in them; nothing has been written then.
-      DataError: where some of the pictures could not be read.
+      DataError: where nothing could be said of some of the pictures.
     """
     options = _parse(given)
     paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.pictures))))
@@ -64,7 +64,7 @@ def predict(given: Sequence[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
     on_sheet, unreadable = [], 0
     for found in predictions(chosen, paths, options.top, options.batch_size):
-        if found.error and len(paths) == 1:
+        if found.error and len(paths) == 1 and not options.json:
             raise ConfigError(f"{found.path}: {found.error}")
         _show(found, chosen.class_names, as_json=options.json)
         unreadable += bool(found.error)
@@ -72,11 +72,11 @@ def predict(given: Sequence[str]) -> None:
             guesses = [sheet.Guess(chosen.class_names[index], share) for index, share in found.top[:3]]
             on_sheet.append(sheet.Picture(os.path.basename(found.path), found.square, guesses))
     if unreadable == len(paths):
-        raise ConfigError(f"none of the {len(paths)} files could be read as a picture")
+        raise ConfigError(f"nothing could be said of any of the {len(paths)} files")
     if options.out:
         _save(options.out, on_sheet, len(paths) - unreadable)
     if unreadable:
-        raise DataError(f"{unreadable} of {len(paths)} files could not be read as a picture")
+        raise DataError(f"nothing could be said of {unreadable} of the {len(paths)} files")
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
@@ -85,7 +85,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     network.add_arguments(parser)
     parser.add_argument("--top", type=int, default=5, help="classes to name per picture (default 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON per picture")
-    parser.add_argument("--out", type=pathlib.Path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
+    parser.add_argument("--out", type=arguments.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
     parser.add_argument("--batch_size", type=int, default=64, help="pictures at a time (default 64)")
     options = parser.parse_intermixed_args(given)
     if not options.pictures:
@@ -94,7 +94,6 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
     if options.out:
-        options.out = options.out.expanduser()
         if options.out.suffix.lower() not in _SHEETS:
             raise ConfigError(f"--out={options.out} must end in one of {' '.join(_SHEETS)}")
         if os.path.lexists(options.out):
@@ -123,13 +122,19 @@ def find(given: str) -> list[str]:
             return [path]
         if glob.has_magic(path):
             matches = sorted(glob.glob(path, recursive=True))
-            found = [file for match in matches for file in (find(match) if os.path.isdir(match) else [match])]
+            found = [file for match in matches for file in _below(match)]
             if not found:
                 raise ConfigError(f"{given} matches no file")
             return found
     except OSError as error:
         raise ConfigError(f"{error.filename or given} cannot be read ({error.strerror})") from None
     raise ConfigError(f"{given} does not exist; give files, folders or globs")
+
+
+def _below(match: str) -> list[str]:
+    from mixedres.data import folder
+
+    return folder.pictures_below(match) if os.path.isdir(match) else [match]
 
 
 def predictions(chosen: Network, paths: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
@@ -166,6 +171,10 @@ def predictions(chosen: Network, paths: Sequence[str], top: int, batch_size: int
             for path, found, shares in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
                 if isinstance(found, str):
                     yield Prediction(path, [], error=found)
+                    continue
+                if not np.isfinite(shares).all():
+                    error = f"the network's output is not finite in {chosen.precision.name}; try --precision=fp32"
+                    yield Prediction(path, [], error=error)
                     continue
                 order = np.argsort(-shares, kind="stable")[:top]
                 yield Prediction(path, [(int(index), float(shares[index])) for index in order], found)

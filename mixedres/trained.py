@@ -35,7 +35,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
     try:
         if saved.latest_step() is None:
             raise WeightsError(f"{directory} has no checkpoint yet; train first")
-        tree, record, _ = saved.restore_newest(None)
+        tree, record, damaged = saved.restore_newest(None)
     except OSError as error:
         raise WeightsError(str(error)) from None
     finally:
@@ -48,10 +48,13 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         "mixedres",
         batches=int(tree["step"]),
         version=config["model.version"] or models.default_version(config["model.name"]),
-        class_names=tuple(data.get("class_names", ())) or None,
+        class_names=tuple(map(str, data.get("class_names") or ())) or None,
         epsilon=config["batch_norm.epsilon"],
         input=data.get("input"),
         run=config,
+        note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(tree['step'])}"
+        if damaged
+        else "",
     )
 
 
@@ -80,12 +83,15 @@ def variables(file: WeightsFile) -> dict[str, Any]:
     if found is None or known is None:
         raise WeightsError(f"{file.path} is no network that mixedres has")
     policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
-    model = models.create(known, num_classes=found.num_classes, policy=policy, version=file.version)
+    try:
+        model = models.create(known, num_classes=found.num_classes, policy=policy, version=file.version)
+    except ValueError as error:
+        raise WeightsError(f"{file.path}: {error}") from None
     images = jax.ShapeDtypeStruct((1, 64, 64, found.channels), jnp.float32)
     like = jax.eval_shape(model.init, jax.random.key(0), images)
     try:
         return weights.from_tensors(file.tensors, like, file.layout)[0]
-    except weights.MismatchError as error:
+    except ValueError as error:
         raise WeightsError(f"{file.path} looks like {told(file)}, but: {error}") from None
 
 

@@ -60,6 +60,13 @@ def test_weights_need_no_run(trained, tmp_path, capsys):
     assert both["fp16"]["top1"] == of_run["top1"]
 
 
+def test_weights_are_not_taken_for_the_run_in_the_workdir(tmp_path):
+    for name in ("first", "second"):
+        train.train(run_cases.tiny(steps=1), tmp_path / name)
+    with pytest.raises(ConfigError, match=r"init_from: None there, '.*first' now\); name another --workdir"):
+        evaluation.evaluate(run_cases.tiny(steps=1, init_from=tmp_path / "first"), tmp_path / "second")
+
+
 def test_a_head_for_other_classes_is_not_evaluated(tmp_path):
     train.train(run_cases.tiny(steps=1), tmp_path / "run")
     other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)

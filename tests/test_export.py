@@ -111,7 +111,11 @@ def test_the_folder_explains_itself(place, only_jax, tmp_path, capsys):
     assert "uint8 (n, 24, 24, 3)" in readme and "saved_model" not in readme
     # The snippet that turns a picture into an image runs, and nearly makes what the network was trained on.
     code = readme.split("```python\n")[1].split("```")[0]
-    pixels = made.photo(90, 70, seed=3)
+    for height, width in ((90, 70), (20, 18)):  # larger and smaller than what it becomes
+        _check_snippet(code, facts, made.photo(height, width, seed=3), tmp_path)
+
+
+def _check_snippet(code, facts, pixels, tmp_path):
     Image.fromarray(pixels).save(tmp_path / "cat.png")
     code = code.replace('"cat.jpg"', repr(str(tmp_path / "cat.png"))).replace(
         '"images.npy"', repr(str(tmp_path / "x.npy"))

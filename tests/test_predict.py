@@ -1,15 +1,20 @@
 """Prediction: what the network of a run says of files is what its evaluation says of the same pictures."""
 
+import argparse
 import json
+import os
 import pathlib
+import shlex
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import convert, data, predict, sheet, train, trained, weights
+from mixedres import convert, data, network, predict, sheet, train, trained, weights
 from mixedres.build import build
 from mixedres.data import squares
 from tests import run_cases
@@ -82,10 +87,12 @@ def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
     assert predict.find(f"{root}/{made.CLASSES[1]}/*") == [first, *rest]
     assert predict.find(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
     assert predict.find(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
+    (tmp_path / "empty").mkdir()
     (tmp_path / ".hidden.jpg").write_bytes(b"")
     (tmp_path / "b.jpg").write_bytes(b"")
     (tmp_path / "a.txt").write_bytes(b"")
     assert predict.find(str(tmp_path)) == [str(tmp_path / "b.jpg")]
+    assert predict.find(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_done(place, tmp_path, capsys):
@@ -101,16 +108,22 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_done(place, tmp_path, capsy
     ]
     assert all("top" in line for line in found[3:]) and len(found) > 4
     assert "000a.jpg: it is not a picture in a known format" in errors
-    assert errors.splitlines()[-1] == f"mixedres.predict: 2 of {len(found)} files could not be read as a picture"
+    assert errors.splitlines()[-1] == f"mixedres.predict: nothing could be said of 2 of the {len(found)} files"
 
 
 def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).write_text("no picture")
     status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path, f"--out={tmp_path / 'sheet.png'}")
-    assert (status, lines) == (2, []) and "none of the 2 files" in errors and not (tmp_path / "sheet.png").exists()
+    assert (
+        (status, lines) == (2, [])
+        and "nothing could be said of any of the 2 files" in errors
+        and not (tmp_path / "sheet.png").exists()
+    )
     status, _, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg")
     assert status == 2 and errors.count("\n") == 1 and "a.jpg: it is not a picture" in errors
+    status, lines, _ = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg", "--json")
+    assert status == 2 and json.loads(lines[0])["error"] == "it is not a picture in a known format"
 
 
 def test_the_sheet_shows_what_the_network_saw(place, tmp_path, capsys):
@@ -174,6 +187,7 @@ def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, c
         (["{picture}", "--from=cut.safetensors"], "cut.safetensors is no whole safetensors file"),
         (["{picture}", "--from=other.safetensors"], "other.safetensors holds no ResNet of the layouts"),
         (["{picture}", "--from=begun"], "begun has no checkpoint yet; train first"),
+        (["{picture}", "--from=~nobody-of-this-name/run"], "~nobody-of-this-name/run does not exist"),
         (["{picture}", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
@@ -208,3 +222,43 @@ def test_half_precision_probabilities_sum_to_one(place, capsys):
     _, lines, _ = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", "--json", "--top=3")
     sums = [sum(guess["probability"] for guess in json.loads(line)["top"]) for line in lines]
     np.testing.assert_allclose(sums, 1.0, atol=1e-6)
+
+
+def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
+    path = tmp_path / "bad.safetensors"
+    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    file = weights.read(path)
+    weights.write(path, file.tensors | {"fc.bias": np.array([0, np.nan, 0], np.float32)}, file.about)
+    capsys.readouterr()
+    out = tmp_path / "sheet.png"
+    status, lines, errors = said(capsys, f"--from={path}", place / "pictures" / "val", "--json", f"--out={out}")
+    assert status == 2 and len(lines) == 21 and not out.exists()
+    assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "of any of the 21 files" in errors
+
+
+def test_another_preprocessing_keeps_the_size(place):
+    parser = argparse.ArgumentParser()
+    network.add_arguments(parser)
+    found = network.from_options(parser.parse_args([f"--from={place / 'run'}", "--preprocessing=official"]))
+    assert found.spec.shape == (24, 24, 3) and found.spec.std == (1.0,) * 3
+
+
+def test_a_damaged_checkpoint_is_told_of(place, tmp_path, capsys):
+    shutil.copytree(place / "run", tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-20])
+    picture = predict.find(str(place / "pictures" / "val"))[0]
+    status, _, errors = said(capsys, f"--from={tmp_path / 'run'}", picture)
+    assert status == 0 and "note: no checkpoint of step 6 is whole; taking step 4" in errors
+
+
+def test_whoever_reads_may_stop(place):
+    """As head does; and a disk may be full."""
+    command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "pictures" / "val")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for target, status, words in (("| true", 1, ""), ("> /dev/full", 1, "stdout: No space left on device")):
+        line = f"set -o pipefail; {shlex.join(command)} {target}"
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status and "Traceback" not in done.stderr and words in done.stderr, done.stderr
+        assert "Exception ignored" not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -63,6 +64,8 @@ def squares(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: int) -
 
 def _read(path: str | os.PathLike, spec: InputSpec) -> np.ndarray | str:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "it is not a file"  # but a folder, or a pipe that would never end
         with open(path, "rb", buffering=0) as file:
             return square(file.read(), spec)
     except OSError as error:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class WeightsFile:
       epsilon: of batch normalisation.
       input: of the network, as `mixedres.data.InputSpec.to_json` makes it.
       run: the flat config of the run that these are of.
+      note: what a person should know of how they were found, or ''.
 
     From `batches` on None is what nothing tells.
     """
@@ -58,6 +60,7 @@ class WeightsFile:
     epsilon: float | None = None
     input: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
+    note: str = ""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -101,9 +104,16 @@ def _told(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
     """What stands beside the tensors: in the file's head, or in files of transformers."""
     try:
         found = json.loads(about) if about else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{found!r}")
         known = {key: found[key] for key in ("version", "class_names", "epsilon", "input") if key in found}
+        names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"class_names {names!r}")
+        if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not epsilon > 0:
+            raise ValueError(f"version {known.get('version')!r}, epsilon {epsilon!r}")
         if "class_names" in known:
-            known["class_names"] = tuple(known["class_names"])
+            known["class_names"] = tuple(names)
     except (ValueError, TypeError) as error:
         raise WeightsError(f"{file}: what mixedres wrote in its head cannot be read ({error})") from None
     config, processor = file.with_name(pretrained.CONFIG), file.with_name(pretrained.PROCESSOR)
@@ -157,7 +167,9 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
             f"{file} is a pickle of PyTorch; pip install torch, or save it with safetensors.torch.save_file"
         ) from None
     try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong is said below, in one line
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load fails in many ways
         if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
             raise WeightsError(

@@ -13,6 +13,8 @@ _WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
 # ConvNextImageProcessor, which transformers' own ResNets have: below 384 pixels the shorter side is made
 # `shortest_edge / crop_pct` and the centre cut out; Pillow's number of the bilinear filter.
 _PROCESSOR, _CROPPED_BELOW, _CENTRAL, _BILINEAR = "ConvNextImageProcessor", 384, 224 / 256, 2
+# One that cuts out the centre at any size.
+_CROPPING = "BitImageProcessor"
 
 
 def read_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
@@ -79,13 +81,14 @@ def processor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """preprocessor_config.json of a network's input; None where transformers has no such preprocessing."""
     if given is None or given["mean"] is None:
         return None
-    side = given["shape"][0]
-    central = given["central"] if side < _CROPPED_BELOW else 1.0
-    return {
-        "image_processor_type": _PROCESSOR,
+    side, central = given["shape"][0], given["central"]
+    if side < _CROPPED_BELOW or central == 1:
+        crop = {"image_processor_type": _PROCESSOR, "size": {"shortest_edge": side}, "crop_pct": central}
+    else:
+        crop = {"image_processor_type": _CROPPING, "size": {"shortest_edge": round(side / central)}}
+        crop |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
+    return crop | {
         "do_resize": True,
-        "size": {"shortest_edge": side},
-        "crop_pct": central,
         "resample": _BILINEAR,
         "do_rescale": True,
         "rescale_factor": 1 / 255,

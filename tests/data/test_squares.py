@@ -1,5 +1,6 @@
 """Pictures as a network takes them: as the evaluation loader makes them, in order, with a word for what is wrong."""
 
+import os
 import threading
 
 import numpy as np
@@ -43,9 +44,14 @@ def test_each_file_has_its_own_word(tmp_path):
     assert found[1:5] == [
         "it is not a picture in a known format",
         "No such file or directory",
-        "Is a directory",
+        "it is not a file",
         "the file is empty",
     ]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    assert list(squares.squares([tmp_path / "pipe.png"], InputSpec((8, 8, 3)), threads=1)) == ["it is not a file"]
 
 
 def test_who_stops_early_leaves_no_thread(tmp_path):

@@ -1,5 +1,6 @@
 """The JSON files of transformers: what is read of them, and that what is written comes back."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -53,7 +54,9 @@ def test_sizes_and_crops(changed, side, central, tmp_path):
 
 
 def test_what_is_written_comes_back(tmp_path):
-    for spec in (preprocessing.get("official").input_spec(224), preprocessing.get("torch").input_spec(32, channels=1)):
+    torch = preprocessing.get("torch")
+    whole = dataclasses.replace(torch.input_spec(384), central=1.0)
+    for spec in (torch.input_spec(224), torch.input_spec(448), whole, torch.input_spec(32, channels=1)):
         path = written(tmp_path, pretrained.processor(spec.to_json()))
         found = InputSpec.from_json(pretrained.read_processor(path))
         assert (found.shape, found.central) == (spec.shape, spec.central)
@@ -81,6 +84,14 @@ def test_what_we_write_beside_the_tensors_is_not_trusted(tmp_path):
     import safetensors.numpy
 
     tensors = {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)}
-    safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": "{not json"})
-    with pytest.raises(weights.WeightsError, match="what mixedres wrote in its head cannot be read"):
-        weights.read(tmp_path / "a.safetensors")
+    for about in (
+        "{not json",
+        "[]",
+        '{"version": 2}',
+        '{"epsilon": "x"}',
+        '{"class_names": "ab"}',
+        '{"class_names": [1]}',
+    ):
+        safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": about})
+        with pytest.raises(weights.WeightsError, match="what mixedres wrote in its head cannot be read"):
+            weights.read(tmp_path / "a.safetensors")
