@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import submitit
@@ -122,10 +123,42 @@ def stop(job: submitit.Job[Any]) -> None:
 
 def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
     """The job of an earlier start, where SLURM has it in its queue or on a machine."""
-    if shutil.which("squeue") is None:
+    queued = in_queue()
+    if queued is None or id not in queued:
         return None
     job: submitit.SlurmJob[Any] = submitit.SlurmJob(folder=folder, job_id=id)
     return None if job.done(force_check=True) else job
+
+
+def in_queue() -> set[str] | None:
+    """The jobs of this user that SLURM has in its queue or on a machine; None where it does not answer."""
+    try:
+        asked = subprocess.run(["squeue", "--me", "-h", "-o", "%A"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return set(asked.stdout.split()) if asked.returncode == 0 else None
+
+
+class Queue:
+    """Which jobs SLURM has no more, cancelled ones, say: submitit asks sacct, and not every cluster keeps accounts."""
+
+    def __init__(self, every: float = 15.0, patience: float = 60.0):
+        """`every`: seconds between two looks; `patience`: seconds for a job's result to arrive after its end."""
+        self._every, self._patience = every, patience
+        self._looked = -every
+        self._found: set[str] | None = None
+        self._seen: dict[str, float] = {}
+
+    def has_lost(self, job: submitit.Job[Any]) -> bool:
+        """Whether a job left the queue a while ago, without a result."""
+        if not isinstance(job, submitit.SlurmJob):
+            return False
+        now = time.monotonic()
+        if now - self._looked >= self._every:
+            self._found, self._looked = in_queue(), now
+        if self._found is None or job.job_id in self._found:
+            self._seen[job.job_id] = now
+        return now - self._seen.setdefault(job.job_id, now) > self._patience
 
 
 def share_of_cores(slot: int, slots: int) -> tuple[int, ...]:

@@ -76,13 +76,15 @@ class Task:
     def _job_file(self) -> pathlib.Path:
         return self.directory.with_name(f"{self.directory.name}.job.json")
 
-    def look(self) -> None:
+    def look(self, queue: jobs.Queue) -> None:
         """Brings `state` up to date."""
         if self.job is None:
             if not workdir.in_use(self.directory):  # the one that was left running has ended, however it did
                 self.state = FINISHED if self.summary() else WAITING
         elif self.job.done():
             self._take_result()
+        elif queue.has_lost(self.job):
+            self.state, self.message = INTERRUPTED, "SLURM has its job no more"
 
     def _take_result(self) -> None:
         error = self.job.exception()
@@ -103,6 +105,7 @@ class Scheduler:
     def __init__(self, tasks: list[Task], executor: Any, limit: int, out: pathlib.Path):
         """`limit`: runs at a time. Finished runs are taken over; ones that still run are waited for."""
         self.tasks, self._executor, self._limit, self._out = tasks, executor, limit, out
+        self._queue = jobs.Queue()
         for task in tasks:
             task.find()
         self.write()
@@ -115,7 +118,7 @@ class Scheduler:
         """Looks at what runs and starts what may; returns whether anything is left to do."""
         before = [task.state for task in self.tasks]
         for task in self.running():
-            task.look()
+            task.look(self._queue)
         for task in self.tasks:
             if task.state == WAITING and len(self.running()) < self._limit:
                 taken = {other.slot for other in self.running()}
@@ -136,7 +139,7 @@ class Scheduler:
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.1)
             for task in self.running():
-                task.look()
+                task.look(self._queue)
         for task in asked:
             if task.exit_status is None and task.state != FINISHED:  # it had hardly begun, or takes very long
                 task.state, task.message = INTERRUPTED, ""
