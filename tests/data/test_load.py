@@ -186,7 +186,7 @@ def test_importing_starts_no_device():
     assert not roots & {"grain", "tensorflow_datasets", "array_record", "cv2", "PIL", "simplejpeg"}  # only pictures
     assert {name for name in loaded if name.startswith("mixedres.")} == {
         "mixedres.data",
-        *(f"mixedres.data.{name}" for name in ("examples", "load", "prefetch", "sources")),
+        *(f"mixedres.data.{name}" for name in ("examples", "input_spec", "load", "prefetch", "sources")),
     }
 
 
