@@ -1,0 +1,190 @@
+"""The exponents of an array's elements: one histogram, from which follows what half precision does to it at any scale.
+
+A loss scale that is a power of two moves every exponent by the same number and changes no mantissa, so one count per
+exponent tells how many elements are lost, subnormal or overflow at every scale. Counts add up: over micro-batches,
+iterations, steps and devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# Bins of a histogram: 0 holds what is less than 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 the exponents
+# -126 to 127, then infinities and NaNs.
+BINS, _INF, _NAN, _BIAS = 257, 255, 256, 127
+# Half a unit in float16's last place, in float32's bits: what rounds up to a power of two is counted with it, so that
+# 65520, which becomes infinite, is in the bin of 2**16.
+_HALF_ULP = 0x1000
+# Of float16: the exponents of its largest, its smallest normal and its smallest subnormal numbers. Half of the latter
+# rounds up to it, but for exactly half.
+TOP, SMALLEST_NORMAL, SMALLEST = 15, -14, -24
+Impl = Literal["auto", "scatter", "compare"]
+
+
+def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
+    """Counts the elements of `x` by exponent.
+
+    Args:
+      x: of any shape and any real floating-point dtype; float64 counts as the float32 that it rounds to.
+      impl: 'scatter' adds ones, best on a CPU; 'compare' compares all elements with every bin, which GPUs fuse into the
+        kernel that made `x`; 'auto' is what suits the platform that the program is compiled for.
+
+    Returns:
+      (BINS,) uint32, whose sum is the size of `x`.
+
+    Raises:
+      TypeError: for arrays that hold no real floating-point numbers.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"exponents are of floating-point arrays, got {x.dtype}")
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) & np.uint32(0x7FFFFFFF)
+    rounded = lax.min((bits + np.uint32(_HALF_ULP)) >> np.uint32(23), np.uint32(_INF))
+    bins = jnp.where(bits > np.uint32(0x7F800000), np.uint32(_NAN), rounded).astype(jnp.int32).reshape(-1)
+    if impl == "auto":
+        counts: jax.Array = lax.platform_dependent(bins, cpu=_scatter, default=_compare)
+        return counts
+    return _scatter(bins) if impl == "scatter" else _compare(bins)
+
+
+def _scatter(bins: jax.Array) -> jax.Array:
+    return jnp.zeros(BINS, jnp.uint32).at[bins].add(np.uint32(1), mode="promise_in_bounds")
+
+
+def _compare(bins: jax.Array) -> jax.Array:
+    return jnp.sum(bins[None, :] == jnp.arange(BINS, dtype=jnp.int32)[:, None], axis=1, dtype=jnp.uint32)
+
+
+_count = jax.jit(exponents)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exponents:
+    """What a histogram tells, on the host. Scales are given by their exponent: `shift` 15 is the loss scale 2**15.
+
+    Attributes:
+      counts: (BINS,) as `exponents` returns them, or a sum of such.
+    """
+
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, x: Any) -> Exponents:
+        """Of an array."""
+        return cls(np.asarray(_count(jnp.asarray(x))))
+
+    def __add__(self, other: Exponents) -> Exponents:
+        """Of the elements of both."""
+        return Exponents(self.counts.astype(np.uint64) + other.counts.astype(np.uint64))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self.counts.sum(dtype=np.uint64))
+
+    @cached_property
+    def zeros(self) -> float:
+        """Share of elements below 2**-126: zeros, in any practical case."""
+        return self._share(self.counts[0])
+
+    @cached_property
+    def infinite(self) -> int:
+        """Number of infinities."""
+        return int(self.counts[_INF])
+
+    @cached_property
+    def nan(self) -> int:
+        """Number of NaNs."""
+        return int(self.counts[_NAN])
+
+    @cached_property
+    def top(self) -> int | None:
+        """The largest exponent of a finite element; None where all are zero."""
+        return self._end(-1)
+
+    @cached_property
+    def bottom(self) -> int | None:
+        """The smallest exponent of a finite element that is not zero; None where there is none."""
+        return self._end(0)
+
+    def overflowing(self, shift: int = 0) -> float:
+        """Share of the elements, all of them finite, that float16 cannot hold after scaling."""
+        return self._share(self._finite[self._exponents + shift > TOP].sum())
+
+    def flushed(self, shift: int = 0) -> float:
+        """Share of the elements that are not zero and become zero in float16."""
+        return self._share(self._finite[self._exponents + shift < SMALLEST - 1].sum())
+
+    def subnormal(self, shift: int = 0) -> float:
+        """Share of the elements that float16 holds with fewer bits than usual."""
+        moved = self._exponents + shift
+        return self._share(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
+
+    def lost_mass(self, shift: int = 0) -> float:
+        """Share of the sum of all magnitudes that becomes zero in float16; mantissas are taken as uniform."""
+        moved = self._exponents + shift
+        return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
+
+    def largest_safe_shift(self) -> int | None:
+        """The largest scale at which every element stays finite in float16; None where all are zero."""
+        return None if self.top is None else TOP - self.top
+
+    def enough_shift(self, share: float = 1e-3) -> int | None:
+        """The smallest scale at which less than `share` of the mass is lost; None where all are zero."""
+        if self.bottom is None:
+            return None
+        # At the last of these nothing is lost.
+        candidates = range(SMALLEST - 1 - (self.top or 0), SMALLEST - self.bottom)
+        return next(shift for shift in candidates if self.lost_mass(shift) < share)
+
+    def relative_error(self, shift: int = 0, *, mantissa_bits: int = 10, smallest: int | None = SMALLEST) -> float:
+        """Expected l2 error of a cast relative to the l2 norm, NaN where something overflows.
+
+        An element in [2**e, 2**(e+1)) is off by up to half its unit in the last place u either way, so by u**2 / 12 in
+        the mean square; one that becomes zero by all it is. Mantissas are taken as uniform: real ones make the error
+        about a tenth larger, and a few elements that outweigh all others may make it a third larger or smaller.
+
+        Args:
+          shift: exponent of the scale.
+          mantissa_bits: 10 of float16, 7 of bfloat16.
+          smallest: exponent of the smallest subnormal number; None: the format reaches as far as float32, as bfloat16.
+        """
+        if smallest is not None and self.overflowing(shift):
+            return math.nan
+        moved = (self._exponents + shift).astype(np.float64)
+        floor = -np.inf if smallest is None else float(smallest)
+        unit = np.exp2(np.maximum(moved - mantissa_bits, floor))
+        energy = (7 / 3) * np.exp2(2 * moved)  # the mean square of [1, 2) is 7/3
+        noise = np.where(moved < floor - 1, energy, np.minimum(unit**2 / 12, energy))
+        return math.sqrt(_ratio((noise * self._finite).sum(), (energy * self._finite).sum()))
+
+    @cached_property
+    def _finite(self) -> np.ndarray:
+        """Counts of the finite elements that are not zero."""
+        return self.counts[1:_INF].astype(np.float64)
+
+    @cached_property
+    def _exponents(self) -> np.ndarray:
+        return np.arange(1, _INF) - _BIAS
+
+    @cached_property
+    def _mass(self) -> np.ndarray:
+        return np.asarray(1.5 * np.exp2(self._exponents.astype(np.float64)) * self._finite)
+
+    def _end(self, which: int) -> int | None:
+        found = np.flatnonzero(self._finite)
+        return int(self._exponents[found[which]]) if found.size else None
+
+    def _share(self, count: Any) -> float:
+        return _ratio(float(count), self.size)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole else 0.0

@@ -1,0 +1,160 @@
+"""The histogram of exponents against numpy's own casts."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mixedres.numerics.exponents import BINS, SMALLEST, Exponents, exponents
+
+IMPLS = ["scatter", "compare", "auto"]
+count = jax.jit(exponents, static_argnames="impl")
+
+
+def expected(x):
+    """The bins by numpy alone: the exponent after rounding to ten bits of mantissa."""
+    x = np.abs(np.asarray(x, np.float32).ravel().astype(np.float64))
+    bins = np.zeros(BINS, np.int64)
+    for value in x:
+        if np.isnan(value):
+            bins[256] += 1
+        elif value < 2.0**-126:
+            bins[0] += 1
+        else:
+            exponent = np.floor(np.log2(value)) if np.isfinite(value) else 128
+            rounds_up = value >= 2.0 ** (exponent + 1) * (1 - 2.0**-12)
+            bins[min(int(exponent) + 127 + rounds_up, 255)] += 1
+    return bins
+
+
+EDGES = [0.0, -0.0, 1.0, -1.0, 65504.0, 65519.0, 65520.0, -65536.0, 2.0**-14, 2.0**-24, 2.0**-25, 2.0**-25 * 1.001]
+EDGES += [2.0**-126, 2.0**-127, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 0.1, 3.0, 1.9999999, 1023.9]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_edge_values(impl, dtype):
+    with np.errstate(over="ignore"):
+        x = np.array(EDGES, np.float32).astype(dtype)
+    found = count(x, impl=impl)
+    assert found.dtype == jnp.uint32 and found.sum() == len(EDGES)
+    np.testing.assert_array_equal(found, expected(x))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (7, 5, 3)])
+def test_shapes(impl, shape):
+    x = np.random.default_rng(0).lognormal(sigma=20, size=shape).astype(np.float32)
+    found = count(jnp.asarray(x), impl=impl)
+    assert found.shape == (BINS,)
+    np.testing.assert_array_equal(found, expected(x))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
+def test_what_holds_no_real_numbers_is_refused(dtype):
+    with pytest.raises(TypeError, match=f"floating-point arrays, got {np.dtype(dtype).name}"):
+        exponents(jnp.zeros(3, dtype))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_vmap_scan_and_remat(impl):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 33)), jnp.float16)
+    each = np.stack([expected(row) for row in np.asarray(x)])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda row: exponents(row, impl)))(x), each)
+    summed = jax.jit(
+        lambda x: jax.lax.scan(
+            lambda total, row: (total + jax.checkpoint(exponents, static_argnums=1)(row, impl), None),
+            jnp.zeros(BINS, jnp.uint32),
+            x,
+        )[0]
+    )(x)
+    np.testing.assert_array_equal(summed, each.sum(0))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_eight_devices(impl, check_vma):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 9)), jnp.float32)
+    whole = jax.device_put(x, NamedSharding(mesh, P("data")))
+    np.testing.assert_array_equal(count(whole, impl=impl), expected(x))
+    each = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.psum(exponents(x, impl), "data"),
+            mesh=mesh,
+            in_specs=P("data"),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+    )
+    np.testing.assert_array_equal(each(whole), expected(x))
+
+
+DRAWS = {
+    "normal": lambda rng: rng.standard_normal(20000),
+    "tiny": lambda rng: 1e-6 * rng.standard_normal(20000),
+    "lognormal": lambda rng: rng.lognormal(-8, 2, 20000),
+    "heavy tails": lambda rng: 100 * rng.standard_t(2, 20000),
+    "relu": lambda rng: np.maximum(rng.standard_normal(20000), 0) * 1e-3,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("shift", [-8, 0, 7, 15, 24])
+def test_shares_are_those_of_a_real_cast(draw, shift):
+    x = DRAWS[draw](np.random.default_rng(0)).astype(np.float32)
+    found = Exponents.of(x)
+    scaled = x.astype(np.float64) * 2.0**shift
+    with np.errstate(over="ignore"):
+        half = scaled.astype(np.float16).astype(np.float64)
+    magnitude = np.abs(half)
+    assert found.size == x.size and found.zeros == (x == 0).mean()
+    assert found.overflowing(shift) == pytest.approx(np.isinf(half).mean(), abs=2e-4)
+    assert found.flushed(shift) == pytest.approx(((half == 0) & (x != 0)).mean(), abs=2e-4)
+    assert found.subnormal(shift) == pytest.approx(((magnitude > 0) & (magnitude < 2.0**-14)).mean(), abs=2e-4)
+    mass = np.abs(scaled[(half == 0)]).sum() / np.abs(scaled).sum()
+    assert found.lost_mass(shift) == pytest.approx(mass, rel=0.15, abs=1e-7)
+    if np.isfinite(half).all():
+        error = np.linalg.norm(half - scaled) / np.linalg.norm(scaled)
+        assert found.relative_error(shift) == pytest.approx(error, rel=0.35)
+    else:
+        assert np.isnan(found.relative_error(shift))
+    brain = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    error = np.linalg.norm(brain - x) / np.linalg.norm(x.astype(np.float64))
+    assert found.relative_error(mantissa_bits=7, smallest=None) == pytest.approx(error, rel=0.35)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_the_scales_that_are_safe_and_enough(draw):
+    x = DRAWS[draw](np.random.default_rng(1)).astype(np.float32)
+    found = Exponents.of(x)
+
+    def half(shift):
+        with np.errstate(over="ignore"):
+            return np.ldexp(x, shift).astype(np.float16)
+
+    safe = found.largest_safe_shift()
+    assert np.isfinite(half(safe)).all() and np.isinf(half(safe + 1)).any()
+    enough = found.enough_shift()
+    assert found.lost_mass(enough) < 1e-3 <= found.lost_mass(enough - 1)
+    assert (half(SMALLEST - found.bottom) != 0).sum() == (x != 0).sum()
+
+
+def test_counts_add_up():
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal(100).astype(np.float32), np.float32([0, np.inf, np.nan, 1e-30])]
+    both = Exponents.of(parts[0]) + Exponents.of(parts[1])
+    np.testing.assert_array_equal(both.counts, Exponents.of(np.concatenate(parts)).counts)
+    assert (both.size, both.infinite, both.nan, both.bottom) == (104, 1, 1, -100)
+
+
+def test_nothing_but_zeros():
+    found = Exponents.of(np.zeros(5, np.float32))
+    assert (found.zeros, found.top, found.bottom, found.largest_safe_shift(), found.enough_shift()) == (1.0,) + (
+        None,
+    ) * 4
+    assert found.flushed() == found.overflowing() == found.lost_mass() == found.relative_error() == 0.0
+    assert Exponents.of(np.zeros(0, np.float32)).zeros == 0.0
