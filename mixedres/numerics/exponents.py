@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 # Bins of a histogram: 0 holds what is less than 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 the exponents
 # -126 to 127, then infinities and NaNs.
@@ -45,6 +47,16 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"exponents are of floating-point arrays, got {x.dtype}")
+    mesh = jax.typeof(x).sharding.mesh
+    if AxisType.Explicit in mesh.axis_types:
+        # There every sum must say how its result is laid out: whole on every device.
+        with jax.sharding.use_abstract_mesh(mesh):
+            counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=P())(x)
+        return counts
+    return _exponents(x, impl)
+
+
+def _exponents(x: jax.Array, impl: Impl) -> jax.Array:
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) & np.uint32(0x7FFFFFFF)
     rounded = lax.min((bits + np.uint32(_HALF_ULP)) >> np.uint32(23), np.uint32(_INF))
     bins = jnp.where(bits > np.uint32(0x7F800000), np.uint32(_NAN), rounded).astype(jnp.int32).reshape(-1)

@@ -81,6 +81,8 @@ def test_eight_devices(impl, check_vma):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 9)), jnp.float32)
     whole = jax.device_put(x, NamedSharding(mesh, P("data")))
     np.testing.assert_array_equal(count(whole, impl=impl), expected(x))
+    explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    np.testing.assert_array_equal(count(jax.device_put(x, NamedSharding(explicit, P("data"))), impl=impl), expected(x))
     each = jax.jit(
         jax.shard_map(
             lambda x: jax.lax.psum(exponents(x, impl), "data"),

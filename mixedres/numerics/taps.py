@@ -1,0 +1,193 @@
+"""Statistics of values inside a function, and of the gradients that come back to them; it returns what it did before.
+
+`tap(x, name)` is `x`. While statistics are taken it is an identity with a backward pass of its own, which returns the
+histograms of `x` and of its cotangent as the "gradient" of an array of zeros. So they go the way of all gradients: they
+are summed over iterations and devices, survive `jit`, `scan`, `remat`, `vmap` and `shard_map`, and cost no callback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from mixedres.numerics.exponents import BINS, Exponents, exponents
+
+T = TypeVar("T")
+# One more than the bins: how often the tap was executed.
+_SLOTS = BINS + 1
+# Gradients are float32, which counts to 2**24: low and high parts apart, sums of 4,096 of them are exact.
+_LOW_BITS = 12
+_SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
+
+
+@dataclasses.dataclass
+class _Capture:
+    """What taps do: note their names, or hand their statistics to `dummies`."""
+
+    names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
+    dummies: dict[str, jax.Array] | None = None
+
+
+_capture: contextvars.ContextVar[_Capture | None] = contextvars.ContextVar("capture", default=None)
+_serial = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapped:
+    """What a tap saw.
+
+    Attributes:
+      dtype: of the value.
+      value, gradient: the exponents of the elements, over all executions.
+      executions: how often; every iteration, device and example of a vmap counts.
+    """
+
+    dtype: np.dtype
+    value: Exponents
+    gradient: Exponents
+    executions: int
+
+
+def tap(x: T, name: str) -> T:
+    """`x` itself. Where statistics are taken, its floating-point arrays are counted under `name`.
+
+    Args:
+      x: an array, or a tree of them, whose leaves are then called 'name[0]', "name['key']" and so on.
+      name: of the value; taps of one name are counted together.
+    """
+    capture = _capture.get()
+    if capture is None:
+        return x
+    same: T = jax.tree_util.tree_map_with_path(lambda path, leaf: _tapped(capture, name, path, leaf), x)
+    return same
+
+
+def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    name += jax.tree_util.keystr(path)
+    capture.names.setdefault(name, leaf.dtype)
+    if capture.dummies is None:
+        return leaf
+    dummy = capture.dummies[name]
+    missing = tuple(_varying(leaf) - _varying(dummy))
+    return _identity(leaf, jax.lax.pcast(dummy, missing, to="varying") if missing else dummy)
+
+
+def _varying(x: jax.Array) -> set[str]:
+    """The mesh axes of a surrounding shard_map over which `x` differs."""
+    aval = jax.typeof(x)
+    kind = getattr(aval, "manual_axis_type", None)
+    return set(kind.varying if kind is not None else getattr(aval, "vma", ()))
+
+
+@jax.custom_vjp
+def _identity(x: jax.Array, dummy: jax.Array) -> jax.Array:
+    return x
+
+
+def _forward(x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The residual is the histogram, not x; the product with the dummy gives it the axes over which that one varies.
+    return x, _counted(x) + 0.0 * dummy[0]
+
+
+def _backward(value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gradient, jnp.stack([value, _counted(gradient)])
+
+
+_identity.defvjp(_forward, _backward)
+
+
+def _counted(x: jax.Array) -> jax.Array:
+    """(low or high part, _SLOTS) float32, the last slot being 1 for this execution."""
+    counts = jnp.concatenate([exponents(x), jnp.ones(1, jnp.uint32)])
+    low, high = counts & np.uint32(2**_LOW_BITS - 1), counts >> np.uint32(_LOW_BITS)
+    return jnp.stack([low, high]).astype(jnp.float32)
+
+
+@contextlib.contextmanager
+def _capturing(capture: _Capture) -> Iterator[None]:
+    token = _capture.set(capture)
+    try:
+        # It is part of what jit remembers a trace by: a function that was traced before is traced again, with its taps.
+        with set_xla_metadata(taps=str(next(_serial))):  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        _capture.reset(token)
+
+
+def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
+    """{name: dtype} of the taps that ``fn(*args)`` executes, in that order; nothing is computed."""
+    capture = _Capture()
+    with _capturing(capture):
+        jax.eval_shape(lambda *a: fn(*a), *args)
+    return capture.names
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any, dict[str, jax.Array]]]:
+    """As `jax.value_and_grad`, with the statistics of all taps in `fn`.
+
+    Args:
+      fn: a scalar loss, or (loss, aux) where `has_aux`.
+      argnums: as of `jax.value_and_grad`.
+      has_aux: as of `jax.value_and_grad`.
+
+    Returns:
+      A function of the arguments of `fn` to (value, gradients, statistics): value and gradients as those of
+      `jax.value_and_grad`, and a float32 array for every tap, by name in the order of execution, which add up over
+      devices and batches and which `read` understands.
+
+    Raises:
+      ValueError: when called, where `fn` executes no tap.
+    """
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def run(*args: Any) -> tuple[Any, Any, dict[str, jax.Array]]:
+        found = names(fn, *args)
+        if not found:
+            raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
+
+        def with_dummies(dummies: dict[str, jax.Array], *args: Any) -> Any:
+            with _capturing(_Capture(dummies=dummies)):
+                return fn(*args)
+
+        dummies = {name: jnp.zeros(_SHAPE, jnp.float32) for name in found}
+        shifted = (0, *(number + 1 for number in wanted))
+        value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
+        # JAX sorts the keys of a dictionary.
+        ordered = {name: statistics[name] for name in found}
+        return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), ordered
+
+    return run
+
+
+def read(statistics: dict[str, Any], dtypes: dict[str, np.dtype]) -> dict[str, Tapped]:
+    """What statistics of `value_and_grad`, or sums of such, tell.
+
+    Args:
+      statistics: by name.
+      dtypes: of `names`.
+
+    Raises:
+      ValueError: for a tap that was never executed, in a branch that was not taken, say: its row would be empty.
+    """
+    read = {}
+    for name, parts in jax.device_get(statistics).items():
+        counts = np.asarray(parts).astype(np.uint64)
+        counts = counts[:, 0] + (counts[:, 1] << np.uint64(_LOW_BITS))
+        executions = int(counts[0, -1])
+        if not executions:
+            raise ValueError(f"tap {name!r} was never executed")
+        read[name] = Tapped(dtypes[name], Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
+    return read

@@ -1,0 +1,170 @@
+"""Taps: the numbers are those without them, and every element is counted once, whatever surrounds the tap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mixedres.numerics import taps
+from mixedres.numerics.exponents import Exponents
+
+RNG = np.random.default_rng(0)
+WEIGHTS = [jnp.asarray(RNG.standard_normal((6, 6)), jnp.float32) for _ in range(3)]
+X = jnp.asarray(RNG.standard_normal((16, 6)), jnp.float32)
+
+
+def layer(w, x):
+    return taps.tap(jnp.tanh(x @ w), "hidden")
+
+
+def loss(weights, x):
+    for w in weights:
+        x = layer(w, x)
+    return jnp.mean(taps.tap(x, "out") ** 2)
+
+
+def scanned(weights, x):
+    x, _ = jax.lax.scan(lambda x, w: (layer(w, x), None), x, jnp.stack(weights))
+    return jnp.mean(taps.tap(x, "out") ** 2)
+
+
+def rematted(weights, x):
+    x, _ = jax.lax.scan(jax.checkpoint(lambda x, w: (layer(w, x), None)), x, jnp.stack(weights))
+    return jnp.mean(taps.tap(x, "out") ** 2)
+
+
+def mapped(weights, x):
+    def one(row):
+        for w in weights:
+            row = layer(w, row)
+        return taps.tap(row, "out")
+
+    return jnp.mean(jax.vmap(one)(x) ** 2)
+
+
+already = jax.jit(layer)
+already(WEIGHTS[0], X)
+
+
+def jitted(weights, x):
+    for w in weights:
+        x = already(w, x)
+    return jnp.mean(taps.tap(x, "out") ** 2)
+
+
+def hidden_values(weights, x):
+    """(all hidden values, all gradients that come back to them), by numpy in float64."""
+    values = [np.asarray(x, np.float64)]
+    for w in weights:
+        values.append(np.tanh(values[-1] @ np.asarray(w, np.float64)))
+    gradients, back = [], 2 * values[-1] / values[-1].size
+    for w, value in zip(reversed(weights), reversed(values), strict=False):
+        gradients.append(back)
+        back = back * (1 - value**2) @ np.asarray(w, np.float64).T
+    return np.stack(values[1:]), np.stack(gradients)
+
+
+def assert_close(found, expected):
+    """Of two histograms: the same number of elements, of which a few may be on the other side of a power of two."""
+    assert found.size == expected.size
+    assert np.abs(found.counts.astype(int) - expected.counts.astype(int)).sum() <= 4
+
+
+@pytest.mark.parametrize("fn", [loss, scanned, rematted, mapped, jitted], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
+    plain = jax.jit(jax.value_and_grad(fn))(WEIGHTS, X)
+    value, gradients, statistics = outer(taps.value_and_grad(fn))(WEIGHTS, X)
+    if outer is jax.jit:
+        for a, b in zip(jax.tree.leaves((value, gradients)), jax.tree.leaves(plain), strict=True):
+            # What remat computes again, XLA fuses otherwise where something else uses it.
+            np.testing.assert_allclose(a, b, rtol=2e-6 if fn is rematted else 0, atol=1e-9 if fn is rematted else 0)
+    found = taps.read(statistics, taps.names(fn, WEIGHTS, X))
+    assert list(found) == ["hidden", "out"]
+    values, gradients = hidden_values(WEIGHTS, X)
+    assert_close(found["hidden"].value, Exponents.of(values.astype(np.float32)))
+    assert_close(found["hidden"].gradient, Exponents.of(gradients.astype(np.float32)))
+    assert_close(found["out"].value, Exponents.of(values[-1].astype(np.float32)))
+    times = len(X) if fn is mapped else 1
+    assert (found["hidden"].executions, found["out"].executions) == (3 * times, times)
+
+
+def test_without_statistics_a_tap_is_nothing():
+    assert taps.tap(X, "x") is X
+    bare = jax.make_jaxpr(lambda ws, x: loss(ws, x))(WEIGHTS, X)
+    assert "custom_vjp" not in str(bare) and taps._capture.get() is None
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_eight_devices_count_as_one(axis_type):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type,))
+    x = jax.device_put(X, NamedSharding(mesh, P("data")))
+    weights = jax.device_put(WEIGHTS, NamedSharding(mesh, P()))
+    with jax.set_mesh(mesh):
+        statistics = jax.jit(taps.value_and_grad(loss))(weights, x)[2]
+    alone = jax.jit(taps.value_and_grad(loss))(WEIGHTS, X)[2]
+    dtypes = taps.names(loss, WEIGHTS, X)
+    for name, expected in taps.read(alone, dtypes).items():
+        found = taps.read(statistics, dtypes)[name]
+        assert_close(found.value, expected.value)
+        assert_close(found.gradient, expected.gradient)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map_counts_every_device(check_vma):
+    """The gradient of the mean of a device's share: as the training step takes it."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def step(weights, x):
+        if check_vma:
+            weights = jax.lax.pcast(weights, "data", to="varying")
+        value, gradients, statistics = taps.value_and_grad(loss)(weights, x)
+        if not check_vma:  # without it nobody knows that the statistics differ from device to device
+            statistics = jax.lax.psum(statistics, "data")
+        return jax.lax.pmean((value, gradients), "data"), statistics
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=check_vma)
+    statistics = jax.jit(mapped)(WEIGHTS, X)[1]
+    found = taps.read(statistics, taps.names(loss, WEIGHTS, X))
+    values, gradients = hidden_values(WEIGHTS, X)
+    assert found["hidden"].executions == 24
+    assert_close(found["hidden"].value, Exponents.of(values.astype(np.float32)))
+    assert_close(found["hidden"].gradient, Exponents.of((8 * gradients).astype(np.float32)))
+
+
+def test_half_values_trees_and_more_than_one_argument():
+    def fn(a, b):
+        both = taps.tap({"a": a.astype(jnp.float16), "b": (b, jnp.arange(3))}, "both")
+        return (both["a"].astype(jnp.float32) * both["b"][0]).sum(), both["b"][1]
+
+    a, b = X, 1e-6 * X
+    (value, aux), gradients, statistics = jax.jit(taps.value_and_grad(fn, argnums=(0, 1), has_aux=True))(a, b)
+    dtypes = taps.names(fn, a, b)
+    assert dtypes == {"both['a']": np.float16, "both['b'][0]": np.float32} and list(statistics) == list(dtypes)
+    found = taps.read(statistics, dtypes)
+    assert_close(found["both['a']"].gradient, Exponents.of(b.astype(jnp.float16)))
+    assert len(gradients) == 2 and aux.shape == (3,) and np.isfinite(value)
+
+
+def test_counts_beyond_what_float32_counts_to():
+    """2**24 + 3 elements."""
+    size = 2**24 + 3
+    x = jnp.ones(size, jnp.float16)
+    statistics = jax.jit(taps.value_and_grad(lambda x: taps.tap(x, "x").astype(jnp.float32).sum()))(x)[2]
+    found = taps.read(statistics, {"x": np.dtype(np.float16)})["x"]
+    assert found.value.size == found.gradient.size == size and found.value.counts[127] == size
+
+
+def test_a_function_without_taps_and_a_tap_that_never_ran():
+    with pytest.raises(ValueError, match=r"executes no tap; call numerics\.tap"):
+        taps.value_and_grad(lambda x: x.sum())(X)
+
+    def branches(x, which):
+        return jax.lax.cond(which, lambda x: taps.tap(x, "yes"), lambda x: taps.tap(2 * x, "no"), x).sum()
+
+    statistics = jax.jit(taps.value_and_grad(branches))(X, True)[2]
+    with pytest.raises(ValueError, match="tap 'no' was never executed"):
+        taps.read(statistics, taps.names(branches, X, True))
+    assert taps.read({"yes": statistics["yes"]}, taps.names(branches, X, True))["yes"].executions == 1
