@@ -50,8 +50,9 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
         # There every sum must say how its result is laid out: whole on every device.
+        whole = P()  # type: ignore[no-untyped-call]
         with jax.sharding.use_abstract_mesh(mesh):
-            counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=P())(x)
+            counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=whole)(x)
         return counts
     return _exponents(x, impl)
 

@@ -79,8 +79,10 @@ def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
     value, gradients, statistics = outer(taps.value_and_grad(fn))(WEIGHTS, X)
     if outer is jax.jit:
         for a, b in zip(jax.tree.leaves((value, gradients)), jax.tree.leaves(plain), strict=True):
-            # What remat computes again, XLA fuses otherwise where something else uses it.
-            np.testing.assert_allclose(a, b, rtol=2e-6 if fn is rematted else 0, atol=1e-9 if fn is rematted else 0)
+            if fn is rematted:  # what it computes again, XLA fuses otherwise where something else uses it
+                assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b)
+            else:
+                assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     found = taps.read(statistics, taps.names(fn, WEIGHTS, X))
     assert list(found) == ["hidden", "out"]
     values, gradients = hidden_values(WEIGHTS, X)
