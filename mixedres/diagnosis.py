@@ -1,11 +1,11 @@
-"""What a report on a step means: the tensor in words, the likely cause, and the config key to try."""
+"""What a finding on a step means: the tensor in words, the likely cause, and the config key to try."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 
 from mixedres import precision
-from mixedres.numerics import Origin, Report, Row
+from mixedres.numerics import Array, Finding, Origin
 
 # Not finite for some finite operands, whatever the range of the dtype: 0 / 0, log 0, the root of a negative number.
 _PARTIAL = {"div", "rem", "log", "log1p", "log2", "rsqrt", "sqrt", "pow", "integer_pow", "atanh", "acos", "asin", "tan"}
@@ -15,9 +15,9 @@ _SMALLER_STEPS = (
 )
 
 
-def where(report: Report, devices: int) -> str:
+def where(finding: Finding, devices: int) -> str:
     """Which tensor was the first that is not finite."""
-    origin = report.origin
+    origin = finding.origin
     if origin is None:
         return "the step does not repeat: examined, its loss and every gradient are finite"
     text = f"the first tensor that is not finite is {origin.row} (largest finite magnitude {origin.row.largest:.6g}"
@@ -32,17 +32,17 @@ def where(report: Report, devices: int) -> str:
     return text
 
 
-def before(report: Report, count: int = 5) -> list[str]:
+def before(finding: Finding, count: int = 5) -> list[str]:
     """The products that led to it, each with its largest magnitude, so that a growing one can be seen."""
-    if report.origin is None:
+    if finding.origin is None:
         return []
-    rows = [row for row in report.rows[: report.origin.position] if row.primitive in _PRODUCTS]
+    rows = [row for row in finding.arrays[: finding.origin.position] if row.primitive in _PRODUCTS]
     return [f"{row}: {row.largest:.4g}" for row in rows[-count:]]
 
 
-def why(report: Report, preset: str, loss_scale: precision.LossScale) -> str:
+def why(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
     """The likely cause and what to try, for a step in `preset` at `loss_scale`; no full stop at the end."""
-    origin = report.origin
+    origin = finding.origin
     if origin is None:
         return (
             "The compiled step rounds differently where the compiler fuses operations; if this happens again, "
@@ -65,7 +65,7 @@ def why(report: Report, preset: str, loss_scale: precision.LossScale) -> str:
     )
 
 
-def _of_argument(row: Row) -> str:
+def _of_argument(row: Array) -> str:
     if row.path.startswith("batch/"):
         return (
             "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at what "

@@ -74,17 +74,17 @@ def _found(setup: Setup, state: TrainState, batch: Batch) -> str:
     if jax.process_count() > 1:
         return "it was not examined (that is left to one process)"
     try:
-        report = examine(setup, state, batch)
-        cause = diagnosis.why(report, setup.precision.name, state.loss_scale)
-        return f"{diagnosis.where(report, len(setup.devices))}. {cause}"
+        finding = examine(setup, state, batch)
+        cause = diagnosis.why(finding, setup.precision.name, state.loss_scale)
+        return f"{diagnosis.where(finding, len(setup.devices))}. {cause}"
     except Exception as error:  # no memory for it beside the run, for one; the step matters more
         return f"it was not examined ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
 
 
-def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Report:
+def examine(setup: Setup, state: TrainState, batch: Batch) -> numerics.Finding:
     """Forward and backward pass of one training step, with every array measured; arguments 'state' and 'batch'."""
     batch = jax.device_put(batch, setup.split)
-    return numerics.examine(setup.loss_and_grads(), state, batch, names=("state", "batch"))
+    return numerics.first_nonfinite(setup.loss_and_grads(), state, batch, names=("state", "batch"))
 
 
 def save(directory: pathlib.Path, setup: Setup, state: TrainState, batch: Batch, found: str | None = None) -> None:

@@ -70,16 +70,16 @@ def replay(workdir: pathlib.Path, preset: str | None) -> None:
         f"{float(state.loss_scale.loss_scale):g}; examining ...",
         flush=True,
     )
-    report = nonfinite.examine(setup, state, saved.batch)
-    if report.origin is None and preset is not None:
+    finding = nonfinite.examine(setup, state, saved.batch)
+    if finding.origin is None and preset is not None:
         print(f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}")
         return
-    for line in diagnosis.before(report):
+    for line in diagnosis.before(finding):
         print(f"  {line}")
-    print(diagnosis.where(report, len(setup.devices)))
-    print(diagnosis.why(report, setup.precision.name, state.loss_scale))
-    if report.nonfinite_results:
-        print(f"not finite in the end: {len(report.nonfinite_results)} of loss and gradients")
+    print(diagnosis.where(finding, len(setup.devices)))
+    print(diagnosis.why(finding, setup.precision.name, state.loss_scale))
+    if finding.nonfinite_results:
+        print(f"not finite in the end: {len(finding.nonfinite_results)} of loss and gradients")
 
 
 def in_preset(config: dict[str, Any], preset: str | None) -> dict[str, Any]:

@@ -95,22 +95,22 @@ def test_an_overflow_in_the_gradient_of_one_layer_names_that_layer():
     state = changed(first, "block_layer2_1", "conv2", "kernel", factor=1e-6)
     state = exhausted(changed(state, "block_layer2_1", "norm2", "scale", value=1000.0), 2.0**15)
     state = halt(setup, train_step, state, batch(setup))
-    report = nonfinite.examine(setup, state, batch(setup))
-    row = report.origin.row
+    finding = nonfinite.examine(setup, state, batch(setup))
+    row = finding.origin.row
     assert (row.path, row.direction, row.dtype) == ("ResNet/block_layer2_1/norm2", "backward", np.float16)
-    assert report.origin.inputs[0].largest > 65504
-    assert "config.loss_scale.min" in diagnosis.why(report, "fp16", state.loss_scale)
+    assert finding.origin.inputs[0].largest > 65504
+    assert "config.loss_scale.min" in diagnosis.why(finding, "fp16", state.loss_scale)
 
 
 def test_a_loss_scale_that_is_too_large_overflows_where_the_gradient_becomes_half():
     setup, train_step, first = run()
     state = with_scale(first, loss_scale=np.float32(2.0**40), consecutive_skipped=np.int32(24))
     state = halt(setup, train_step, state, batch(setup))
-    report = nonfinite.examine(setup, state, batch(setup))
-    origin = report.origin
+    finding = nonfinite.examine(setup, state, batch(setup))
+    origin = finding.origin
     assert (origin.row.path, origin.row.direction) == ("ResNet", "backward")
     assert origin.row.dtype == np.float16 and origin.inputs[0].largest > 2**35
-    assert "config.loss_scale.initial" in diagnosis.why(report, "fp16", state.loss_scale)
+    assert "config.loss_scale.initial" in diagnosis.why(finding, "fp16", state.loss_scale)
 
 
 def test_one_bad_device_of_eight_is_named():
@@ -129,10 +129,10 @@ def test_an_infinite_pixel_is_the_fault_of_the_batch():
     data = batch(setup)
     data["image"][3 * SHARE, 2, 2, 1] = np.inf
     state = halt(setup, train_step, exhausted(first), data)
-    report = nonfinite.examine(setup, state, data)
-    assert report.origin.is_argument and report.origin.row.path == "batch/image"
-    assert report.origin.devices == (3,)
-    assert "batch.npz" in diagnosis.why(report, "fp16", state.loss_scale)
+    finding = nonfinite.examine(setup, state, data)
+    assert finding.origin.is_argument and finding.origin.row.path == "batch/image"
+    assert finding.origin.devices == (3,)
+    assert "batch.npz" in diagnosis.why(finding, "fp16", state.loss_scale)
 
 
 def test_the_last_step_of_an_epoch_and_what_is_left_of_it(tmp_path, capsys):

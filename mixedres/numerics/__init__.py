@@ -1,6 +1,7 @@
-"""What happens to the numbers inside a function: `examine`; needs only jax and the compatibility of `autocast`."""
+"""What happens to the numbers inside a function; needs only jax and the compatibility of `autocast`."""
 
-from mixedres.numerics.examine import examine
-from mixedres.numerics.report import Origin, Report, Row
+from mixedres.numerics.finding import Array, Finding, Origin
+from mixedres.numerics.first_nonfinite import first_nonfinite
+from mixedres.numerics.taps import tap
 
-__all__ = ["Origin", "Report", "Row", "examine"]
+__all__ = ["Array", "Finding", "Origin", "first_nonfinite", "tap"]

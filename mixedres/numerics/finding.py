@@ -15,7 +15,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Array:
     """One array of the program, over all devices and iterations.
 
     Attributes:
@@ -52,11 +52,11 @@ class Origin:
       inputs: what it was computed from, constants aside.
       devices: positions in the mesh of the devices where it is not finite; () where the program runs on one.
       iterations: of the loops around it, from the outside in.
-      position: of the array in the rows of the report.
+      position: of the array in the arrays of the finding.
     """
 
-    row: Row
-    inputs: tuple[Row, ...]
+    row: Array
+    inputs: tuple[Array, ...]
     devices: tuple[int, ...]
     iterations: tuple[int, ...]
     position: int
@@ -68,16 +68,16 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
-    """What `examine` found.
+class Finding:
+    """What `first_nonfinite` found.
 
     Attributes:
-      rows: every array of floating-point numbers, arguments included, in order of evaluation.
+      arrays: every array of floating-point numbers, arguments included, in order of evaluation.
       nonfinite_results: names of the results that are not finite.
       origin: where that began; None where all results are finite.
     """
 
-    rows: tuple[Row, ...]
+    arrays: tuple[Array, ...]
     nonfinite_results: tuple[str, ...]
     origin: Origin | None
 
@@ -103,13 +103,13 @@ class Measurements:
         self._frames = frames
         self._numbers = {path: np.asarray(x) for path, x in numbers.items()}
 
-    def report(self, results: Sequence[tuple[str, Tensor | None]]) -> Report:
-        """The report on a program with these named results."""
+    def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
+        """What was found in a program with these named results."""
         tensors = [tensor for frame in self._frames.values() for tensor in frame.tensors]
         tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda tensor: tensor.path)
         bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
-        return Report(
-            rows=tuple(self._row(tensor, self._all(tensor)) for tensor in tensors),
+        return Finding(
+            arrays=tuple(self._row(tensor, self._all(tensor)) for tensor in tensors),
             nonfinite_results=tuple(name for name, _ in bad),
             origin=self._origin([(tensor, ()) for _, tensor in bad], tensors),
         )
@@ -168,9 +168,9 @@ class Measurements:
             return ()
         return tuple(np.flatnonzero(self._at(place)[:, 0] == 0).tolist())
 
-    def _row(self, tensor: Tensor, numbers: np.ndarray) -> Row:
+    def _row(self, tensor: Tensor, numbers: np.ndarray) -> Array:
         argument = tensor if tensor.name or tensor.primitive else next(_outside(tensor), tensor)
-        return Row(
+        return Array(
             path=argument.name or module_path(argument.scope),
             direction=BACKWARD if "transpose(" in argument.scope else FORWARD,
             primitive=argument.primitive,

@@ -1,4 +1,4 @@
-"""`examine` on small functions: its statistics against numpy, and which operation it blames."""
+"""`first_nonfinite` on small functions: its statistics against numpy, and which operation it blames."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics import examine
+from mixedres.numerics import first_nonfinite
 
 F16 = jnp.float16
 
 
-def find(report, path="", primitive="", direction="forward"):
+def find(finding, path="", primitive="", direction="forward"):
     """The one row of an operation."""
-    rows = [r for r in report.rows if r.path == path and r.primitive == primitive and r.direction == direction]
+    rows = [r for r in finding.arrays if r.path == path and r.primitive == primitive and r.direction == direction]
     assert len(rows) == 1, rows
     return rows[0]
 
@@ -30,15 +30,15 @@ def test_statistics_agree_with_numpy(dtype):
         with jax.named_scope("after"):
             return jnp.tanh(y)
 
-    report = examine(fn, x, w, names=("x", "w"))
+    finding = first_nonfinite(fn, x, w, names=("x", "w"))
     wide = np.asarray(x, np.float64)
     product = np.asarray(jnp.where(jnp.isfinite(x), x, 0) @ w, np.float64)
-    argument, result = find(report, "x"), find(report, "product", "dot_general")
+    argument, result = find(finding, "x"), find(finding, "product", "dot_general")
     assert not argument.finite and argument.largest == np.abs(wide[np.isfinite(wide)]).max()
     assert result.finite and result.shape == (5, 3) and result.dtype == dtype
     np.testing.assert_allclose(result.largest, np.abs(product).max(), rtol=2 * float(jnp.finfo(dtype).eps))
-    assert find(report, "after", "tanh").largest <= 1
-    assert report.origin is None and report.nonfinite_results == ()  # what is not finite reaches no result
+    assert find(finding, "after", "tanh").largest <= 1
+    assert finding.origin is None and finding.nonfinite_results == ()  # what is not finite reaches no result
 
 
 def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
@@ -52,11 +52,11 @@ def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
         with jax.named_scope("later"):
             return {"b": b - 1, "a": a + 1, "y": y}
 
-    report = examine(fn, jnp.asarray([1.0, -300.0], F16))
-    origin = report.origin
+    finding = first_nonfinite(fn, jnp.asarray([1.0, -300.0], F16))
+    origin = finding.origin
     assert (origin.row.path, origin.row.primitive, origin.row.largest) == ("first", "mul", 2000.0)
     assert [(row.path, row.largest) for row in origin.inputs] == [("fine", 600.0)]
-    assert report.nonfinite_results == ("a", "b")
+    assert finding.nonfinite_results == ("a", "b")
     assert (origin.devices, origin.iterations) == ((), ())
 
 
@@ -67,9 +67,9 @@ def test_an_infinity_that_reaches_no_result_is_not_blamed():
         with jax.named_scope("culprit"):
             return jnp.sqrt(padded + masked - 10)
 
-    report = examine(fn, jnp.asarray([0.0, 1.0, 2.0]))
-    assert report.origin.row.path == "culprit" and report.origin.row.primitive == "sqrt"
-    assert any(row.primitive == "log" and not row.finite for row in report.rows)
+    finding = first_nonfinite(fn, jnp.asarray([0.0, 1.0, 2.0]))
+    assert finding.origin.row.path == "culprit" and finding.origin.row.primitive == "sqrt"
+    assert any(row.primitive == "log" and not row.finite for row in finding.arrays)
 
 
 def test_forward_and_backward_are_told_apart_also_inside_checkpoint_and_custom_rules():
@@ -83,12 +83,12 @@ def test_forward_and_backward_are_told_apart_also_inside_checkpoint_and_custom_r
         with jax.named_scope("outer"):
             return jax.checkpoint(lambda x: jnp.sin(steep(jnp.tanh(x))))(x).sum()
 
-    report = examine(jax.value_and_grad(fn), jnp.full(3, 0.1, F16))
-    assert report.origin is None
-    report = examine(jax.grad(lambda x: 8 * fn(x)), jnp.full(3, 0.1, F16))
-    assert report.origin.row.direction == "backward" and report.origin.row.primitive == "mul"
-    assert report.origin.row.path.startswith("outer") and report.origin.row.path.endswith("rule")
-    assert report.origin.inputs[0].largest < 9
+    finding = first_nonfinite(jax.value_and_grad(fn), jnp.full(3, 0.1, F16))
+    assert finding.origin is None
+    finding = first_nonfinite(jax.grad(lambda x: 8 * fn(x)), jnp.full(3, 0.1, F16))
+    assert finding.origin.row.direction == "backward" and finding.origin.row.primitive == "mul"
+    assert finding.origin.row.path.startswith("outer") and finding.origin.row.path.endswith("rule")
+    assert finding.origin.inputs[0].largest < 9
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -103,7 +103,7 @@ def test_the_iteration_of_a_scan_is_named(reverse):
 
     # 10, 100, ..., and the fifth product is 1e6; in reverse the third is, at position 3 of 6.
     x = jnp.asarray([10, 10, 10, 10, 10, 10] if not reverse else [1, 1, 1, 200, 200, 10], F16)
-    origin = examine(fn, x).origin
+    origin = first_nonfinite(fn, x).origin
     assert (origin.row.path, origin.row.primitive) == ("grow", "mul")
     assert origin.iterations == (3,)
     assert [row.largest for row in origin.inputs] == ([10000.0, 10.0] if not reverse else [20000.0, 200.0])
@@ -120,13 +120,13 @@ def test_nested_scans_and_an_infinite_slice():
         return jax.lax.scan(outer, jnp.float32(0), x)[0]
 
     x = np.ones((3, 4), np.float32)
-    assert examine(fn, x).origin is None
+    assert first_nonfinite(fn, x).origin is None
     x[1, 2] = np.inf
-    origin = examine(fn, x, names=("x",)).origin
+    origin = first_nonfinite(fn, x, names=("x",)).origin
     assert origin.is_argument and origin.row.path == "x" and origin.row.largest == 1
     x[1, 2] = 3.4e38
     x[2, 1] = 1e38
-    origin = examine(fn, x, names=("x",)).origin
+    origin = first_nonfinite(fn, x, names=("x",)).origin
     assert origin.row.primitive == "add" and origin.iterations == (2, 1)
 
 
@@ -145,7 +145,7 @@ def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
     fn = jax.jit(jax.shard_map(share, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=checked))
     x = np.zeros(24, np.float32)
     x[[5, 20]] = 100.0  # on device 1 in the third iteration, on device 6 in the third
-    origin = examine(fn, jnp.float32(1), x).origin
+    origin = first_nonfinite(fn, jnp.float32(1), x).origin
     assert (origin.row.path, origin.row.primitive) == ("work", "exp")
     assert origin.devices == (1, 6) and origin.iterations == (2,)
     assert origin.row.shape == () and origin.row.largest == 1
@@ -153,4 +153,4 @@ def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
 
 def test_names_must_fit_the_arguments():
     with pytest.raises(ValueError, match=r"one name for each of the 1 arguments, got \['a', 'b'\]"):
-        examine(jnp.sin, jnp.ones(2), names=("a", "b"))
+        first_nonfinite(jnp.sin, jnp.ones(2), names=("a", "b"))

@@ -1,4 +1,4 @@
-"""`examine`: runs a function once and measures every array inside."""
+"""`first_nonfinite`: runs a function once and measures every array inside."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
+from mixedres.numerics.finding import Finding, Measurements
 from mixedres.numerics.measure import Recorder, Statistics
-from mixedres.numerics.report import Measurements, Report
 from mixedres.numerics.tensors import Tensor
 
 
-def examine(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Report:
-    """Runs `fn(*args)` and reports where its numbers stopped being finite.
+def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Finding:
+    """Runs `fn(*args)` and finds where its numbers stopped being finite.
 
     Every array of floating-point numbers is measured: whether it is finite, and its largest finite magnitude. Functions
     that `fn` calls, its derivatives and the bodies of scan and shard_map are looked into; a `while` loop and a `cond`
@@ -23,10 +23,10 @@ def examine(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Re
     Args:
       fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax's modules open, become paths.
       *args: its arguments; sharded arrays keep their devices.
-      names: of the arguments, for the report: ('params', 'batch'); without them 'argument 0' and so on.
+      names: of the arguments, for the finding: ('params', 'batch'); without them 'argument 0' and so on.
 
     Returns:
-      A `Report`.
+      A `Finding`.
 
     Raises:
       ValueError: for more or fewer names than arguments.
@@ -47,7 +47,7 @@ def examine(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Re
     compiled = jax.jit(measured).lower(*arrays).compile(compiler_options=_options())
     numbers = jax.device_get(compiled(*arrays))
     results = [name for name, _ in _named(shapes)]
-    return Measurements(recorder.frames, numbers).report(list(zip(results, tensors, strict=True)))
+    return Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
 
 
 def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
