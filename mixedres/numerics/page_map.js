@@ -2,10 +2,10 @@
 
 const GROUPS = [["activation", "gradient"], ["parameter", "weight gradient"]]; // they share rows
 const COLUMNS = {
-  fixed: [["zero", 56], ["lost", 62], ["verdict", 112]],
-  scaled: [["zero", 56], ["lost now", 62], ["lost at slider", 66], ["verdict now → at slider", 176]],
+  fixed: [["zero", 58], ["lost", 58], ["verdict", 106]],
+  scaled: [["zero", 58], ["lost now", 60], ["lost at slider", 60], ["verdict now → at slider", 158]],
 };
-const NARROW = 4, WIDE = 12; // pixels of an octave: below, panels are stacked; never more
+const NARROW = 3.25, WIDE = 12; // pixels of an octave: below, panels are stacked; never more
 let maps = [];
 
 function panelsOf() {
@@ -21,30 +21,41 @@ function panelsOf() {
 // The pixels of an octave where the panels stand side by side.
 function octave(panels, names, room) {
   const text = panels.reduce((sum, panel) => sum + panel.text, names);
-  return Math.floor((room - text) / panels.reduce((sum, { axis }) => sum + axis.high - axis.low, 0));
+  const fitting = (room - text) / panels.reduce((sum, { axis }) => sum + axis.high - axis.low, 0);
+  return Math.min(Math.floor(fitting * 4) / 4, WIDE);
+}
+
+// The width of the names.
+function namesOf(panels, room) {
+  const longest = Math.max(...panels.flatMap(panel => panel.rows.map(row => row.name.length)));
+  return Math.min(Math.max(longest * 7.3 + 12, 90), Math.max(room * (panels.length > 1 ? 0.19 : 0.27), 120));
 }
 
 function drawMaps() {
-  const room = $("maps").clientWidth, names = Math.min(Math.max(room * 0.16, 120), 260);
-  const fits = panels => panels.length === 1 || octave(panels, names, room) >= NARROW;
-  const groups = panelsOf().flatMap(panels => fits(panels) ? [panels] : panels.map(panel => [panel]));
+  const room = $("maps").clientWidth;
+  const fit = panels => panels.length === 1 || octave(panels, namesOf(panels, room), room) >= NARROW;
+  // Stacked, what the scale moves comes first.
+  const groups = panelsOf().flatMap(panels => fit(panels) ? [panels] : [...panels].reverse().map(panel => [panel]));
   const style = getComputedStyle(document.documentElement);
   const colours = Array.from({ length: STEPS }, (_, i) => style.getPropertyValue(`--c${i}`).trim());
-  maps = groups.map(panels => buildMap(panels, names, octave(panels, names, room), colours));
+  maps = groups.map(panels => {
+    const names = namesOf(panels, room);
+    return buildMap(panels, names, octave(panels, names, room), colours);
+  });
   $("maps").replaceChildren(...maps.map(map => map.element));
   if (!maps.length) $("maps").append(make("p", { className: "soft" }, "no panel is chosen"));
   updateMaps();
 }
 
 function buildMap(panels, names, fitting, colours) {
-  const pixels = Math.min(Math.max(fitting, 2), WIDE), columns = [names];
+  const pixels = Math.max(fitting, 2), columns = [names];
   let left = names;
-  const parts = [], heads = [make("th", {}, "")];
+  const parts = [], heads = [make("th", { scope: "col", className: "names" }, GROUPS[0].includes(panels[0].kind) ? "layer" : "parameter")];
   for (const panel of panels) {
     const width = (panel.axis.high - panel.axis.low) * pixels;
     const place = { left: `${left}px`, width: `${width}px` };
     Object.assign(panel, {
-      pixels, under: make("div", { className: "under", style: place }), over: make("div", { className: "over", style: place }),
+      pixels, under: make("div", { className: "layer below", style: place }), over: make("div", { className: "layer above", style: place }),
       head: make("div", { className: "panel" }),
     });
     parts.push(panel.under, panel.over);
@@ -110,7 +121,7 @@ function canvasOf(row, panel, colours) {
 
 function verdictNode(verdict) {
   const level = LEVELS[verdict];
-  return make("b", { className: level }, level === "good" || level === "none" ? verdict : `${SIGNS[level]} ${verdict}`);
+  return make("b", { className: level }, verdict);
 }
 
 function setLost(cell, result) {
@@ -136,7 +147,8 @@ function updateMaps() {
         setLost(cell.texts[1], cell.now);
         if (cell.panel.scaled) setLost(cell.texts[2], then);
         const change = cell.now.verdict === then.verdict ? [] : [verdictNode(cell.now.verdict), " → "];
-        cell.texts[cell.texts.length - 1].replaceChildren(...change, verdictNode(then.verdict));
+        const last = cell.texts[cell.texts.length - 1];
+        last.replaceChildren(...change, verdictNode(then.verdict));
       }
       const visible = line.lower.includes(view.words) && (problem || !view.problems);
       line.element.hidden = !visible;
@@ -147,6 +159,7 @@ function updateMaps() {
       line.element.tabIndex = first ? 0 : -1;
       [block, first] = [line.block, false];
     }
+    map.element.hidden = first; // no row is shown
     map.panels.forEach(drawWindows);
   }
   $("shown").textContent = `${shown} of ${total} rows`;
@@ -165,7 +178,7 @@ function drawWindows(panel) {
   const head = [title], over = [], under = [];
   windows.forEach(([name, text, s], lane) => {
     const w = windowAt(s, data.rules), top = `${21 + (windows.length === 1 ? 2 : lane) * 13}px`;
-    const wide = (at(w.right) - at(w.normal)) * pixels > text.length * 5.2;
+    const wide = (at(w.right) - at(w.normal)) * pixels > text.length * 5.8;
     head.push(make("div", { className: `lane thin ${name}`, style: { ...span(w.left, w.normal), top } }),
       make("div", { className: `lane ${name}`, style: { ...span(w.normal, w.right), top }, title: text }, wide ? text : ""));
     if (name !== "slider" || !windows.some(([other, , o]) => other !== name && o === s))

@@ -33,16 +33,16 @@ function showFacts(data) {
   const limit = data.limited_by;
   const limited = limit ? make("span", {}, ` (limited by the ${limit.kind} `, make("code", {}, limit.name), ")") : null;
   const facts = [
-    ["loss scale now", [data.present_shift === null ? "none in use" : scaleText(data.present_shift)]],
+    ["now", [data.present_shift === null ? "none in use" : scaleText(data.present_shift)]],
     ["recommended", [make("b", { className: "good" }, scaleText(data.recommended_shift))]],
     ["largest safe", [scaleText(data.largest_safe_shift), limited]],
     ["enough", [scaleText(data.enough_shift)]],
   ];
   const rows = facts.map(([name, values]) =>
     make("tr", {}, make("th", {}, name), make("td", {}, ...values.filter(value => value !== null))));
-  const boxes = [make("div", { style: { maxWidth: "27rem" } }, make("h2", {}, "loss scale"),
-    make("table", { className: "facts" }, make("tbody", {}, ...rows)))];
-  if (data.keep_float32.length) boxes.push(keepBox(data.keep_float32));
+  const boxes = [make("div", { style: { maxWidth: "24rem" } }, make("h2", {}, "loss scale"),
+    make("table", { className: "facts" }, make("tbody", {}, ...rows)),
+    data.keep_float32.length ? keepBox(data.keep_float32) : null)];
   if (data.probes.length > 1) {
     const lines = data.probes.map(p => [String(p.step), ...["enough", "recommended", "largest_safe"].map(key =>
       p[`${key}_shift`] === null ? "–" : power(p[`${key}_shift`]))]);
@@ -83,8 +83,7 @@ function showLegend() {
   const key = (name, text) => make("span", {}, make("i", { className: name }), text);
   $("legend").append(strip, key("box now", "float16 now"), key("box recommended", "recommended"),
     key("zero", "becomes zero"), key("fewer", "subnormal: fewer bits"), key("over", "overflows"),
-    make("span", {}, "bfloat16 reaches as far as float32: its window holds everything"));
-  $("legend").querySelector(".box.now").style.borderStyle = "dashed";
+    make("span", {}, "(bfloat16: a window over everything)"));
 }
 
 function showMarks(data) {
