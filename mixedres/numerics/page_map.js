@@ -99,6 +99,7 @@ function buildLine(line, panels, colours) {
     const now = judge(row, view.present, view.data.rules), heat = canvasOf(row, panel, colours);
     const texts = panel.columns.map(([title]) => make("td", { className: title.startsWith("verdict") ? "verdict" : "" }));
     texts[0].textContent = percent(row.size ? row.zeros / row.size : 0);
+    setLost(texts[1], now);
     element.append(make("td", {}, heat), ...texts);
     cells.push({ row, panel, now, heat, texts });
   });
@@ -126,7 +127,8 @@ function verdictNode(verdict) {
 
 function setLost(cell, result) {
   const { rules } = view.data;
-  cell.textContent = percent(result.lost);
+  const text = percent(result.lost);
+  if (cell.textContent !== text) cell.textContent = text;
   cell.classList.toggle("bad", result.lost > rules.lost);
   cell.classList.toggle("warn", result.lost > rules.flushing && result.lost <= rules.lost);
   cell.classList.toggle("soft", result.lost <= rules.flushing);
@@ -142,13 +144,13 @@ function updateMaps() {
       for (const cell of line.cells) {
         const then = cell.panel.scaled ? judge(cell.row, view.shift, view.data.rules) : cell.now;
         problem ||= isProblem(then.verdict);
-        if (cell.then === then.verdict && cell.at === view.shift) continue;
-        Object.assign(cell, { then: then.verdict, at: view.shift });
-        setLost(cell.texts[1], cell.now);
-        if (cell.panel.scaled) setLost(cell.texts[2], then);
+        if (cell.at !== view.shift && cell.panel.scaled) setLost(cell.texts[2], then);
+        cell.at = view.shift;
+        // What stays as it is would cost a new layout.
+        if (cell.then === then.verdict) continue;
+        cell.then = then.verdict;
         const change = cell.now.verdict === then.verdict ? [] : [verdictNode(cell.now.verdict), " → "];
-        const last = cell.texts[cell.texts.length - 1];
-        last.replaceChildren(...change, verdictNode(then.verdict));
+        cell.texts[cell.texts.length - 1].replaceChildren(...change, verdictNode(then.verdict));
       }
       const visible = line.lower.includes(view.words) && (problem || !view.problems);
       line.element.hidden = !visible;
