@@ -256,8 +256,7 @@ function hideTip() { $("tip").hidden = true; }
 function focusTip(target, lines) {
   const line = find(target, lines);
   if (!line || !line.element.matches(":focus-visible")) return;
-  const box = line.element.getBoundingClientRect();
-  showTip(line.cells.flatMap(details), box.left + 60, box.bottom + 4);
+  showTip(line.cells.flatMap(details), innerWidth, innerHeight); // in the corner, away from the rows
 }
 
 // Up and down go from row to row, as one stop of the tab key.

@@ -82,7 +82,7 @@ function showLegend() {
   strip.append(make("b", {}, "0.3"));
   const key = (name, text) => make("span", {}, make("i", { className: name }), text);
   $("legend").append(strip, key("box now", "float16 now"), key("box recommended", "recommended"),
-    key("zero", "becomes zero"), key("fewer", "subnormal: fewer bits"), key("over", "overflows"),
+    key("zero", "becomes zero"), key("fewer", "subnormal"), key("over", "overflows"),
     make("span", {}, "(bfloat16: a window over everything)"));
 }
 
