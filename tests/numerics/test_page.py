@@ -1,0 +1,235 @@
+"""The page of the numerics report: alone in the world, safe for any name, and its arithmetic that of `Exponents`."""
+
+import copy
+import html.parser
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import mixedres.numerics
+from mixedres.numerics.exponents import BINS, Exponents
+from mixedres.numerics.page import render
+
+FOLDER = pathlib.Path(mixedres.numerics.__file__).parent
+RULES = {"top": 15, "smallest_normal": -14, "smallest": -24, "margin": 2, "lost": 0.01, "flushing": 0.001, "low": 0.5}
+HOSTILE = (
+    '</script><script>alert(1)</script><!-- <img onerror=x> & {{script}} {{data}} \u2028\u2029 \ud800 "quoted" \'é'
+)
+
+
+def row(kind="gradient", name="conv", first=-20, counts=(1000,), **others):
+    about = {"kind": kind, "name": name, "module": name, "dtype": "float32", "executions": 1, "zeros": 0, "infinite": 0}
+    about |= {"nan": 0, "first": first, "counts": list(counts), "verdict": "ok", "recommended_verdict": "ok"}
+    about["size"] = sum(counts)
+    return about | others
+
+
+def document(**others):
+    kinds = ("activation", "gradient", "weight gradient", "parameter")
+    rows = [row(kind, name) for kind in kinds for name in ("stem", "block/conv1", "block/conv2")]
+    return {
+        "format": 1,
+        "title": "a network, step 3",
+        "advice": "Take this. Then that.",
+        "notes": ["a note"],
+        "present_shift": 15,
+        "recommended_shift": 17,
+        "largest_safe_shift": 19,
+        "limited_by": {"kind": "weight gradient", "name": "head/bias"},
+        "enough_shift": 3,
+        "keep_float32": ["stem"],
+        "rules": RULES,
+        "probes": [{"step": 0, "largest_safe_shift": 18, "enough_shift": 2, "recommended_shift": 16}],
+        "comparison": [{"preset": "fp16", "shift": 17, "worst": 0.01, "worst_name": "head/bias", "median": 0.003}],
+        "rows": rows,
+    } | others
+
+
+def hostile():
+    rows = [row(kind, HOSTILE, dtype=HOSTILE) for kind in ("activation", "parameter")]
+    limit = {"kind": HOSTILE, "name": HOSTILE}
+    return document(title=HOSTILE, advice=HOSTILE, notes=[HOSTILE], keep_float32=[HOSTILE], limited_by=limit, rows=rows)
+
+
+class Elements(html.parser.HTMLParser):
+    """The elements of a page and their texts, as a browser splits them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.texts, self.key = [], [], {}, ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.key = dict(attrs).get("id", tag)
+
+    def handle_endtag(self, tag):
+        self.key = ""
+
+    def handle_data(self, data):
+        self.texts[self.key] = self.texts.get(self.key, "") + data
+
+
+def test_it_refers_to_nothing_outside():
+    page = render(document())
+    assert not re.search(r"https?:|\bsrc\s*=|\bhref\s*=|@import|url\(|fetch\(|XMLHttp|WebSocket|import\s*\(", page)
+    elements = Elements(page)
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(elements.tags)
+    # Nor would the browser let it.
+    policy = next(value for name, value in elements.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+
+
+def test_names_become_no_elements():
+    plain, page = Elements(render(document())), render(hostile())
+    elements = Elements(page)
+    assert elements.tags == plain.tags
+    assert elements.attributes == plain.attributes
+    assert elements.texts["title"].strip() == HOSTILE.replace("\ud800", "\ufffd")
+    assert elements.texts["script"] == plain.texts["script"]
+    data = page.partition('id="data">')[2].partition("</script>")[0]
+    assert not set("<>&\u2028\u2029") & set(data)
+    page.encode("utf-8")
+
+
+@pytest.mark.parametrize("make", [document, hostile])
+def test_the_document_comes_back(make):
+    given = make()
+    before = copy.deepcopy(given)
+    assert json.loads(Elements(render(given)).texts["data"]) == given == before
+
+
+def test_what_json_cannot_hold_is_null():
+    bad = {"preset": "fp16", "shift": 40, "worst": float("inf"), "worst_name": "head", "median": float("nan")}
+    read = json.loads(Elements(render(document(comparison=[bad]))).texts["data"])
+    assert read["comparison"] == [bad | {"worst": None, "median": None}]
+
+
+def test_another_format_is_refused():
+    with pytest.raises(ValueError, match="format 1, got 2"):
+        render(document(format=2))
+
+
+def test_no_unknown_marks_are_in_the_template():
+    assert set(re.findall(r"\{\{(\w+)\}\}", (FOLDER / "page.html").read_text())) == {
+        *("title", "advice", "style", "data", "script")
+    }
+
+
+def evaluate(expression, **given):
+    """The value of a JavaScript expression that sees the functions of page.js and `given`."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node on the PATH")
+    code = (
+        "const given = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
+        f"const page = require({json.dumps(str(FOLDER / 'page.js'))});"
+        f"process.stdout.write(JSON.stringify({expression}));"
+    )
+    done = subprocess.run([node, "-e", code], input=json.dumps(given), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# Row, shift, verdict; bins count |x| in [2**e, 2**(e + 1)).
+VERDICTS = [
+    (row(first=-14), 0, "ok"),
+    (row(first=-15), 0, "low"),
+    (row(first=-25), 0, "low"),
+    (row(first=-26), 0, "LOST"),
+    (row(first=-26), 1, "low"),
+    (row(first=13), 0, "ok"),
+    (row(first=14), 0, "headroom < 4x"),
+    (row(first=15), 0, "headroom < 4x"),
+    (row(first=16), 0, "OVERFLOW"),
+    (row(first=0), 13, "ok"),
+    (row(first=0), 14, "headroom < 4x"),
+    (row(first=0), 16, "OVERFLOW"),
+    (row("activation", first=0), 16, "ok"),
+    (row("parameter", first=-26), 12, "LOST"),
+    (row("weight gradient", first=-26), 12, "ok"),
+    # Of 1000 * 2**-25 and 2**-16 = 512 * 2**-25, shifted out by one: 1000 / 1512 of the mass.
+    (row(first=-25, counts=(1000, *[0] * 8, 1)), -1, "LOST"),
+    # 10 of 10 + 1024 * 2 octaves of ten: 0.5 % is more than 0.1 % and less than 1 %.
+    (row(first=-26, counts=(10, 1024)), 0, "flushing"),
+    (row(first=-26, counts=(10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 20)), 0, "ok"),
+    (row(first=0, counts=(0, 0)), 0, "all zero"),
+    (row(first=0, counts=()), 0, "all zero"),
+    (row(first=16, infinite=1), 0, "non-finite"),
+    (row(first=0, counts=(), nan=2), 0, "non-finite"),
+    # A loss of mass is worse than little headroom.
+    (row(first=-26, counts=(10**12, *[0] * 40, 0)), 0, "LOST"),
+]
+
+
+def test_verdicts():
+    cases = [[about, shift] for about, shift, _ in VERDICTS]
+    told = evaluate(
+        "given.cases.map(([row, shift]) => page.judge(row, shift, given.rules).verdict)", cases=cases, rules=RULES
+    )
+    assert told == [verdict for *_, verdict in VERDICTS]
+
+
+def test_shares_are_those_of_the_histogram():
+    rng = np.random.default_rng(0)
+    cases, expected = [], []
+    for _ in range(40):
+        first, length = int(rng.integers(-60, 10)), int(rng.integers(1, 40))
+        counts = rng.integers(0, 1000, length) * rng.integers(0, 2, length)
+        counts[0] += 1
+        bins = np.zeros(BINS, np.uint32)
+        bins[first + 127 : first + 127 + length] = counts
+        shift, numbers = int(rng.integers(-24, 41)), Exponents(bins)
+        cases.append([row(first=first, counts=counts.tolist()), shift])
+        expected.append([f(shift) for f in (numbers.lost_mass, numbers.flushed, numbers.subnormal)])
+        expected[-1].append(numbers.overflowing(shift))
+    told = evaluate(
+        "given.cases.map(([row, shift]) => page.judge(row, shift, given.rules))"
+        ".map(r => [r.lost, r.flushed, r.subnormal, r.overflowing])",
+        cases=cases,
+        rules=RULES,
+    )
+    np.testing.assert_allclose(told, expected, rtol=1e-12)
+    assert np.all(np.ptp(expected, axis=0) > 0.5)
+
+
+def test_the_axis_holds_every_row_and_window():
+    rows = [row(first=-40, counts=(0, 5, 1)), row(first=-90, counts=(3, 4)), row(counts=())]
+    axis, cells = evaluate(
+        "(axis => [axis, given.rows.map(row => page.cellsOf(row, axis))])"
+        "(page.axisOf(given.rows, [0, 17], given.rules))",
+        rows=rows,
+        rules=RULES,
+    )
+    # What is below 2**-72 is in the first cell.
+    assert axis == {"low": -74, "high": 18}
+    assert [sum(line) for line in cells] == [6, 7, 0]
+    assert cells[0][-39 + 74] == 5 and cells[0][-38 + 74] == 1 and cells[1][0] == 7
+    window = evaluate("page.windowAt(17, given.rules)", rules=RULES)
+    assert window == {"left": -42, "normal": -31, "right": -1}
+
+
+def test_rows_stand_side_by_side():
+    left, right = ([{"name": name} for name in names] for names in (["a", "b", "b", "d"], ["a", "b", "c", "d", "e"]))
+    lines = evaluate("page.align([given.left, given.right])", left=left, right=right)
+    assert [line["name"] for line in lines] == ["a", "b", "c", "b", "d", "e"]
+    assert [[bool(x) for x in line["rows"]] for line in lines] == [
+        *([True, True], [True, True], [False, True], [True, False], [True, True], [False, True])
+    ]
+
+
+def test_colours_and_numbers():
+    assert evaluate("[0, 1e-9, 1e-5, 0.29, 0.3, 1].map(page.colourOf)") == [-1, 0, 0, 11, 11, 11]
+    assert evaluate("[0, 1e-6, 0.00234, 0.9995, 0.99999, 1, null].map(page.percent)") == [
+        *("0 %", "<0.01 %", "0.23 %", ">99.9 %", ">99.9 %", "100 %", "not finite")
+    ]
+    assert evaluate("[page.power(-14), page.plain(17), page.plain(-3)]") == ["2⁻¹⁴", "131,072", "1/8"]
+    counts = evaluate("page.countVerdicts(given.rows, 0, given.rules)", rows=[row(), row(first=-30)], rules=RULES)
+    assert {verdict: count for verdict, count in counts.items() if count} == {"LOST": 1, "low": 1}
