@@ -63,7 +63,7 @@ LAYERS = {
 FOREIGN = {
     "autocast": {"jax", "numpy"},
     "precision": {"jax", "jmp", "optax", "numpy"},
-    "numerics": {"jax", "numpy"},
+    "numerics": {"flax", "jax", "numpy"},
     "models": {"flax", "jax", "jmp"},
     "weights": {"numpy", "safetensors", "torch"},
     "data": {
@@ -151,6 +151,7 @@ def test_imports_point_down(path):
             assert LAYERS[parts[1]] < LAYERS[own], f"{own} imports {name}"
         elif parts[0] != "mixedres" and parts[0] not in sys.stdlib_module_names:
             assert parts[0] in FOREIGN[own], f"{own} imports {name}"
+            assert parts[0] != "flax" or own == "models" or path.name == "linen.py", f"{path} imports flax"
 
 
 def test_only_the_upper_layers_see_a_config():

@@ -127,6 +127,10 @@ class Exponents:
         """The smallest exponent of a finite element that is not zero; None where there is none."""
         return self._end(0)
 
+    def between(self, first: int, last: int) -> np.ndarray:
+        """Counts of the finite elements with the exponents `first` to `last`, both included."""
+        return self.counts[first + _BIAS : last + _BIAS + 1]
+
     def overflowing(self, shift: int = 0) -> float:
         """Share of the elements, all of them finite, that float16 cannot hold after scaling."""
         return self._share(self._finite[self._exponents + shift > TOP].sum())

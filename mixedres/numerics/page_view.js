@@ -42,7 +42,7 @@ function showFacts(data) {
     make("tr", {}, make("th", {}, name), make("td", {}, ...values.filter(value => value !== null))));
   const boxes = [make("div", { style: { maxWidth: "24rem" } }, make("h2", {}, "loss scale"),
     make("table", { className: "facts" }, make("tbody", {}, ...rows)),
-    data.keep_float32.length ? keepBox(data.keep_float32) : null)];
+    data.keep_float32.length ? keepBox(data) : null)];
   if (data.probes.length > 1) {
     const lines = data.probes.map(p => [String(p.step), ...["enough", "recommended", "largest_safe"].map(key =>
       p[`${key}_shift`] === null ? "–" : power(p[`${key}_shift`]))]);
@@ -58,9 +58,9 @@ function showFacts(data) {
   $("facts").append(...boxes);
 }
 
-function keepBox(names) {
-  const list = make("pre", { tabIndex: 0 }, JSON.stringify(names, null, 1).replace(/\n\s*/g, " ").replace(/^\[ | \]$/g,
-    bracket => bracket.trim()));
+function keepBox(data) {
+  const names = data.keep_float32;
+  const list = make("pre", { tabIndex: 0 }, data.keep_float32_pattern || names.join(" "));
   const button = make("button", { type: "button", onclick: copy }, "copy");
   return make("div", { className: "keep" }, make("h2", {}, `keep in float32: ${names.length} `, button), list);
 

@@ -11,7 +11,8 @@ import contextlib
 import contextvars
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -31,10 +32,14 @@ _SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
 
 @dataclasses.dataclass
 class _Capture:
-    """What taps do: note their names, or hand their statistics to `dummies`."""
+    """What taps do: note their names, or hand their statistics to `dummies`.
+
+    `reached`: names of those to which a gradient comes back; the others are no part of the loss.
+    """
 
     names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
     dummies: dict[str, jax.Array] | None = None
+    reached: set[str] = dataclasses.field(default_factory=set)
 
 
 _capture: contextvars.ContextVar[_Capture | None] = contextvars.ContextVar("capture", default=None)
@@ -78,9 +83,12 @@ def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
     capture.names.setdefault(name, leaf.dtype)
     if capture.dummies is None:
         return leaf
-    dummy = capture.dummies[name]
+    dummy = capture.dummies.get(name)
+    if dummy is None:
+        return leaf
     missing = tuple(_varying(leaf) - _varying(dummy))
-    return _identity(leaf, jax.lax.pcast(dummy, missing, to="varying") if missing else dummy)
+    mark = _Mark(name, capture.reached)
+    return _identity(mark, leaf, jax.lax.pcast(dummy, missing, to="varying") if missing else dummy)
 
 
 def _varying(x: jax.Array) -> set[str]:
@@ -90,17 +98,26 @@ def _varying(x: jax.Array) -> set[str]:
     return set(kind.varying if kind is not None else getattr(aval, "vma", ()))
 
 
-@jax.custom_vjp
-def _identity(x: jax.Array, dummy: jax.Array) -> jax.Array:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mark:
+    """Where the backward pass of a tap, which is traced only where there is one, leaves its name."""
+
+    name: str
+    reached: set[str]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _identity(mark: _Mark, x: jax.Array, dummy: jax.Array) -> jax.Array:
     return x
 
 
-def _forward(x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _forward(mark: _Mark, x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The residual is the histogram, not x; the product with the dummy gives it the axes over which that one varies.
     return x, _counted(x) + 0.0 * dummy[0]
 
 
-def _backward(value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(mark: _Mark, value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mark.reached.add(mark.name)
     return gradient, jnp.stack([value, _counted(gradient)])
 
 
@@ -134,7 +151,10 @@ def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
 
 
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    select: Collection[str] | None = None,
 ) -> Callable[..., tuple[Any, Any, dict[str, jax.Array]]]:
     """As `jax.value_and_grad`, with the statistics of all taps in `fn`.
 
@@ -142,11 +162,12 @@ def value_and_grad(
       fn: a scalar loss, or (loss, aux) where `has_aux`.
       argnums: as of `jax.value_and_grad`.
       has_aux: as of `jax.value_and_grad`.
+      select: names of the taps to take statistics of, of which there may be none; not given: of all.
 
     Returns:
       A function of the arguments of `fn` to (value, gradients, statistics): value and gradients as those of
-      `jax.value_and_grad`, and a float32 array for every tap, by name in the order of execution, which add up over
-      devices and batches and which `read` understands.
+      `jax.value_and_grad`, and a float32 array for every tap that is part of the loss, by name in the order of
+      execution, which add up over devices and batches and which `read` understands.
 
     Raises:
       ValueError: when called, where `fn` executes no tap.
@@ -154,19 +175,22 @@ def value_and_grad(
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def run(*args: Any) -> tuple[Any, Any, dict[str, jax.Array]]:
-        found = names(fn, *args)
-        if not found:
+        found = [name for name in names(fn, *args) if select is None or name in select]
+        if not found and select is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
 
+        capture = _Capture()
+
         def with_dummies(dummies: dict[str, jax.Array], *args: Any) -> Any:
-            with _capturing(_Capture(dummies=dummies)):
+            capture.dummies = dummies
+            with _capturing(capture):
                 return fn(*args)
 
         dummies = {name: jnp.zeros(_SHAPE, jnp.float32) for name in found}
         shifted = (0, *(number + 1 for number in wanted))
         value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
         # JAX sorts the keys of a dictionary.
-        ordered = {name: statistics[name] for name in found}
+        ordered = {name: statistics[name] for name in found if name in capture.reached}
         return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), ordered
 
     return run

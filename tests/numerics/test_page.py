@@ -43,6 +43,7 @@ def document(**others):
         "limited_by": {"kind": "weight gradient", "name": "head/bias"},
         "enough_shift": 3,
         "keep_float32": ["stem"],
+        "keep_float32_pattern": "^/stem$",
         "rules": RULES,
         "probes": [{"step": 0, "largest_safe_shift": 18, "enough_shift": 2, "recommended_shift": 16}],
         "comparison": [{"preset": "fp16", "shift": 17, "worst": 0.01, "worst_name": "head/bias", "median": 0.003}],

@@ -1,0 +1,146 @@
+"""`examine`: one gradient of a loss, with every layer's tensors counted by exponent."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres.numerics import taps
+from mixedres.numerics.exponents import Exponents, exponents
+from mixedres.numerics.report import Report, ordered
+from mixedres.numerics.rows import Row, shift_of
+
+
+def examine(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    *batch: Any,
+    scale: float = 1.0,
+    select: str = "",
+    has_aux: bool = False,
+    title: str = "numerics",
+) -> Report:
+    """What float16 and bfloat16 would do to the values and gradients of `loss_fn`.
+
+    Give the loss as it is computed in float32 and without a loss scale: what a float16 loss has lost, nobody can count.
+    Looked at are the results of all modules of flax's Linen, everything that `loss_fn` hands to `numerics.tap`, the
+    gradients that come back to these, the parameters, and their gradients. `loss_fn` is compiled and run once.
+
+    Args:
+      loss_fn: (params, *batch) -> float scalar, or (scalar, aux) where `has_aux`; jitted or not.
+      params: a pytree; gradients are taken of its floating-point leaves.
+      *batch: the other arguments.
+      scale: the loss scale in use, a power of two.
+      select: regular expression of the names to look at, 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
+      has_aux: as of `jax.grad`.
+      title: of the report.
+
+    Raises:
+      ValueError: for a scale that is no power of two, parameters without floating-point numbers, a loss that is no
+        float scalar, a `select` that fits no name, and a tap that was never executed.
+    """
+    shift = shift_of(scale)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in leaves]
+    arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    floats = {name: leaf for name, leaf in arrays.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
+    if not floats:
+        raise ValueError(f"params hold no floating-point array, so no gradient can be taken of them: {_kinds(arrays)}")
+
+    def loss_of(floats: dict[str, Any], *batch: Any) -> Any:
+        tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
+        return _with_modules(loss_fn)(tree, *batch)
+
+    _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
+    wanted = partial(_wanted, re.compile(select))
+    found = taps.names(loss_of, floats, *batch)
+    dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
+    floats_wanted = [name for name in floats if wanted(name)]
+    if not dtypes and not floats_wanted:
+        raise ValueError(f"select={select!r} is found in no name; there are {_some([*(found | floats)])}")
+
+    def counted(floats: dict[str, Any], *batch: Any) -> Any:
+        _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
+        histograms = [{name: exponents(tree[name]) for name in floats_wanted} for tree in (floats, gradients)]
+        return statistics, *histograms
+
+    statistics, parameters, gradients = jax.device_get(jax.jit(counted)(floats, *batch))
+    read = taps.read(statistics, dtypes)
+    rows = _rows(read, floats, parameters, gradients)
+    return Report(ordered(rows, [*dtypes]), shift, title, tuple(_notes(dtypes, [n for n in dtypes if n not in read])))
+
+
+def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """With taps of Linen's modules, where somebody has imported Linen."""
+    if "flax.linen" not in sys.modules:
+        return loss_fn
+    from mixedres.numerics import linen
+
+    return linen.tapped(loss_fn)
+
+
+def _check_scalar(result: Any, has_aux: bool) -> None:
+    loss = result[0] if has_aux and isinstance(result, tuple) and result else result
+    if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", loss)
+        hint = "" if has_aux else "; set has_aux=True where it returns (loss, more)"
+        raise ValueError(f"loss_fn must return a float scalar, got {given}{hint}")
+
+
+def _rows(
+    read: dict[str, taps.Tapped], floats: dict[str, Any], parameters: dict[str, Any], gradients: dict[str, Any]
+) -> list[Row]:
+    """Unordered, but those of a module in the order of the kinds."""
+    rows = []
+    for name, tapped in read.items():
+        row = Row("activation", name, name, np.dtype(tapped.dtype), (), tapped.value, tapped.executions)
+        rows += [row, dataclasses.replace(row, kind="gradient", exponents=tapped.gradient)]
+    for name, counts in parameters.items():
+        dtype, shape = np.dtype(jnp.result_type(floats[name])), jnp.shape(floats[name])
+        row = Row("parameter", name, module_of(name, read), dtype, shape, Exponents(counts), 1)
+        rows += [dataclasses.replace(row, kind="weight gradient", exponents=Exponents(gradients[name])), row]
+    return rows
+
+
+def module_of(parameter: str, names: Iterable[str]) -> str:
+    """The tap that a parameter belongs to: the longest of `names` that is in its path; '' where none is."""
+    return max((name for name in names if f"/{name}/" in f"/{parameter}/"), key=len, default="")
+
+
+def _notes(dtypes: dict[str, Any], unused: list[str]) -> list[str]:
+    notes = []
+    if unused:
+        notes.append(f"not looked at, because the loss does not depend on them: {_some(unused)}")
+    if not dtypes:
+        notes.append(
+            "no tap was executed, so activations and their gradients are not judged; call numerics.tap(x, name) in the "
+            "loss, or use modules of flax.linen"
+        )
+    half = [name for name, dtype in dtypes.items() if dtype.itemsize < 4 and dtype == np.float16]
+    if half:
+        notes.append(
+            f"{len(half)} of {len(dtypes)} activations are float16 already ({half[0]} is one): what was lost there "
+            "cannot be seen; give the loss as it is computed in float32"
+        )
+    return notes
+
+
+def _wanted(pattern: re.Pattern[str], name: str) -> bool:
+    return pattern.search(name) is not None
+
+
+def _kinds(arrays: dict[str, Any]) -> str:
+    return _some([f"{name or 'params'} is {jnp.result_type(leaf)}" for name, leaf in arrays.items()])
+
+
+def _some(names: list[str], count: int = 3) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more if names else "none"

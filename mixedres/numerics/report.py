@@ -1,0 +1,251 @@
+"""The doctor's report: what was seen, what it means for float16, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from mixedres.numerics import advice, page, text
+from mixedres.numerics.exponents import SMALLEST, SMALLEST_NORMAL, TOP
+from mixedres.numerics.rows import FLUSHING, LOST, LOW, MARGIN, Row
+
+# Loss scales that are recommended end at 2**24, as the dynamic one does (`mixedres.precision`); a loss may also be too
+# large.
+SHIFTS = range(-24, 25)
+
+
+class Limits(NamedTuple):
+    """Between which loss scales some gradients fit into float16; None where all are zero."""
+
+    enough_shift: int | None
+    largest_safe_shift: int | None
+    limited_by: Row | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What one of several examinations came to; shifts are exponents of loss scales."""
+
+    step: int
+    largest_safe_shift: int | None
+    enough_shift: int | None
+    recommended_shift: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Errors of real weight gradients in a preset, relative to those in float32, in the l2 norm.
+
+    Attributes:
+      preset: its name, with what was added to it.
+      shift: exponent of the loss scale.
+      worst, worst_name: of the parameter whose gradient is furthest off.
+      median: over all parameters.
+    """
+
+    preset: str
+    shift: int
+    worst: float
+    worst_name: str
+    median: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """What `examine` saw, and what follows. Scales are powers of two; of each the exponent is there too.
+
+    Attributes:
+      rows: the tensors in order of execution; those of a module follow each other.
+      shift: exponent of the loss scale in use; 0 for none.
+      title: of the report.
+      notes: what to know before believing it.
+      probes: by step, where it is the sum of several examinations.
+      comparisons: with real gradients in half precision, where these were taken.
+    """
+
+    rows: tuple[Row, ...]
+    shift: int = 0
+    title: str = "numerics"
+    notes: tuple[str, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+
+    @cached_property
+    def scaled(self) -> tuple[Row, ...]:
+        """The rows that a loss scale moves."""
+        return tuple(row for row in self.rows if row.is_scaled)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of all gradients."""
+        return _limits(self.scaled)
+
+    @cached_property
+    def rest_limits(self) -> Limits:
+        """Of the gradients that may be float16."""
+        return _limits([row for row in self.scaled if _module(row) not in self.keep_float32])
+
+    @property
+    def limited_by(self) -> Row | None:
+        """The gradient that overflows first; None where all are zero."""
+        return self.limits.limited_by
+
+    @property
+    def largest_safe_shift(self) -> int | None:
+        """Exponent of the largest loss scale at which every gradient is finite in float16; None: all are zero."""
+        return self.limits.largest_safe_shift
+
+    @property
+    def enough_shift(self) -> int | None:
+        """Exponent of the smallest loss scale at which every gradient keeps 99.9 % of its mass; None: all are zero."""
+        return self.limits.enough_shift
+
+    @cached_property
+    def recommended_shift(self) -> int:
+        """Exponent of the loss scale at which the fewest gradients come near overflow or lose over 0.1 % of their mass.
+
+        Of several the largest, up to 2**24. Modules that no scale makes fit are left out: they stay in float32.
+        """
+        unfit = {_module(row) for row in self.rows if not row.is_scaled and row.is_damaged(0)}
+        rows = [row for row in self.scaled if _module(row) not in unfit] or self.scaled
+
+        def suffering(shift: int) -> int:
+            return sum(row.is_near_overflow(shift) + (row.exponents.lost_mass(shift) > FLUSHING) for row in rows)
+
+        return min(reversed(SHIFTS), key=suffering)
+
+    @property
+    def largest_safe_scale(self) -> float | None:
+        """2**largest_safe_shift."""
+        return _power(self.largest_safe_shift)
+
+    @property
+    def enough_scale(self) -> float | None:
+        """2**enough_shift."""
+        return _power(self.enough_shift)
+
+    @property
+    def recommended_scale(self) -> float:
+        """2**recommended_shift."""
+        return math.ldexp(1.0, self.recommended_shift)
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """The modules and other taps, in order; parameters without one stand for themselves."""
+        return tuple(dict.fromkeys(map(_module, self.rows)))
+
+    @cached_property
+    def keep_float32(self) -> tuple[str, ...]:
+        """The modules that should stay in float32, even at the recommended scale.
+
+        Those with a tensor that comes within 4x of overflow, loses over 0.1 % of its mass, or is off by over 1 % after
+        the cast to float16.
+        """
+        damaged = {_module(row) for row in self.rows if row.is_damaged(self.recommended_shift)}
+        return tuple(module for module in self.modules if module in damaged)
+
+    @cached_property
+    def keep_float32_pattern(self) -> str:
+        """`keep_float32` as a regular expression of module paths, '' where it is empty: '^/(head|stem_conv)$'."""
+        names = "|".join(re.escape(name) for name in self.keep_float32)
+        return f"^/({names})$" if names else ""
+
+    @property
+    def dtype(self) -> str:
+        """'float16' or 'bfloat16', whichever suits better."""
+        return advice.dtype(self)
+
+    @property
+    def advice(self) -> str:
+        """What to do and why, in two sentences."""
+        return advice.words(self)
+
+    def __add__(self, other: Report) -> Report:
+        """Of both examinations of the same function.
+
+        Raises:
+          ValueError: where they are of different ones.
+        """
+        if [(row.kind, row.name) for row in self.rows] != [(row.kind, row.name) for row in other.rows]:
+            raise ValueError("reports on different functions cannot be added")
+        rows = tuple(a + b for a, b in zip(self.rows, other.rows, strict=True))
+        return dataclasses.replace(
+            self,
+            rows=rows,
+            notes=tuple(dict.fromkeys(self.notes + other.notes)),
+            probes=self.probes + other.probes,
+            comparisons=self.comparisons + other.comparisons,
+        )
+
+    def at_step(self, step: int) -> Report:
+        """The same, remembered as the one of `step` when it is added to others."""
+        probe = Probe(step, self.largest_safe_shift, self.enough_shift, self.recommended_shift)
+        return dataclasses.replace(self, probes=(probe,))
+
+    def text(self, *, problems_only: bool = False) -> str:
+        """For a terminal of 100 columns; `problems_only`: without the rows that are fine."""
+        return text.render(self, problems_only=problems_only)
+
+    def json(self) -> dict[str, Any]:
+        """Everything, for `json.dumps`."""
+        limit = self.limited_by
+        return {
+            "format": 1,
+            "title": self.title,
+            "advice": self.advice,
+            "notes": list(self.notes),
+            "present_shift": self.shift,
+            "recommended_shift": self.recommended_shift,
+            "largest_safe_shift": self.largest_safe_shift,
+            "limited_by": limit and {"kind": limit.kind, "name": limit.name},
+            "enough_shift": self.enough_shift,
+            "keep_float32": list(self.keep_float32),
+            "keep_float32_pattern": self.keep_float32_pattern,
+            "rules": {
+                "top": TOP,
+                "smallest_normal": SMALLEST_NORMAL,
+                "smallest": SMALLEST,
+                "margin": MARGIN,
+                "lost": LOST,
+                "flushing": FLUSHING,
+                "low": LOW,
+            },
+            "probes": [dataclasses.asdict(probe) for probe in self.probes],
+            "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
+            "rows": [row.to_json(self.shift, self.recommended_shift) for row in self.rows],
+        }
+
+    def html(self, path: str | pathlib.Path) -> None:
+        """Writes the report as one page that needs no network: the heat map of layers by exponent."""
+        pathlib.Path(path).write_text(page.render(self.json()), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def ordered(rows: Sequence[Row], modules: Sequence[str]) -> tuple[Row, ...]:
+    """Rows by the order in which their modules are executed; what belongs to none comes last."""
+    place = {module: index for index, module in enumerate(modules)}
+    return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))
+
+
+def _limits(rows: Sequence[Row]) -> Limits:
+    alive = [row for row in rows if row.exponents.top is not None]
+    if not alive:
+        return Limits(None, None, None)
+    first = max(alive, key=lambda row: row.exponents.top or 0)
+    enough = max(row.exponents.enough_shift(FLUSHING) or 0 for row in alive)
+    return Limits(enough, first.exponents.largest_safe_shift(), first)
+
+
+def _module(row: Row) -> str:
+    return row.module or row.name
+
+
+def _power(shift: int | None) -> float | None:
+    return None if shift is None else math.ldexp(1.0, shift)

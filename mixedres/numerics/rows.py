@@ -1,0 +1,142 @@
+"""What half precision does to one tensor of a network, in numbers and in a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from mixedres.numerics.exponents import TOP, Exponents
+
+Kind = Literal["activation", "gradient", "weight gradient", "parameter"]
+KINDS: tuple[Kind, ...] = ("activation", "gradient", "weight gradient", "parameter")
+# Octaves that gradients may grow between two looks at them before they overflow.
+MARGIN = 2
+# Of the mass, the sum of all magnitudes: what is lost beyond these shares is a loss, or the beginning of one.
+LOST, FLUSHING = 1e-2, 1e-3
+# Share of the values that are not zero which float16 holds with fewer digits, or not at all.
+LOW = 0.5
+# Expected l2 error of the cast, relative to the tensor, beyond which it should not be made.
+LARGE_ERROR = 1e-2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """One tensor, with all that was seen of it.
+
+    Attributes:
+      kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
+      name: of the tap, or the path of the parameter: 'head', 'head/kernel'.
+      module: the tap that a parameter belongs to; of others the name. '' where no tap is called like it.
+      dtype: its own, in which it was looked at.
+      shape: of a parameter; () of an activation, which may have several.
+      exponents: of its elements, over all executions and examinations.
+      executions: how often it was computed.
+    """
+
+    kind: Kind
+    name: str
+    module: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    exponents: Exponents
+    executions: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.name}" if self.kind in ("activation", "gradient") else f"{self.kind} {self.name}"
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the loss scale moves it."""
+        return self.kind in ("gradient", "weight gradient")
+
+    def at(self, shift: int) -> int:
+        """By how many octaves the loss scale 2**shift moves it."""
+        return shift if self.is_scaled else 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all its elements are."""
+        return not (self.exponents.infinite or self.exponents.nan)
+
+    def is_near_overflow(self, shift: int) -> bool:
+        """Whether float16 leaves less than `MARGIN` octaves above it at the loss scale 2**shift."""
+        top = self.exponents.top
+        return top is not None and top + self.at(shift) + MARGIN > TOP
+
+    def is_damaged(self, shift: int) -> bool:
+        """Whether it should not be cast to float16 at the loss scale 2**shift."""
+        moved = self.at(shift)
+        return (
+            not self.is_finite
+            or self.is_near_overflow(shift)
+            or self.exponents.lost_mass(moved) > FLUSHING
+            or self.exponents.relative_error(moved) > LARGE_ERROR
+        )
+
+    def verdict(self, shift: int) -> str:
+        """What float16 does to it at the loss scale 2**shift; the first that applies.
+
+        'non-finite'; 'all zero'; 'OVERFLOW': its largest element becomes infinite; 'LOST': over 1 % of its mass becomes
+        zero; 'headroom < 4x'; 'flushing': over 0.1 % of its mass becomes zero; 'low': over half of what is not zero has
+        fewer digits than usual, or none; 'ok'.
+        """
+        exponents, moved = self.exponents, self.at(shift)
+        if not self.is_finite:
+            return "non-finite"
+        if exponents.top is None:
+            return "all zero"
+        if exponents.top + moved > TOP:
+            return "OVERFLOW"
+        lost = exponents.lost_mass(moved)
+        if lost > LOST:
+            return "LOST"
+        if self.is_near_overflow(shift):
+            return "headroom < 4x"
+        if lost > FLUSHING:
+            return "flushing"
+        small = exponents.subnormal(moved) + exponents.flushed(moved)
+        return "low" if small > LOW * (1 - exponents.zeros) else "ok"
+
+    def __add__(self, other: Row) -> Row:
+        """The same tensor, seen more often."""
+        return dataclasses.replace(
+            self, exponents=self.exponents + other.exponents, executions=self.executions + other.executions
+        )
+
+    def to_json(self, present: int, recommended: int) -> dict[str, Any]:
+        """For `Report.json`."""
+        exponents = self.exponents
+        bottom, top = exponents.bottom, exponents.top
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "module": self.module,
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+            "size": exponents.size,
+            "executions": self.executions,
+            "zeros": int(exponents.counts[0]),
+            "infinite": exponents.infinite,
+            "nan": exponents.nan,
+            "first": bottom or 0,
+            "counts": [] if bottom is None or top is None else exponents.between(bottom, top).tolist(),
+            "verdict": self.verdict(present),
+            "recommended_verdict": self.verdict(recommended),
+        }
+
+
+def shift_of(scale: Any) -> int:
+    """The exponent of a loss scale that is a power of two.
+
+    Raises:
+      ValueError: for any other.
+    """
+    value = float(scale)
+    mantissa, exponent = math.frexp(value) if math.isfinite(value) else (0.0, 0)
+    if mantissa == 0.5:
+        return exponent - 1
+    near = f"; {2.0 ** (exponent - 1):g} and {2.0**exponent:g} are next to it" if mantissa > 0 else ""
+    raise ValueError(f"scale must be a power of two, such as 2**15 = 32768, got {scale}{near}")

@@ -1,0 +1,164 @@
+"""Models to examine, in float32 and in real half precision: a ResNet, a transformer, and one that is badly scaled."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import optax
+from sklearn import datasets
+
+from mixedres import losses, models
+
+F32, F16 = jnp.float32, jnp.float16
+
+
+@dataclasses.dataclass
+class Case:
+    """loss(dtype)(params, batch, scale) -> the scaled loss as computed in that dtype."""
+
+    loss: Callable[[Any], Callable[..., jax.Array]]
+    params: Any
+    batch: Any
+
+    def trained(self, steps: int, rate: float = 0.05) -> "Case":
+        """After a few steps of momentum SGD in float32."""
+        tx = optax.sgd(rate, momentum=0.9)
+
+        @jax.jit
+        def step(params, state):
+            updates, state = tx.update(jax.grad(self.loss(F32))(params, self.batch, 1.0), state)
+            return optax.apply_updates(params, updates), state
+
+        params, state = self.params, tx.init(self.params)
+        for _ in range(steps):
+            params, state = step(params, state)
+        return dataclasses.replace(self, params=params)
+
+
+def resnet(name: str = "cifar_resnet20", *, logits_by: float = 1.0, loss_by: float = 1.0, batch: int = 16) -> Case:
+    """On the digits that scikit-learn carries."""
+    images, labels = datasets.load_digits(return_X_y=True)
+    images = (images[:batch].reshape(-1, 8, 8, 1) / 16).repeat(3, -1).astype(np.float32)
+    networks = {dtype: models.create(name, num_classes=10, policy=jmp.Policy(F32, dtype, F32)) for dtype in (F32, F16)}
+    variables = networks[F32].init(jax.random.key(0), images[:1], train=False)
+
+    def loss(dtype):
+        def fn(params, batch, scale):
+            images, labels = batch
+            everything = {"params": params, "batch_stats": variables["batch_stats"]}
+            logits, _ = networks[dtype].apply(everything, images, train=True, mutable=["batch_stats"])
+            return losses.cross_entropy(logits * logits_by, labels).mean() * loss_by * scale
+
+        return fn
+
+    return Case(loss, variables["params"], (images, labels[:batch].astype(np.int32)))
+
+
+class Block(nn.Module):
+    """Attention and two dense layers, each behind a norm."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        x = x + nn.MultiHeadDotProductAttention(4, dtype=self.dtype)(y, y)
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        return x + nn.Dense(32, dtype=self.dtype)(nn.relu(nn.Dense(64, dtype=self.dtype)(y)))
+
+
+class Transformer(nn.Module):
+    """Of 20 letters, which is the next."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(20, 32, dtype=self.dtype, name="embed")(tokens)
+        for index in range(2):
+            x = Block(self.dtype, name=f"block{index}")(x)
+        return nn.Dense(20, dtype=self.dtype, name="head")(nn.LayerNorm(dtype=self.dtype)(x))
+
+
+def transformer() -> Case:
+    """Sequences that count in steps of 1 to 3."""
+    rng = np.random.default_rng(0)
+    tokens = (rng.integers(20, size=(16, 1)) + rng.integers(1, 4, size=(16, 1)) * np.arange(13)) % 20
+
+    def loss(dtype):
+        def fn(params, tokens, scale):
+            logits = Transformer(dtype).apply({"params": params}, tokens[:, :-1]).astype(F32)
+            return losses.cross_entropy(logits.reshape(-1, 20), tokens[:, 1:].reshape(-1)).mean() * scale
+
+        return fn
+
+    params = Transformer(F32).init(jax.random.key(0), tokens[:, :-1])["params"]
+    return Case(loss, params, jnp.asarray(tokens))
+
+
+class LayerScale(nn.Module):
+    """A factor for every feature, tiny at first (Touvron et al., arXiv 2103.17239)."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        gamma = self.param("gamma", nn.initializers.constant(1e-7), (x.shape[-1],))
+        return x.astype(self.dtype) * gamma.astype(self.dtype)[None]
+
+
+class Scaled(nn.Module):
+    """Residual blocks behind factors of 1e-7, and logits of several hundred; `keep` lists the modules in float32."""
+
+    dtype: Any
+    keep: tuple[str, ...] = ()
+
+    @nn.compact
+    def __call__(self, x):
+        def dtype(name):
+            return F32 if name in self.keep else self.dtype
+
+        x = nn.Dense(64, dtype=dtype("stem"), name="stem")(x)
+        for i in range(3):
+            y = nn.Dense(64, dtype=dtype(f"dense{i}"), name=f"dense{i}")(nn.relu(x))
+            y = LayerScale(dtype(f"gamma{i}"), name=f"gamma{i}")(y)
+            x = x + 1e6 * y.astype(F32)
+        return nn.Dense(10, dtype=dtype("head"), name="head")(x)
+
+
+def badly_scaled(keep: tuple[str, ...] = ()) -> Case:
+    """`Scaled`, whose logits are multiplied by 512."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((64, 16)).astype(np.float32), rng.integers(10, size=64)
+
+    def loss(dtype):
+        def fn(params, batch, scale):
+            logits = Scaled(dtype, keep).apply({"params": params}, batch[0]).astype(F32)
+            return losses.cross_entropy(logits * 512, batch[1]).mean() * scale
+
+        return fn
+
+    return Case(loss, Scaled(F32).init(jax.random.key(0), x)["params"], (x, y))
+
+
+def is_finite(case: Case) -> Callable[[int], bool]:
+    """Of an exponent s: whether real gradients in float16 are finite at the scale 2**s."""
+    grad = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))
+    return lambda shift: all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(grad(2.0**shift))))
+
+
+def worst_error(case: Case, shift: int) -> float:
+    """Largest l2 error of a weight gradient in float16 at the scale 2**shift, relative to float32."""
+    exact = jax.jit(lambda: jax.grad(case.loss(F32))(case.params, case.batch, 1.0))()
+    found = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))(2.0**shift)
+    errors = [
+        np.linalg.norm(f / 2.0**shift - e) / np.linalg.norm(e)
+        for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+        if np.linalg.norm(e)
+    ]
+    return max(errors)

@@ -1,0 +1,246 @@
+"""`examine`: its histograms against numpy, its order, its recommendation against every scale, and its errors."""
+
+import json
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mixedres import numerics
+from mixedres.numerics import examine, linen, taps
+from mixedres.numerics.rows import FLUSHING, shift_of
+from tests.numerics import cases
+from tests.numerics.cases import F16, F32
+
+RNG = np.random.default_rng(1)
+PARAMS = {"b": RNG.standard_normal((4, 8)).astype(np.float32), "a": RNG.standard_normal((8, 2)).astype(np.float32)}
+X = RNG.standard_normal((16, 4)).astype(np.float32)
+
+
+def loss(params, x):
+    hidden = numerics.tap(x @ params["b"], "b")
+    return jnp.mean(numerics.tap(hidden @ params["a"], "a") ** 2)
+
+
+def by_name(report):
+    return {(row.kind, row.name): row for row in report.rows}
+
+
+def test_every_tensor_is_there_in_order_of_execution_and_counted():
+    report = examine(loss, PARAMS, X, scale=2.0**15)
+    names = [(row.kind, row.name) for row in report.rows]
+    kinds = ["activation", "gradient", "weight gradient", "parameter"]
+    assert names == [(kind, name) for name in "ba" for kind in kinds]
+    rows = by_name(report)
+    hidden = X @ PARAMS["b"]
+    out = hidden @ PARAMS["a"]
+    expected = {
+        ("activation", "b"): hidden,
+        ("gradient", "a"): 2 * out / out.size,
+        ("gradient", "b"): 2 * out / out.size @ PARAMS["a"].T,
+        ("weight gradient", "a"): hidden.T @ (2 * out / out.size),
+        ("parameter", "a"): PARAMS["a"],
+    }
+    for key, array in expected.items():
+        exponents = np.floor(np.log2(np.abs(array.astype(np.float64))))
+        assert (rows[key].exponents.top, rows[key].exponents.bottom) == (exponents.max(), exponents.min())
+        assert rows[key].exponents.size == array.size and rows[key].dtype == np.float32
+    assert rows["parameter", "a"].shape == (8, 2) and rows["parameter", "a"].module == "a"
+    assert report.shift == 15
+
+
+def test_modules_of_linen_are_tapped_and_the_outermost_is_not():
+    case = cases.transformer()
+    report = examine(case.loss(F32), case.params, case.batch, 1.0)
+    activations = [row.name for row in report.rows if row.kind == "activation"]
+    assert activations[0] == "embed" and activations[-1] == "head" and "Transformer" not in activations
+    assert activations.index("block0/Dense_1") < activations.index("block0") < activations.index("block1")
+    modules = {row.name: row.module for row in report.rows if row.kind == "parameter"}
+    assert modules["block0/Dense_1/kernel"] == "block0/Dense_1" and modules["head/bias"] == "head"
+    assert {row.executions for row in report.rows} == {1}
+
+    model = nn.Dense(3)
+    variables = model.init(jax.random.key(0), X)
+    alone = examine(lambda params, x: model.apply({"params": params}, x).sum(), variables["params"], X)
+    assert [row.name for row in alone.rows if row.kind == "activation"] == ["Dense"]
+
+
+class Twice(nn.Module):
+    """Lifted and shared modules."""
+
+    @nn.compact
+    def __call__(self, x):
+        dense = nn.Dense(4, name="shared")
+        x = dense(nn.relu(dense(x)))
+        layers = nn.scan(nn.remat(Layer), variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        x, _ = layers(name="layers")(x, None)
+        return {"out": x, "more": (2 * x, jnp.arange(3))}
+
+
+class Layer(nn.Module):
+    """One of a scan."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return jnp.tanh(nn.Dense(4, name="dense")(x)), None
+
+
+def test_shared_and_lifted_modules_and_trees():
+    model = Twice()
+    params = model.init(jax.random.key(0), X)["params"]
+
+    @jax.jit
+    def fn(params, x):
+        result = model.apply({"params": params}, x)
+        return numerics.tap(result, "result")["out"].sum()
+
+    fn(params, X)  # traced before, without taps
+    report = examine(fn, params, X)
+    rows = by_name(report)
+    assert rows["activation", "shared"].executions == 2 and rows["activation", "shared"].exponents.size == 2 * X.size
+    assert rows["activation", "layers/dense"].executions == 3
+    assert rows["gradient", "layers/dense"].exponents.size == 3 * X.size
+    assert ("activation", "result['out']") in rows and ("activation", "result['more'][0]") not in rows
+    assert report.notes == ("not looked at, because the loss does not depend on them: result['more'][0]",)
+    assert rows["parameter", "layers/dense/kernel"].module == "layers/dense"
+
+
+def test_the_gradients_of_a_tapped_network_are_bit_identical():
+    case = cases.resnet(name="cifar_resnet8")
+    for dtype in (F32, F16):
+        plain = jax.jit(jax.value_and_grad(case.loss(dtype)))(case.params, case.batch, 8.0)
+        tapped = jax.jit(taps.value_and_grad(linen.tapped(case.loss(dtype))))(case.params, case.batch, 8.0)[:2]
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_eight_devices_see_what_one_sees():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    split = jax.device_put(X, NamedSharding(mesh, P("data")))
+    params = jax.device_put(PARAMS, NamedSharding(mesh, P()))
+    for a, b in zip(examine(loss, params, split).rows, examine(loss, PARAMS, X).rows, strict=True):
+        assert a.name == b.name and np.abs(a.exponents.counts.astype(int) - b.exponents.counts.astype(int)).sum() <= 2
+
+
+def test_scales_against_a_search_over_all_of_them():
+    case = cases.badly_scaled()
+    report = examine(case.loss(F32), case.params, case.batch, 1.0)
+    gradients = [row.exponents for row in report.scaled if row.exponents.top is not None]
+    safe = [s for s in range(-60, 60) if not any(e.overflowing(s) for e in gradients)]
+    enough = [s for s in range(-60, 60) if all(e.lost_mass(s) < FLUSHING for e in gradients)]
+    assert report.largest_safe_shift == max(safe) and report.enough_shift == min(enough)
+    assert report.limited_by.exponents.top == max(e.top for e in gradients)
+    rest = [row for row in report.scaled if row.module not in report.keep_float32 and row.exponents.top is not None]
+    bad = {s: sum(r.is_near_overflow(s) + (r.exponents.lost_mass(s) > FLUSHING) for r in rest) for s in range(-24, 25)}
+    assert report.recommended_shift == max(s for s, count in bad.items() if count == min(bad.values()))
+    assert report.recommended_scale == 2.0**report.recommended_shift
+    assert "2**" in report.advice and report.advice.count(". ") == 1
+
+
+def test_a_network_that_fits_at_no_scale_is_told_to_take_bfloat16():
+    """Layers that shrink what goes through them by 2**8 each: the first gradients are far below the last."""
+
+    def fn(params, x):
+        for i, w in enumerate(params):
+            x = numerics.tap(x @ w * 2.0**-8, f"layer{i:02}")
+        return x.sum()
+
+    params = [np.eye(8, dtype=np.float32)] * 12
+    report = examine(fn, params, np.ones((2, 8), np.float32))
+    assert report.dtype == "bfloat16" and report.advice.startswith("Take bfloat16: ")
+    assert len(report.keep_float32) > 6
+
+
+def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
+    first = examine(loss, PARAMS, X, scale=8, title="two steps").at_step(0)
+    second = examine(loss, PARAMS, 4 * X, scale=8).at_step(100)
+    both = first + second
+    assert [probe.step for probe in both.probes] == [0, 100] and both.title == "two steps"
+    assert both.largest_safe_shift == min(first.largest_safe_shift, second.largest_safe_shift)
+    assert by_name(both)["activation", "a"].exponents.size == 2 * 32
+    lines = both.text().splitlines()
+    assert max(map(len, lines)) <= 100 and any("100" in line and "recommended" not in line for line in lines)
+    assert str(both) == both.text() and len(both.text(problems_only=True)) < len(both.text())
+    document = json.loads(json.dumps(both.json(), allow_nan=False))
+    assert [row["name"] for row in document["rows"]] == [row.name for row in both.rows]
+    for row, written in zip(both.rows, document["rows"], strict=True):
+        assert sum(written["counts"]) + written["zeros"] == row.exponents.size
+    both.html(tmp_path / "page.html")
+    assert "two steps" in (tmp_path / "page.html").read_text()
+    with pytest.raises(ValueError, match="different functions"):
+        both + examine(lambda p, x: loss(p, x), PARAMS, X, select="a")
+
+
+def test_long_names_and_every_verdict_fit_into_100_columns():
+    def fn(params, x):
+        x = numerics.tap(
+            x * params["very/long/path/of/a/module/that/has/no/end"], "very/long/path/of/a/module/that/has"
+        )
+        x = numerics.tap(x * 1e30, "enormous" * 5)
+        return numerics.tap(x * jnp.inf, "endless").sum()
+
+    name = "very/long/path/of/a/module/that/has/no/end"
+    report = examine(fn, {name: np.full((1, 7), 1e-30, np.float32)}, X[:, :1], scale=2.0**-3)
+    assert max(map(len, report.text().splitlines())) <= 100 and "already in float32" in report.advice
+    json.dumps(report.json(), allow_nan=False)
+
+
+def test_half_activations_and_a_loss_without_taps_are_noted():
+    half = examine(lambda p, x: numerics.tap((x * p).astype(F16), "x").sum().astype(F32), np.float32(2), X)
+    assert "1 of 1 activations are float16 already (x is one)" in half.notes[0]
+    bare = examine(lambda p, x: (x * p["w"]).sum(), {"w": np.ones((1, 4), np.float32)}, X)
+    assert bare.notes[0].startswith("no tap was executed") and [row.kind for row in bare.rows] == [
+        "weight gradient",
+        "parameter",
+    ]
+
+
+def test_some_names_alone_integers_and_more_results():
+    params = PARAMS | {"table": np.arange(4)}
+
+    def fn(params, x, labels):
+        return loss(params, x) + labels.sum() * params["table"].sum(), {"labels": labels}
+
+    report = examine(fn, params, X, np.arange(3), select="^a$", has_aux=True)
+    assert [(row.kind, row.name) for row in report.rows] == [
+        ("activation", "a"),
+        ("gradient", "a"),
+        ("weight gradient", "a"),
+        ("parameter", "a"),
+    ]
+
+
+def test_a_branch_not_taken_is_an_error():
+    def fn(params, x):
+        return jax.lax.cond(x.sum() > 1e9, lambda x: numerics.tap(x, "rare"), lambda x: 2 * x, x * params).sum()
+
+    with pytest.raises(ValueError, match="tap 'rare' was never executed"):
+        examine(fn, np.float32(1), X)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((loss, {"n": np.arange(3)}, X), {}, "params hold no floating-point array.*n is int"),
+        ((loss, {}, X), {}, "params hold no floating-point array.*none"),
+        ((loss, PARAMS, X), {"scale": 1000}, "power of two.*got 1000; 512 and 1024 are next to it"),
+        ((loss, PARAMS, X), {"scale": -2.0}, "power of two.*got -2.0$"),
+        ((loss, PARAMS, X), {"scale": math.inf}, "power of two.*got inf$"),
+        ((loss, PARAMS, X), {"select": "conv"}, "select='conv' is found in no name; there are b, a"),
+        ((lambda p, x: x @ p["b"], PARAMS, X), {}, r"float scalar, got float32\[16, 8\]"),
+        ((lambda p, x: (loss(p, x), x), PARAMS, X), {}, "set has_aux=True"),
+        ((lambda p, x: jnp.int32(1), PARAMS, X), {}, r"float scalar, got int32\[\]"),
+    ],
+)
+def test_mistakes_are_told(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        examine(*arguments, **options)
+
+
+def test_scales_that_are_powers_of_two():
+    assert [shift_of(scale) for scale in (1, 2.0**-24, np.float32(32768), 0.5)] == [0, -24, 15, -1]

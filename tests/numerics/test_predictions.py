@@ -1,0 +1,79 @@
+"""What one float32 gradient predicts of float16 is what real float16 gradients then do."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from mixedres import numerics
+from mixedres.numerics import linen, taps
+from tests.numerics import cases
+from tests.numerics.cases import F16, F32
+
+CASES = {
+    "ResNet-20": lambda: cases.resnet().trained(10),
+    "transformer": lambda: cases.transformer().trained(40),
+    "ResNet-20, tiny loss": lambda: cases.resnet(loss_by=2.0**-12),
+    "ResNet-20, huge logits": lambda: cases.resnet(logits_by=4096.0),
+    "tiny factors, huge logits": cases.badly_scaled,
+}
+SCALES = (0, 7, 15)
+
+
+@functools.cache
+def examined(name):
+    case = CASES[name]()
+    return case, numerics.examine(case.loss(F32), case.params, case.batch, 1.0, title=name)
+
+
+NAMES = [pytest.param(name, marks=[pytest.mark.long] if "ResNet" in name else []) for name in CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_safe_scale_is_the_one_at_which_real_gradients_stay_finite(name):
+    case, report = examined(name)
+    """Within a factor of 2."""
+    finite = cases.is_finite(case)
+    assert finite(report.largest_safe_shift - 1) and not finite(report.largest_safe_shift + 2)
+    assert report.recommended_shift <= report.largest_safe_shift or report.keep_float32
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_the_share_of_zeros_at_three_scales(name):
+    """Of all gradients of activations together, within a point; and of the weights' where these do not compound."""
+    case, report = examined(name)
+    loss = linen.tapped(case.loss(F16))
+    dtypes = taps.names(loss, case.params, case.batch, 1.0)
+    real = jax.jit(taps.value_and_grad(loss))
+    rows = [row for row in report.rows if row.kind == "gradient"]
+    size = sum(row.exponents.size for row in rows)
+    weights = [row for row in report.rows if row.kind == "weight gradient"]
+    for shift in SCALES:
+        _, gradients, statistics = real(case.params, case.batch, 2.0**shift)
+        found = sum(tapped.gradient.zeros * tapped.gradient.size for tapped in taps.read(statistics, dtypes).values())
+        predicted = sum((row.exponents.zeros + row.exponents.flushed(shift)) * row.exponents.size for row in rows)
+        assert abs(found - predicted) / size <= 0.01, (shift, found / size, predicted / size)
+        if shift:
+            zeros = sum(np.sum(np.asarray(g) == 0) for g in jax.tree.leaves(gradients))
+            predicted = sum((r.exponents.zeros + r.exponents.flushed(shift)) * r.exponents.size for r in weights)
+            assert abs(zeros - predicted) / sum(r.exponents.size for r in weights) <= 0.01
+
+
+def test_acting_on_the_advice_mends_what_no_scale_does():
+    case, report = examined("tiny factors, huge logits")
+    assert report.keep_float32 == ("gamma0", "gamma1", "gamma2")
+    assert report.keep_float32_pattern == "^/(gamma0|gamma1|gamma2)$"
+    assert min(cases.worst_error(case, shift) for shift in (-12, -11, -10)) > 0.15
+    assert cases.worst_error(cases.badly_scaled(report.keep_float32), report.recommended_shift) < 0.02
+    assert "with gamma0, gamma1 and gamma2 in float32" in report.advice
+
+
+@pytest.mark.long
+def test_without_a_scale_small_gradients_are_lost_and_with_the_recommended_one_they_are_not():
+    case, report = examined("ResNet-20, tiny loss")
+    by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]
+    assert by_verdict.count("LOST") > 0.5 * len(by_verdict)
+    assert not report.keep_float32 and report.enough_shift > 0
+    # What a cast may cost, about 0.1 % a layer, adds up over twenty layers.
+    assert cases.worst_error(case, 0) > 0.5 and cases.worst_error(case, report.recommended_shift) < 0.05
