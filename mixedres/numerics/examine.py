@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -67,15 +67,48 @@ def examine(
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} is found in no name; there are {_some([*(found | floats)])}")
 
-    def counted(floats: dict[str, Any], *batch: Any) -> Any:
+    def counted(floats: dict[str, Any], *batch: Any) -> Seen:
         _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
-        histograms = [{name: exponents(tree[name]) for name in floats_wanted} for tree in (floats, gradients)]
-        return statistics, *histograms
+        return Seen(statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)))
 
-    statistics, parameters, gradients = jax.device_get(jax.jit(counted)(floats, *batch))
-    read = taps.read(statistics, dtypes)
-    rows = _rows(read, floats, parameters, gradients)
-    return Report(ordered(rows, [*dtypes]), shift, title, tuple(_notes(dtypes, [n for n in dtypes if n not in read])))
+    seen = jax.jit(counted)(floats, *batch)
+    notes = _notes(dtypes, [name for name in dtypes if name not in seen.taps.names])
+    return Report(seen.rows(floats), shift, title, tuple(notes))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What was counted, on the device: a pytree of arrays that add up.
+
+    Attributes:
+      taps: values and their gradients.
+      gradients, parameters: of the weights, by name, as `numerics.exponents` counts them.
+    """
+
+    taps: taps.Statistics
+    gradients: dict[str, jax.Array]
+    parameters: dict[str, jax.Array]
+
+    def rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
+        """In the order in which the modules are executed, `params` being arrays or shapes by name.
+
+        Raises:
+          ValueError: for a tap that was never executed.
+        """
+        rows = []
+        for name, tapped in taps.read(self.taps).items():
+            row = Row("activation", name, name, np.dtype(tapped.dtype), (), tapped.value, tapped.executions)
+            rows += [row, dataclasses.replace(row, kind="gradient", exponents=tapped.gradient)]
+        for name, (gradient, parameter) in _both(*jax.device_get((self.gradients, self.parameters))).items():
+            dtype, shape = np.dtype(jnp.result_type(params[name])), jnp.shape(params[name])
+            row = Row("parameter", name, module_of(name, self.taps.names), dtype, shape, Exponents(parameter), 1)
+            rows += [dataclasses.replace(row, kind="weight gradient", exponents=Exponents(gradient)), row]
+        return ordered(rows, self.taps.names)
+
+
+def _both(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (a[name], b[name]) for name in a}
 
 
 def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,21 +126,6 @@ def _check_scalar(result: Any, has_aux: bool) -> None:
         given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", loss)
         hint = "" if has_aux else "; set has_aux=True where it returns (loss, more)"
         raise ValueError(f"loss_fn must return a float scalar, got {given}{hint}")
-
-
-def _rows(
-    read: dict[str, taps.Tapped], floats: dict[str, Any], parameters: dict[str, Any], gradients: dict[str, Any]
-) -> list[Row]:
-    """Unordered, but those of a module in the order of the kinds."""
-    rows = []
-    for name, tapped in read.items():
-        row = Row("activation", name, name, np.dtype(tapped.dtype), (), tapped.value, tapped.executions)
-        rows += [row, dataclasses.replace(row, kind="gradient", exponents=tapped.gradient)]
-    for name, counts in parameters.items():
-        dtype, shape = np.dtype(jnp.result_type(floats[name])), jnp.shape(floats[name])
-        row = Row("parameter", name, module_of(name, read), dtype, shape, Exponents(counts), 1)
-        rows += [dataclasses.replace(row, kind="weight gradient", exponents=Exponents(gradients[name])), row]
-    return rows
 
 
 def module_of(parameter: str, names: Iterable[str]) -> str:

@@ -46,6 +46,21 @@ _capture: contextvars.ContextVar[_Capture | None] = contextvars.ContextVar("capt
 _serial = itertools.count()
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What taps counted, on the device: a pytree whose arrays add up over devices, batches and steps.
+
+    Attributes:
+      names, dtypes: of the taps, in the order of execution.
+      counts: of each, float32 (value or gradient, low or high part, bin); `read` understands them.
+    """
+
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    dtypes: tuple[np.dtype, ...] = dataclasses.field(metadata={"static": True})
+    counts: tuple[jax.Array, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Tapped:
     """What a tap saw.
@@ -155,7 +170,7 @@ def value_and_grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     select: Collection[str] | None = None,
-) -> Callable[..., tuple[Any, Any, dict[str, jax.Array]]]:
+) -> Callable[..., tuple[Any, Any, Statistics]]:
     """As `jax.value_and_grad`, with the statistics of all taps in `fn`.
 
     Args:
@@ -166,16 +181,15 @@ def value_and_grad(
 
     Returns:
       A function of the arguments of `fn` to (value, gradients, statistics): value and gradients as those of
-      `jax.value_and_grad`, and a float32 array for every tap that is part of the loss, by name in the order of
-      execution, which add up over devices and batches and which `read` understands.
+      `jax.value_and_grad`, and the `Statistics` of the taps that are part of the loss.
 
     Raises:
       ValueError: when called, where `fn` executes no tap.
     """
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    def run(*args: Any) -> tuple[Any, Any, dict[str, jax.Array]]:
-        found = [name for name in names(fn, *args) if select is None or name in select]
+    def run(*args: Any) -> tuple[Any, Any, Statistics]:
+        found = {name: dtype for name, dtype in names(fn, *args).items() if select is None or name in select}
         if not found and select is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
 
@@ -189,29 +203,26 @@ def value_and_grad(
         dummies = {name: jnp.zeros(_SHAPE, jnp.float32) for name in found}
         shifted = (0, *(number + 1 for number in wanted))
         value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
-        # JAX sorts the keys of a dictionary.
-        ordered = {name: statistics[name] for name in found if name in capture.reached}
-        return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), ordered
+        reached = [name for name in found if name in capture.reached]
+        counts = tuple(statistics[name] for name in reached)
+        seen = Statistics(tuple(reached), tuple(found[name] for name in reached), counts)
+        return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), seen
 
     return run
 
 
-def read(statistics: dict[str, Any], dtypes: dict[str, np.dtype]) -> dict[str, Tapped]:
-    """What statistics of `value_and_grad`, or sums of such, tell.
-
-    Args:
-      statistics: by name.
-      dtypes: of `names`.
+def read(statistics: Statistics) -> dict[str, Tapped]:
+    """What the statistics of `value_and_grad`, or sums of such, tell.
 
     Raises:
       ValueError: for a tap that was never executed, in a branch that was not taken, say: its row would be empty.
     """
     read = {}
-    for name, parts in jax.device_get(statistics).items():
+    for name, dtype, parts in zip(statistics.names, statistics.dtypes, jax.device_get(statistics.counts), strict=True):
         counts = np.asarray(parts).astype(np.uint64)
         counts = counts[:, 0] + (counts[:, 1] << np.uint64(_LOW_BITS))
         executions = int(counts[0, -1])
         if not executions:
             raise ValueError(f"tap {name!r} was never executed")
-        read[name] = Tapped(dtypes[name], Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
+        read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
     return read
