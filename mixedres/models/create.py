@@ -72,7 +72,8 @@ def create(
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
 
     Raises:
-      ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says what is.
+      ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says
+        what is.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
     if num_classes < 1:
