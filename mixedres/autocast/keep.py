@@ -42,11 +42,8 @@ class Keep:
         for path in _spellings(scope):
             if re.search(self.pattern, path):
                 return f"keep_float32: {self.pattern!r} is found in {path}"
-        if body is None:
-            return ""
-        inside = (
-            (scope.at(eqn), inner) for eqn in compat.opened(body)[0].eqns for inner in (None, *compat.bodies(eqn))
-        )
+        equations = () if body is None else compat.opened(body)[0].eqns
+        inside = ((scope.at(eqn), inner) for eqn in equations for inner in compat.bodies(eqn) or (None,))
         return next(filter(None, (self.reason(*place) for place in inside)), "")
 
     def check(self, graph: Graph) -> None:

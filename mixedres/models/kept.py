@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,8 +16,12 @@ def policy_of(module: Any) -> jmp.Policy:
     A module is kept where the regular expression `module.keep_float32` is found in its path, such as /stem_conv,
     /block_layer1_1/conv1 and /head. The empty one keeps none.
     """
-    policy: jmp.Policy = module.policy
-    if not module.keep_float32 or re.search(module.keep_float32, "/" + "/".join(module.path)) is None:
+    return policy_at(module.path, module.policy, module.keep_float32)
+
+
+def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:
+    """`policy` as the module at `path` has it, ('block_layer1_1', 'conv1')."""
+    if not keep_float32 or re.search(keep_float32, "/" + "/".join(path)) is None:
         return policy
     compute, output = (jnp.promote_types(d, jnp.float32) for d in (policy.compute_dtype, policy.output_dtype))
     return jmp.Policy(policy.param_dtype, compute, output)
