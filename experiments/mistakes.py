@@ -109,8 +109,6 @@ CONFIGS = (
     Case("a loss scale of zero", (*RUN, "--config.precision.loss_scale=0"), ("loss scale", "0", "dynamic")),
     Case("a policy that is none", (*RUN, "--config.precision.policy=half"), ("p=f16", "params=float32")),
     Case("half-precision parameters", (*RUN, "--config.precision.policy=half,half,half"), ("policy",)),
-    Case("a layer that is none", (*RUN, "--config.precision.keep_float32=/hed"), ("keep_float32=/hed", "/head")),
-    Case("an expression that is none", (*RUN, "--config.precision.keep_float32=("), ("keep_float32", "no regular")),
     Case("a primitive that is none", (*RUN, "--config.autocast.allow=convolve"), ("convolve",)),
     Case("smoothing above one", (*RUN, "--config.label_smoothing=1.5"), ("label_smoothing", "1.5")),
     Case("keeping no checkpoint", (*RUN, "--config.keep_checkpoints=0"), ("keep_checkpoints", "0")),
