@@ -52,6 +52,7 @@ def test_a_preset(name):
         "matmul_precision": matmul,
         "lists": None,
         "level": "default",
+        "keep_float32": "",
     }
 
 
