@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mixedres import autocast, data, models, normalize, optimizers, precision, step
+from mixedres.autocast.keep import nearest
 from mixedres.config import ConfigError, errors, flatten, validate
 from mixedres.config_keys import duration_in_steps
 from mixedres.devices import devices_and_batch
@@ -182,6 +184,7 @@ def build(config: ConfigDict) -> Setup:
             epsilon=config.batch_norm.epsilon,
             axis_name=step.AXIS if config.batch_norm.sync else None,
             precision=chosen.matmul_precision,
+            keep_float32=chosen.keep_float32,
         )
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
@@ -202,13 +205,20 @@ def build(config: ConfigDict) -> Setup:
         learning_rate=learning_rate,
         tx=precision.loss_scaled(tx, loss_scale),
     )
-    _check_what_learns(setup)
+    _check_paths(setup)
     return setup
 
 
-def _check_what_learns(setup: Setup) -> None:
-    pattern = setup.config.train_only
-    if pattern and not any(jax.tree.leaves(optimizers.path_mask(pattern)(setup.variable_shapes["params"]))):
+def _check_paths(setup: Setup) -> None:
+    """Raises ConfigError where an expression that is searched in paths is found in none."""
+    pattern, kept = setup.config.train_only, setup.precision.keep_float32
+    params = setup.variable_shapes["params"] if pattern or kept else {}
+    paths = models.module_paths(params)
+    if kept and not any(re.search(kept, path) for path in paths):
+        raise ConfigError(
+            f"config.precision.keep_float32={kept} is found in no module path; they look like {nearest(kept, paths)}"
+        )
+    if pattern and not any(jax.tree.leaves(optimizers.path_mask(pattern)(params))):
         raise ConfigError(
             f"config.train_only={pattern} is found in no parameter path; they look like /head/kernel and "
             "/block_layer1_1/conv1/kernel"

@@ -108,7 +108,13 @@ def _weights(setup: Setup, directory: pathlib.Path, group: Processes) -> tuple[T
 def _tally(setup: Setup, chosen: precision.Precision) -> Callable[..., Any]:
     """The jitted (variables, batch, expected classes or None, sums) -> (sums, classes) in a precision."""
     policy, norm_policy = chosen.network_policies
-    model = setup.model.clone(policy=policy, norm_policy=norm_policy, precision=chosen.matmul_precision, axis_name=None)
+    model = setup.model.clone(
+        policy=policy,
+        norm_policy=norm_policy,
+        precision=chosen.matmul_precision,
+        keep_float32=chosen.keep_float32,
+        axis_name=None,
+    )
     apply_fn = chosen.rewrite(model.apply)
 
     def tally(variables: Any, batch: Any, expected: jax.Array | None, sums: Metrics) -> tuple[Metrics, jax.Array]:

@@ -16,7 +16,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres import arguments, exported_files, network, saved_model
+from mixedres import arguments, exported_files, models, network, saved_model
 from mixedres.config import ConfigError
 from mixedres.network import Network
 from mixedres.summary import versions
@@ -110,10 +110,13 @@ def classifier(chosen: Network) -> Callable[[jax.Array], dict[str, jax.Array]]:
     It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. Weights that it computes with in a half
     dtype are stored in that one; the values are the same.
     """
-    dtype = chosen.model.policy.compute_dtype
+    model = chosen.model
 
     def stored(path: Any, leaf: np.ndarray) -> np.ndarray:
-        return leaf.astype(dtype) if path[-1].key == "kernel" else leaf
+        *module, name = (key.key for key in path)
+        if name != "kernel":
+            return leaf
+        return leaf.astype(models.policy_at(module[1:], model.policy, model.keep_float32).compute_dtype)
 
     variables = jax.tree_util.tree_map_with_path(stored, chosen.variables)
 

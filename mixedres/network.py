@@ -88,6 +88,7 @@ def from_options(options: argparse.Namespace) -> Network:
         version=file.version,
         epsilon=1e-5 if file.epsilon is None else file.epsilon,
         precision=chosen.matmul_precision,
+        keep_float32=chosen.keep_float32,
     )
     names = (*names, *(str(index) for index in range(len(names), found.num_classes)))
     return Network(name, model, chosen, spec, names, variables, (*notes, *filter(None, [file.note])))

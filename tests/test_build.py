@@ -9,6 +9,7 @@ import pytest
 
 from mixedres.build import build
 from tests import run_cases
+from tests.autocast import graphs
 from tests.test_config import resolve
 
 
@@ -97,6 +98,20 @@ def test_lists_and_level_of_the_config_reach_the_rewrite():
     chosen = build(config).precision
     assert chosen.implementation == "graph_rewrite" and chosen.level == "infer_as_deny"
     assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_layers_that_the_config_keeps_in_float32_reach_the_step(preset):
+    """And no other: of 3 products of the head, forward and backward, every one, of the others none."""
+    setup = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
+    state = jax.eval_shape(setup.init_state)
+    jaxpr = jax.make_jaxpr(setup.train_step())(state, setup.batch_shapes)
+    found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
+    assert found == {True: {"f32"}, False: {"f16"}}
+
+
+def test_a_key_that_changes_nothing_is_accepted():
+    assert build(run_cases.tiny("fp32", precision__keep_float32="^/head$")).precision.keep_float32 == "^/head$"
 
 
 def test_the_rewritten_network_is_built_in_float32():

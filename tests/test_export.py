@@ -6,12 +6,15 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from mixedres import export, predict, train, weights
 from tests import run_cases
+from tests.autocast import graphs
 from tests.data import made
 
 # What an installation of jax brings.
@@ -185,7 +188,8 @@ def _network(place, precision):
 
     parser = argparse.ArgumentParser()
     network.add_arguments(parser)
-    return network.from_options(parser.parse_args([f"--from={place / 'run'}", f"--precision={precision}"]))
+    options = [f"--precision={precision}"] if precision else []
+    return network.from_options(parser.parse_args([f"--from={place / 'run'}", *options]))
 
 
 @pytest.mark.parametrize(
@@ -221,6 +225,21 @@ def test_a_write_that_fails_leaves_nothing(place, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("mixedres.exported_files._write_reader", full)
     assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(tmp_path):
+    """Where it is taken in its own precision; --precision asks for a preset as it is."""
+    train.train(run_cases.tiny("fp16", steps=1, precision__keep_float32="^/head$"), tmp_path / "run")
+    for preset, head in ((None, "f32"), ("fp16", "f16"), ("fp32", "f32")):
+        chosen = _network(tmp_path, preset)
+        images = jnp.zeros((2, *chosen.spec.shape), jnp.uint8)
+        jaxpr = jax.make_jaxpr(export.classifier(chosen))(images)
+        found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
+        assert found == {True: {head}, False: {"f32" if preset == "fp32" else "f16"}}
+        (stored,) = [
+            const for const in jaxpr.consts if const.shape == chosen.variables["params"]["head"]["kernel"].shape
+        ]
+        assert (stored == chosen.variables["params"]["head"]["kernel"]).all() == (head == "f32")
 
 
 def test_a_run_that_rewrites_its_graph_asks_for_a_precision(tmp_path, capsys):

@@ -213,6 +213,17 @@ def test_every_preset_learns_the_batch(preset, tmp_path):
     assert summary["loss_scale"]["final"] == (128.0 if preset == "fp16_static" else 1.0)
 
 
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_it_learns_with_layers_in_float32(preset, tmp_path):
+    options = {"num_devices": 1, "eval_every": 0, "steps": 12, "optimizer__lr_batch_size": 0}
+    config = run_cases.tiny(preset, **options, precision__keep_float32="^/(head|stem_conv)$|/norm2$")
+    summary = train.train(config, tmp_path / "run")
+    trained = lines(tmp_path / "run", "train")
+    assert trained[-1]["loss"] < 0.8 * trained[0]["loss"] and not summary["train"]["compiled_in_loop"]
+    with pytest.raises(ConfigError, match=r"precision.keep_float32: .* there, '' now"):
+        train.train(run_cases.tiny(preset, **options), tmp_path / "run")
+
+
 def test_a_workdir_of_another_config_is_left_alone(finished):
     directory, _, _ = finished
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}

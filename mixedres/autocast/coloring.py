@@ -105,7 +105,8 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
         if node.category == "deny":
             node.taint = SUM if node.sums else RANGE
             what = "a sum, power or root" if node.sums else "its result may leave the range of half"
-            node.reason, roots[node] = f"on the deny list: {what}", f"{node.primitive}: {what}"
+            node.reason = node.reason or f"on the deny list: {what}"
+            roots[node] = f"{node.primitive}: {node.reason.removeprefix('on the deny list: ')}"
         elif node.category in ("infer", "clear") and (constant := node.unfit_constant(dtype)) is not None:
             node.taint = SUM
             node.reason = f"{dtype} cannot represent its constant {constant:.4g}"

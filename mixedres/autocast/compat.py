@@ -101,11 +101,30 @@ def name_stack(eqn: Equation) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def named_scopes(eqn: Equation) -> tuple[str, ...]:
+    """The same without derivatives and the names that JAX adds: ('ResNet', 'block_0', 'conv')."""
+    names: list[str] = []
+    segment: list[str] = []
+    for part in (*eqn.source_info.name_stack.stack, None):
+        if isinstance(part, source_info_util.Scope):
+            segment += [name for name in part.name.split("/") if name != "rematted_computation"]
+            continue
+        # Backward passes of jax.checkpoint and custom_jvp begin anew: 'transpose(jvp(a))/jvp(a)/b'.
+        names = segment if segment[: len(names)] == names else names + segment
+        segment = []
+    return tuple(names)
+
+
+def bodies(eqn: Equation) -> list[Any]:
+    """The jaxprs in the parameters of an equation."""
+    return list(_jaxprs(tuple(eqn.params.values())))
+
+
 def equations(jaxpr: Any) -> Iterator[Equation]:
     """All equations of a jaxpr and of the jaxprs in their parameters."""
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
-        for inner in _jaxprs(tuple(eqn.params.values())):
+        for inner in bodies(eqn):
             yield from equations(inner)
 
 

@@ -7,6 +7,7 @@ times would lose 5 % of its gradient). A half value that float32 nodes read is c
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ from mixedres.autocast.rules import BROADCASTING, COPIES
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     """The results of the program of `graph` on `args`, in the dtypes of the original.
 
-    `rewrite` is the transformation itself, for the derivatives of custom rules, which are programs of their own.
+    `rewrite` is the transformation itself, for the derivatives of custom rules, which are programs of their own: it
+    takes a function and the scope that it is called in.
     """
     inner, _ = compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
@@ -61,7 +63,8 @@ class Evaluator:
         if node is None and self.graph.has_half(path):
             return calls.EVALUATE[eqn.primitive.name](self, eqn, path, args)
         if node is not None and node.program is not None:
-            results = custom_rules.rewritten(eqn, [plain(arg) for arg in args], self.rewrite)
+            rewrite = functools.partial(self.rewrite, scope=node.scope)
+            results = custom_rules.rewritten(eqn, [plain(arg) for arg in args], rewrite)
         elif eqn.primitive.name == "convert_element_type":
             return [self.convert(eqn, args[0], half=node is not None and node.half)]
         elif node is not None and node.half:

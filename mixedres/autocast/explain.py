@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from mixedres.autocast import compat, page
 from mixedres.autocast.evaluate import run
 from mixedres.autocast.graph import Graph, Node
-from mixedres.autocast.transform import ListsLike, autocast, checked, traced
+from mixedres.autocast.transform import ListsLike, checked, rewrite, traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,20 +92,25 @@ class Report:
 
 
 def explain(
-    fn: Callable[..., Any], dtype: Any = jnp.float16, lists: ListsLike = None, *, level: str = "default"
+    fn: Callable[..., Any],
+    dtype: Any = jnp.float16,
+    lists: ListsLike = None,
+    *,
+    level: str = "default",
+    keep_float32: str = "",
 ) -> Callable[..., Report]:
     """A function of the arguments of `fn` that returns a `Report` of what `autocast` does, and computes nothing.
 
     Args and errors are those of `autocast`; arrays may be given as `jax.ShapeDtypeStruct`.
     """
-    half, resolved = checked(fn, dtype, lists, level)
+    settings = checked(fn, dtype, lists, level, keep_float32)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        graph, arrays, _ = traced(fn, half, resolved, args, kwargs)
-        jaxpr = jax.make_jaxpr(lambda *a: run(graph, lambda f: autocast(f, dtype, lists, level=level), a))(*arrays)
-        down, up = casts(jaxpr, half)
+        graph, arrays, _ = traced(fn, settings, args, kwargs)
+        jaxpr = jax.make_jaxpr(lambda *a: run(graph, functools.partial(rewrite, settings=settings), a))(*arrays)
+        down, up = casts(jaxpr, settings.dtype)
         name = getattr(fn, "__name__", type(fn).__name__)
-        return Report(name, half, tuple(_decisions(graph)), down, up, tuple(_notes(graph)), jaxpr)
+        return Report(name, settings.dtype, tuple(_decisions(graph)), down, up, tuple(_notes(graph)), jaxpr)
 
     return explained
 
@@ -133,7 +139,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         reason = node.reason or _default_reason(node, dtype)
         # A body that JAX traced earlier does not know who called it now: the call does.
         source = next(filter(None, map(compat.source_line, (node.eqn, *graph.callers(node)))), "")
-        yield Decision(node.primitive, node.category, dtype, reason, node.scope, source, ins, outs)
+        yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs)
 
 
 def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
@@ -162,24 +168,19 @@ def _default_reason(node: Node, dtype: np.dtype | None) -> str:
 
 
 def _notes(graph: Graph) -> Iterator[str]:
-    nodes = list(_all_nodes(graph))
+    nodes = list(graph.all_nodes())
     products = [node for node in nodes if node.category == "allow"]
-    kept = [node for node in products if not node.half and node.reason]
-    if not any(node.half or node.reason for node in products):
+    wide = [node for node in products if not node.half and node.reason]
+    if kept := sum(node.kept for node in nodes):
+        yield f"{kept} operations stay in float32 because keep_float32 is found in their paths"
+    elif not any(node.half or node.reason for node in products):
         yield "no operation of the allow list has float32 operands: the function is left as it is"
-    for reason, count in collections.Counter(node.reason for node in kept).items():
+    for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
-    wide = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
-    if wide:
-        yield f"{wide} operations compute in float64, which the rewrite leaves as it is"
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        if node.program is not None:
-            yield from _all_nodes(node.program)
+    double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
+    if double:
+        yield f"{double} operations compute in float64, which the rewrite leaves as it is"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

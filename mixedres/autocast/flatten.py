@@ -13,16 +13,18 @@ from mixedres.autocast import compat
 from mixedres.autocast.compat import Equation
 from mixedres.autocast.constants import folded, known, unfit
 from mixedres.autocast.graph import Graph, Node, Path, Value
+from mixedres.autocast.keep import Keep
 from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, STRUCTURE, Lists
+from mixedres.autocast.scope import Scope
 
 
 class _Builder:
-    def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None]) -> None:
-        self.lists, self.dtype, self.color = lists, dtype, color
+    def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep) -> None:
+        self.lists, self.dtype, self.color, self.keep = lists, dtype, color, keep
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
 
-    def jaxpr(self, jaxpr: Any, path: Path, scope: str, args: list[Value]) -> list[Value]:
+    def jaxpr(self, jaxpr: Any, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
         """Adds a body whose arguments are the values `args`; its results."""
         inner, consts = compat.opened(jaxpr)
         env = {v: Value(v.aval, constant=known(const)) for v, const in zip(inner.constvars, consts, strict=True)}
@@ -37,15 +39,15 @@ class _Builder:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in inner.outvars]
 
-    def equation(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def equation(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
-        scope = _inside(scope, compat.name_stack(eqn))
+        scope = scope.at(eqn)
         if name in STRUCTURE:
             self.calls[path] = eqn
         if name in SIMPLE_CALLS:
             body = compat.body(eqn)
             label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
-            return self.jaxpr(body, (*path, 0), _inside(scope, label), ins)
+            return self.jaxpr(body, (*path, 0), scope.inside(label), ins)
         if name == "scan":
             return self.scan(eqn, path, scope, ins)
         if name == "while":
@@ -57,12 +59,17 @@ class _Builder:
         return self.leaf(eqn, path, scope, ins, self.lists.category(name), name in DENY_SUMS)
 
     def leaf(
-        self, eqn: Equation, path: Path, scope: str, ins: list[Value], category: str, sums: bool, program: Any = None
+        self, eqn: Equation, path: Path, scope: Scope, ins: list[Value], category: str, sums: bool, program: Any = None
     ) -> list[Value]:
         outs = [Value(var.aval) for var in eqn.outvars]
         if len(outs) == 1 and not program:
             outs[0].constant = folded(eqn, [value.constant for value in ins])
-        return self.add(Node(path, eqn, category, scope, ins, outs, sums, program)).outs
+        node = self.add(Node(path, eqn, category, scope, ins, outs, sums, program))
+        if program is None and node.touches_f32 and (reason := self.keep.reason(scope, compat.body(eqn))):
+            # As after a sum: its result has left the layer, and may be stored in half for the product that reads it.
+            node.category, node.sums = "deny", sums or category != "deny"
+            node.kept, node.reason = True, reason
+        return node.outs
 
     def add(self, node: Node) -> Node:
         for value in node.ins:
@@ -72,10 +79,10 @@ class _Builder:
         self.nodes.append(node)
         return node
 
-    def merge(self, path: Path, scope: str, ins: list[Value], aval: Any) -> Node:
+    def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Any) -> Node:
         return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
 
-    def carries(self, path: Path, scope: str, initial: list[Value]) -> list[Node]:
+    def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
         """One merge a carry: its operands are the initial and, later, the next value; its result is the state."""
         return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
 
@@ -85,26 +92,26 @@ class _Builder:
             value.consumers.append(node)
         return [node.outs[0] for node in merges]
 
-    def scan(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def scan(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
         num_consts, num_carry = compat.scan_arity(eqn.params)
         state = self.carries(path, scope, ins[num_consts : num_consts + num_carry])
         slices = ins[num_consts + num_carry :]
         args = [*ins[:num_consts], *(node.outs[0] for node in state), *slices]
-        results = self.jaxpr(eqn.params["jaxpr"], (*path, 0), _inside(scope, "scan"), args)
+        results = self.jaxpr(eqn.params["jaxpr"], (*path, 0), scope.inside("scan"), args)
         return [*self.close(state, results[:num_carry]), *results[num_carry:]]
 
-    def while_loop(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def while_loop(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         state = self.carries(path, scope, ins[cond_consts + body_consts :])
         values = [node.outs[0] for node in state]
-        self.jaxpr(eqn.params["cond_jaxpr"], (*path, 0), _inside(scope, "while test"), [*ins[:cond_consts], *values])
+        self.jaxpr(eqn.params["cond_jaxpr"], (*path, 0), scope.inside("while test"), [*ins[:cond_consts], *values])
         consts = ins[cond_consts : cond_consts + body_consts]
-        results = self.jaxpr(eqn.params["body_jaxpr"], (*path, 1), _inside(scope, "while"), [*consts, *values])
+        results = self.jaxpr(eqn.params["body_jaxpr"], (*path, 1), scope.inside("while"), [*consts, *values])
         return self.close(state, results)
 
-    def cond(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def cond(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
         branches = [
-            self.jaxpr(branch, (*path, i), _inside(scope, f"cond branch {i}"), ins[1:])
+            self.jaxpr(branch, (*path, i), scope.inside(f"cond branch {i}"), ins[1:])
             for i, branch in enumerate(eqn.params["branches"])
         ]
         return [
@@ -112,22 +119,22 @@ class _Builder:
             for i, results in enumerate(zip(*branches, strict=True))
         ]
 
-    def custom_rule(self, eqn: Equation, path: Path, scope: str, ins: list[Value]) -> list[Value]:
+    def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
         """A function with its own derivative: one node, or with products inside a program of its own."""
         body = eqn.params["call_jaxpr"]
         categories = dict(_categories(body, self.lists, self.dtype))
-        if "allow" in categories:
-            program = build(body, self.lists, self.dtype, self.color, _inside(scope, _name(body)))
+        if "allow" in categories and not self.keep.reason(scope):
+            program = build(body, self.lists, self.dtype, self.color, self.keep, scope.inside(_name(body)))
             return self.leaf(eqn, path, scope, ins, "unlisted", False, program if program.has_half(()) else None)
         if eqn.primitive.name == "custom_vjp_call":
             return self.leaf(eqn, path, scope, ins, "unlisted", False)
         worst = next((c for c in ("unlisted", "deny", "infer", "clear") if c in categories), "clear")
-        return self.leaf(eqn, path, _inside(scope, _name(body)), ins, worst, categories.get("deny", False))
+        return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
 
 
-def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], scope: str = "") -> Graph:
-    """The graph of a closed jaxpr, coloured by `color`."""
-    builder = _Builder(lists, dtype, color)
+def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, scope: Scope) -> Graph:
+    """The graph of a closed jaxpr that is called in `scope`, coloured by `color`, with what `keep` says in float32."""
+    builder = _Builder(lists, dtype, color, keep)
     args = [Value(var.aval) for var in compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
@@ -135,10 +142,6 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
     color(graph)
     graph.index_regions()
     return graph
-
-
-def _inside(scope: str, label: str) -> str:
-    return "/".join(part for part in (scope, label) if part)
 
 
 def _name(jaxpr: Any) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from mixedres.autocast.compat import Equation
 from mixedres.autocast.constants import unfit
 from mixedres.autocast.rules import Lists
+from mixedres.autocast.scope import Scope
 
 Path = tuple[int, ...]
 # Why a node must be float32: its result may leave the range of half, or its arithmetic sums; the result of a sum,
@@ -63,21 +64,23 @@ class Node:
       path: the equation indices that lead to it.
       eqn: the equation; None for a merge.
       category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
-      scope: the named scopes and calls around it, for people: 'ResNet/scan/jit(silu)'.
+      scope: the named scopes and calls around it.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
       taint: RANGE or SUM where it must be float32, '' elsewhere (set by the colouring, as are half and reason).
       program: for a custom derivative rule that contains allow ops: its body as a program of its own.
+      kept: in float32, whatever the lists say, because of its scope.
     """
 
     path: Path
     eqn: Equation
     category: str
-    scope: str
+    scope: Scope
     ins: list[Value]
     outs: list[Value]
     sums: bool = False
     program: Graph | None = None
+    kept: bool = False
     half: bool = False
     taint: str = ""
     reason: str = ""
@@ -126,6 +129,13 @@ class Graph:
     lists: Lists
     by_path: dict[Path, Node]
     calls: dict[Path, Equation]
+
+    def all_nodes(self) -> Iterator[Node]:
+        """The nodes, and those of the programs in them."""
+        for node in self.nodes:
+            yield node
+            if node.program is not None:
+                yield from node.program.all_nodes()
 
     def callers(self, node: Node) -> Iterator[Equation]:
         """The calls that `node` is in, the innermost first."""

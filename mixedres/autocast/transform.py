@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,9 @@ from mixedres.autocast.coloring import color
 from mixedres.autocast.evaluate import run
 from mixedres.autocast.flatten import build
 from mixedres.autocast.graph import Graph
+from mixedres.autocast.keep import Keep
 from mixedres.autocast.rules import Lists
+from mixedres.autocast.scope import Scope
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
@@ -26,7 +29,12 @@ class PrecisionWarning(UserWarning):
 
 
 def autocast(
-    fn: Callable[..., Any], dtype: Any = jnp.float16, lists: ListsLike = None, *, level: str = "default"
+    fn: Callable[..., Any],
+    dtype: Any = jnp.float16,
+    lists: ListsLike = None,
+    *,
+    level: str = "default",
+    keep_float32: str = "",
 ) -> Callable[..., Any]:
     """`fn` with its products, and what is safe around them, computed in a half dtype.
 
@@ -41,29 +49,30 @@ def autocast(
       dtype: float16 or bfloat16. float16 gradients need a loss scale, see `mixedres.precision`.
       lists: which primitive may be half: `Lists`, or moves on the default ones such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
+      keep_float32: regular expression of the paths whose operations stay in float32, such as '^/head$'; see `Keep`.
 
     Returns:
       A function with the signature of `fn`, and the structure and dtypes of its results.
 
     Raises:
       TypeError: for a `fn` that cannot be called, or (when called) that returns something else than arrays.
-      ValueError: for a dtype, lists or a level that is not allowed.
+      ValueError: for a dtype, lists, a level or an expression that is not allowed, and (when called) for an expression
+        that is found in no path.
     """
-    rewrite = functools.partial(autocast, dtype=dtype, lists=lists, level=level)
-    half, resolved = checked(fn, dtype, lists, level)
-
-    @functools.wraps(fn, updated=())
-    def rewritten(*args: Any, **kwargs: Any) -> Any:
-        graph, arrays, tree = traced(fn, half, resolved, args, kwargs)
-        if not graph.has_half(()):
-            _warn_of_precision(graph)
-        return jax.tree.unflatten(tree, run(graph, rewrite, arrays))
-
-    return rewritten
+    return rewrite(fn, checked(fn, dtype, lists, level, keep_float32))
 
 
-def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str) -> tuple[np.dtype, Lists]:
-    """The dtype and the lists that are meant; see `autocast` for what is raised."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a function is rewritten: the half dtype, the lists, and what stays in float32 because of its path."""
+
+    dtype: np.dtype
+    lists: Lists
+    keep: Keep
+
+
+def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
+    """The settings that are meant; see `autocast` for what is raised."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
     try:
@@ -72,13 +81,26 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str) ->
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}") from None
     if half.name not in DTYPES:
         raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}")
-    return half, Lists.of(lists, half).at_level(level)
+    return Settings(half, Lists.of(lists, half).at_level(level), Keep(keep_float32))
+
+
+def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:
+    """`autocast` itself. `scope`: where a part of a program is called from that is rewritten; None for a program."""
+
+    @functools.wraps(fn, updated=())
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
+        graph, arrays, tree = traced(fn, settings, args, kwargs, scope)
+        if not graph.has_half(()):
+            _warn_of_precision(graph)
+        return jax.tree.unflatten(tree, run(graph, functools.partial(rewrite, settings=settings), arrays))
+
+    return rewritten
 
 
 def traced(
-    fn: Callable[..., Any], dtype: np.dtype, lists: Lists, args: Any, kwargs: Any
+    fn: Callable[..., Any], settings: Settings, args: Any, kwargs: Any, scope: Scope | None = None
 ) -> tuple[Graph, list[Any], Any]:
-    """(coloured graph, array arguments, structure of the results) of a call of `fn`."""
+    """(coloured graph, array arguments, structure of the results) of a call of `fn`, for a program or its part."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
@@ -96,7 +118,10 @@ def traced(
 
     flat.__name__ = getattr(fn, "__name__", "fn")  # for the messages of tracing errors
     jaxpr = jax.make_jaxpr(flat)(*arrays)
-    return build(jaxpr, lists, dtype, color), arrays, structure
+    graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, scope or Scope())
+    if scope is None:
+        settings.keep.check(graph)
+    return graph, arrays, structure
 
 
 def _check_arrays(fn: Callable[..., Any], results: Any) -> None:

@@ -53,6 +53,7 @@ def create(
     head_init: str | Callable = "normal_0.01",
     axis_name: str | None = None,
     precision: Any = None,
+    keep_float32: str = "",
 ) -> ResNet:
     """Builds a ResNet.
 
@@ -68,9 +69,11 @@ def create(
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initialiser, for convolutions and for the head.
       axis_name: mesh axis over which batch statistics are synchronised; None: per device.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it.
+      keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
 
     Raises:
-      ValueError: for a name, size, version, number or initialiser that is not allowed; the message says what is.
+      ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says
+        what is.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
     if num_classes < 1:
@@ -79,6 +82,10 @@ def create(
         raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
     if not epsilon > 0:
         raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+    try:
+        re.compile(keep_float32)
+    except re.error as error:
+        raise ValueError(f"keep_float32={keep_float32!r} is no regular expression: {error}") from None
     blocks = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
@@ -101,6 +108,7 @@ def create(
         kernel_init=_initializer(kernel_init),
         head_init=_initializer(head_init),
         precision=precision,
+        keep_float32=keep_float32,
     )
 
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres.models.kept import policy_of
+
 
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last.
@@ -27,6 +29,7 @@ class BatchNorm(nn.Module):
       epsilon: added to the variance.
       axis_name: mesh axis to average batch statistics over; None: per device.
       scale_init: initialiser of the scale (gamma).
+      keep_float32: see `mixedres.models.kept.policy_of`.
     """
 
     policy: jmp.Policy
@@ -34,12 +37,13 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
     axis_name: str | None = None
     scale_init: Callable = nn.initializers.ones
+    keep_float32: str = ""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Normalises `x` (batch, ..., features): by its own statistics in training, else by the running ones."""
-        features = (x.shape[-1],)
-        param_dtype, compute_dtype = self.policy.param_dtype, self.policy.compute_dtype
+        features, policy = (x.shape[-1],), policy_of(self)
+        param_dtype, compute_dtype = policy.param_dtype, policy.compute_dtype
         stats_dtype = jnp.promote_types(compute_dtype, jnp.float32)
 
         scale = self.param("scale", self.scale_init, features, param_dtype)
@@ -58,7 +62,7 @@ class BatchNorm(nn.Module):
         factor = jax.lax.rsqrt(var + self.epsilon) * scale.astype(stats_dtype)
         per_channel = (1,) * (x.ndim - 1) + features
         mean, factor, bias = (v.astype(compute_dtype).reshape(per_channel) for v in (mean, factor, bias))
-        return ((x.astype(compute_dtype) - mean) * factor + bias).astype(self.policy.output_dtype)
+        return ((x.astype(compute_dtype) - mean) * factor + bias).astype(policy.output_dtype)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))

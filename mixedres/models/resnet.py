@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres.models.conv import Conv
+from mixedres.models.kept import policy_of
 from mixedres.models.norm import BatchNorm
 
 ModuleFn = Callable[..., nn.Module]
@@ -26,14 +28,33 @@ def _zeros_if(zero: bool) -> Callable:
     return nn.initializers.zeros if zero else nn.initializers.ones
 
 
-class BasicBlock(nn.Module):
-    """3x3 - 3x3 with the activation after the sum (v1); v1.5 is the same."""
+class Block(nn.Module):
+    """What the four blocks below have in common.
+
+    Attributes:
+      filters, stride, zero_init_last: see `ResNet`.
+      conv, norm: make its layers.
+      policy: the sum of the two branches, and the result, have its compute dtype.
+      keep_float32: see `mixedres.models.kept.policy_of`.
+    """
 
     filters: int
     stride: int
     conv: ModuleFn
     norm: ModuleFn
     zero_init_last: bool
+    policy: jmp.Policy
+    keep_float32: str
+
+    @nn.nowrap
+    def add(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The sum of the branches; either may be float32, from a layer or a block that is kept in it."""
+        dtype = policy_of(self).compute_dtype
+        return x.astype(dtype) + y.astype(dtype)
+
+
+class BasicBlock(Block):
+    """3x3 - 3x3 with the activation after the sum (v1); v1.5 is the same."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -45,18 +66,13 @@ class BasicBlock(nn.Module):
         if x.shape != y.shape:
             x = self.conv(self.filters, 1, self.stride, name="conv_proj")(x)
             x = self.norm(name="norm_proj")(x, train)
-        return nn.relu(x + y)
+        return nn.relu(self.add(x, y))
 
 
-class BottleneckBlock(nn.Module):
+class BottleneckBlock(Block):
     """1x1 - 3x3 - 1x1 with the activation after the sum: v1 where `stride_first`, else v1.5."""
 
-    filters: int
-    stride: int
     stride_first: bool
-    conv: ModuleFn
-    norm: ModuleFn
-    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -71,17 +87,11 @@ class BottleneckBlock(nn.Module):
         if x.shape != y.shape:
             x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(x)
             x = self.norm(name="norm_proj")(x, train)
-        return nn.relu(x + y)
+        return nn.relu(self.add(x, y))
 
 
-class PreactBasicBlock(nn.Module):
+class PreactBasicBlock(Block):
     """BN - ReLU - 3x3 - BN - ReLU - 3x3, sum without activation (v2); the projection sees the activated input."""
-
-    filters: int
-    stride: int
-    conv: ModuleFn
-    norm: ModuleFn
-    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -92,17 +102,11 @@ class PreactBasicBlock(nn.Module):
         y = self.conv(self.filters, 3, zeros=self.zero_init_last, name="conv2")(y)
         if x.shape != y.shape:
             x = self.conv(self.filters, 1, self.stride, name="conv_proj")(activated)
-        return x + y
+        return self.add(x, y)
 
 
-class PreactBottleneckBlock(nn.Module):
+class PreactBottleneckBlock(Block):
     """BN - ReLU - 1x1 - BN - ReLU - 3x3 - BN - ReLU - 1x1, sum without activation (v2)."""
-
-    filters: int
-    stride: int
-    conv: ModuleFn
-    norm: ModuleFn
-    zero_init_last: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -115,7 +119,7 @@ class PreactBottleneckBlock(nn.Module):
         y = self.conv(4 * self.filters, 1, zeros=self.zero_init_last, name="conv3")(y)
         if x.shape != y.shape:
             x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(activated)
-        return x + y
+        return self.add(x, y)
 
 
 class Head(nn.Module):
@@ -128,15 +132,17 @@ class Head(nn.Module):
     policy: jmp.Policy
     kernel_init: Callable
     precision: Any
+    keep_float32: str
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, features) -> (b, num_classes), both in the compute dtype."""
-        param_dtype, compute_dtype = self.policy.param_dtype, self.policy.compute_dtype
+        """(b, features) -> (b, num_classes), in the compute dtype."""
+        policy = policy_of(self)
+        param_dtype, compute_dtype = policy.param_dtype, policy.compute_dtype
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.num_classes), param_dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.num_classes,), param_dtype)
         wide = jnp.promote_types(compute_dtype, jnp.float32)
-        y = jnp.dot(x, kernel.astype(compute_dtype), precision=self.precision)
+        y = jnp.dot(x.astype(compute_dtype), kernel.astype(compute_dtype), precision=self.precision)
         return (y.astype(wide) + bias.astype(wide)[None]).astype(compute_dtype)
 
 
@@ -158,6 +164,8 @@ class ResNet(nn.Module):
         kernel.
       kernel_init, head_init: initialisers of the convolutions and of the head's kernel.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
+      keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
+        float32 as well, and whatever is not kept casts its operands to the compute dtype.
     """
 
     stage_sizes: Sequence[int]
@@ -175,6 +183,7 @@ class ResNet(nn.Module):
     kernel_init: Callable = nn.initializers.he_normal()
     head_init: Callable = nn.initializers.normal(0.01)
     precision: Any = None
+    keep_float32: str = ""
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -182,8 +191,7 @@ class ResNet(nn.Module):
         conv, norm = self._layers()
         compute_dtype, preactivated = self.policy.compute_dtype, self.version == "2"
 
-        x = images.astype(compute_dtype)
-        x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(x)
+        x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
         self.sow("intermediates", "initial_conv", x)
         if not preactivated:
             x = nn.relu(norm(name="stem_norm")(x, train))
@@ -199,6 +207,8 @@ class ResNet(nn.Module):
                     conv=conv,
                     norm=norm,
                     zero_init_last=self.zero_init_last,
+                    policy=self.policy,
+                    keep_float32=self.keep_float32,
                     name=f"block_layer{stage}_{index + 1}",
                 )(x, train)
             self.sow("intermediates", f"block_layer{stage}", x)
@@ -212,7 +222,7 @@ class ResNet(nn.Module):
         # A sum over 49 and more values: float32 inside, the compute dtype outside.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
         self.sow("intermediates", "final_reduce_mean", x)
-        x = Head(self.num_classes, self.policy, self.head_init, self.precision, name="head")(x)
+        x = Head(self.num_classes, self.policy, self.head_init, self.precision, self.keep_float32, name="head")(x)
         self.sow("intermediates", "final_dense", x)
         return x.astype(self.policy.output_dtype)
 
@@ -220,22 +230,25 @@ class ResNet(nn.Module):
         """The two layers everything is made of, with dtypes and constants bound once."""
 
         def conv(filters: int, size: int, stride: int = 1, *, zeros: bool = False, name: str) -> nn.Module:
-            return nn.Conv(
+            return Conv(
                 filters,
-                (size, size),
-                strides=stride,
-                padding=((size // 2, size // 2),) * 2,
-                use_bias=False,
-                dtype=self.policy.compute_dtype,
-                param_dtype=self.policy.param_dtype,
+                size,
+                stride,
+                policy=self.policy,
                 kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
                 precision=self.precision,
+                keep_float32=self.keep_float32,
                 name=name,
             )
 
         wide = jnp.promote_types(self.policy.compute_dtype, jnp.float32)
         norm_policy = self.norm_policy or jmp.Policy(self.policy.param_dtype, wide, self.policy.compute_dtype)
         norm = partial(
-            BatchNorm, policy=norm_policy, momentum=self.momentum, epsilon=self.epsilon, axis_name=self.axis_name
+            BatchNorm,
+            policy=norm_policy,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            axis_name=self.axis_name,
+            keep_float32=self.keep_float32,
         )
         return conv, norm

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres.autocast import LEVELS, Lists, ListsLike, autocast
+from mixedres.autocast.keep import Keep
 from mixedres.precision.loss_scale import LossScale, make_loss_scale
 
 IMPLEMENTATIONS = ("casting", "graph_rewrite")
@@ -31,6 +32,7 @@ class Precision:
       matmul_precision: what a float32 product means on hardware with reduced ones ('highest' is true float32,
         'tensorfloat32' has a 10-bit mantissa, 'default' is the platform's own choice: TF32 on recent GPUs).
       lists, level: of the graph rewrite; see `mixedres.autocast.autocast`.
+      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Precision:
     matmul_precision: str
     lists: Lists | None = None
     level: str = "default"
+    keep_float32: str = ""
 
     @property
     def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
@@ -54,7 +57,7 @@ class Precision:
         """`fn` as this precision computes it: itself where the layers cast, else its graph rewritten."""
         if self.implementation == "casting":
             return fn
-        return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level)
+        return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
         """A new loss scale as `loss_scale` says; `dynamic` are the options of `DynamicLossScale`."""
@@ -87,6 +90,7 @@ def get(
     matmul_precision: str | None = None,
     lists: ListsLike = None,
     level: str = "default",
+    keep_float32: str = "",
 ) -> Precision:
     """The preset called `name`, with any part replaced.
 
@@ -99,6 +103,9 @@ def get(
       implementation: 'casting' or 'graph_rewrite'.
       matmul_precision: 'default', 'tensorfloat32' or 'highest'.
       lists, level: of the graph rewrite; see `mixedres.autocast.autocast`.
+      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$': layers that cast
+        take it by themselves (see `mixedres.models.create`), `Precision.rewrite` hands it to `autocast`. A preset that
+        computes in float32 anyway takes one, which changes nothing.
 
     Raises:
       ValueError: for a name, a text or a number that is not allowed; the message says what is.
@@ -124,6 +131,7 @@ def get(
         ),
         lists=None if lists is None else Lists.of(lists, network.compute_dtype),
         level=_one_of("level", level, LEVELS),
+        keep_float32=Keep(keep_float32).pattern,
     )
     _check_rewrite(chosen, norms_given=norm_policy is not None)
     return chosen

@@ -33,6 +33,7 @@ def enable_rewrite(
     loss_scale: str | float | None = None,
     lists: ListsLike = None,
     level: str = "default",
+    keep_float32: str = "",
 ) -> Rewritten:
     """Mixed precision for a model or loss written in float32, and for its optimizer.
 
@@ -49,11 +50,12 @@ def enable_rewrite(
       tx: any optax optimizer that is not loss-scaled yet.
       dtype: float16 or bfloat16.
       loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
-      lists, level: see `mixedres.autocast.autocast`.
+      lists, level, keep_float32: see `mixedres.autocast.autocast`.
 
     Raises:
       ValueError, TypeError: as `autocast`, `make_loss_scale` and `loss_scaled` do.
     """
     if loss_scale is None:
         loss_scale = "dynamic" if jnp.dtype(dtype) == jnp.float16 else "none"
-    return Rewritten(autocast(fn, dtype, lists, level=level), loss_scaled(tx, make_loss_scale(loss_scale)))
+    rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
+    return Rewritten(rewritten, loss_scaled(tx, make_loss_scale(loss_scale)))

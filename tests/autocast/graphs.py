@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from mixedres.autocast import explain
-from mixedres.autocast.compat import equations
+from mixedres.autocast.compat import bodies, equations, name_stack, opened
 
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "None": "none"}
 PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -24,3 +24,17 @@ def product_dtypes(jaxpr):
 def conversions(jaxpr):
     """How often a jaxpr converts."""
     return sum(eqn.primitive.name == "convert_element_type" for eqn in equations(jaxpr))
+
+
+def dtypes_by(place, jaxpr, scope=""):
+    """{place(scope): dtypes of the operands and results of the products there}; a scope is '/jvp(ResNet)/head'."""
+    found = {}
+    for eqn in opened(jaxpr)[0].eqns:
+        here = f"{scope}/{name_stack(eqn)}"
+        if eqn.primitive.name in PRODUCTS:
+            dtypes = {SHORT[str(atom.aval.dtype)] for atom in (*eqn.invars, *eqn.outvars)}
+            found.setdefault(place(here), set()).update(dtypes)
+        for inner in bodies(eqn):
+            for key, dtypes in dtypes_by(place, inner, here).items():
+                found.setdefault(key, set()).update(dtypes)
+    return found

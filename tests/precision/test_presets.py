@@ -52,6 +52,7 @@ def test_a_preset(name):
         "matmul_precision": matmul,
         "lists": None,
         "level": "default",
+        "keep_float32": "",
     }
 
 
@@ -91,6 +92,7 @@ def test_presets_make_their_loss_scales():
         ("loss_scale", "64", {"loss_scale": "64"}),
         ("implementation", "casting", {}),
         ("matmul_precision", "highest", {"matmul_precision": "highest"}),
+        ("keep_float32", "^/head$", {"keep_float32": "^/head$"}),
     ],
     ids=str,
 )
@@ -191,6 +193,7 @@ def test_rewrite_of_a_function():
         ({"name": "fp16_rewrite", "level": "fast"}, ("'fast'", "default, allow_only, infer_as_deny")),
         ({"lists": {"deny": {"tanh"}}}, ("'fp16'", "casts in the layers")),
         ({"level": "allow_only"}, ("'fp16'", "casts in the layers")),
+        ({"keep_float32": "*"}, ("keep_float32='*'", "no regular expression")),
         ({"matmul_precision": "high"}, ("'high'", "default, tensorfloat32, highest")),
         ({"matmul_precision": ""}, ("''", "default, tensorfloat32, highest")),
     ],

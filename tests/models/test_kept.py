@@ -1,0 +1,159 @@
+"""`keep_float32`: layers in float32 inside a half-precision network, cast by hand and rewritten."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from mixedres import precision
+from mixedres.models import create, module_paths, policy_at
+from mixedres.models.conv import Conv
+from mixedres.numerics.report import module_path
+from tests.autocast.graphs import SHORT, dtypes_by
+
+IMAGES = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
+HALF = jmp.get_policy("params=float32,compute=float16,output=float32")
+PATTERNS = [
+    "^/head$",
+    "^/stem_",
+    "/block_layer1_1",
+    "^/block_layer2_1$",
+    "conv_proj$|/norm2$",
+    "^/(block_layer3_1/conv2|final_norm|stem_norm)$",
+    "no such module",
+    ".",
+]
+
+
+def network(preset="fp16", version="1", **options):
+    """(apply function of (variables, images), variables, model) of a small network."""
+    chosen = precision.get(preset, **options)
+    policy, norm_policy = chosen.network_policies
+    model = create(
+        "cifar_resnet8",
+        version=version,
+        num_classes=10,
+        policy=policy,
+        norm_policy=norm_policy,
+        zero_init_last=False,
+        keep_float32=chosen.keep_float32,
+    )
+    return chosen.rewrite(model.apply), model.init(jax.random.key(1), IMAGES), model
+
+
+def backward(apply, variables):
+    """The jaxpr of the forward pass in training and the gradient of every parameter."""
+
+    def loss(params, images):
+        logits, _ = apply({**variables, "params": params}, images, train=True, mutable=["batch_stats"])
+        return jnp.square(logits).sum()
+
+    return jax.make_jaxpr(jax.grad(loss))(variables["params"], IMAGES)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("preset", ["fp16", "bf16", "fp16_rewrite"])
+@pytest.mark.parametrize("pattern", [p for p in PATTERNS if p != "no such module"])
+def test_products_are_float32_where_kept_and_half_elsewhere_forward_and_backward(pattern, preset, version):
+    apply, variables, _ = network(preset, version, keep_float32=pattern)
+    found = dtypes_by(lambda scope: "/" + module_path(scope).partition("/")[2], backward(apply, variables))
+    paths = {path for path in module_paths(variables["params"]) if "conv" in path or path == "/head"}
+    half = "bf16" if preset == "bf16" else "f16"
+    assert found == {path: {"f32" if re.search(pattern, path) else half} for path in paths}
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_results_are_float32_where_kept_and_half_elsewhere(pattern, version):
+    """Of convolutions, norms, blocks and the head; so that what follows a kept layer is not float32 to the end."""
+    _, variables, model = network("fp16", version, keep_float32=pattern)
+    run = lambda v: model.apply(v, IMAGES, capture_intermediates=True, mutable=["intermediates"])  # noqa: E731
+    logits, state = jax.eval_shape(run, variables)
+    paths = module_paths(variables["params"])
+
+    def dtype(path):
+        found = state["intermediates"]
+        for name in path.split("/")[1:]:
+            found = found[name]
+        return SHORT[str(found["__call__"][0].dtype)]
+
+    assert logits.dtype == jnp.float32
+    assert {path: dtype(path) for path in paths} == {p: "f32" if re.search(pattern, p) else "f16" for p in paths}
+
+
+@pytest.mark.parametrize(
+    ("preset", "pattern"), [("fp16", "no such module"), ("fp16", ""), ("fp32", "."), ("fp32", "^/head$")]
+)
+def test_where_nothing_changes_the_program_is_the_same(preset, pattern):
+    programs = [str(backward(*network(preset, keep_float32=p)[:2])) for p in ("", pattern)]
+    assert re.sub("0x[0-9a-f]+", "", programs[0]) == re.sub("0x[0-9a-f]+", "", programs[1])
+
+
+@pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 2), (7, 2)])
+def test_the_convolution_is_that_of_flax(size, stride):
+    """Initial values and program."""
+    pad = ((size // 2, size // 2),) * 2
+    init = nn.initializers.he_normal()
+    ours = Conv(5, size, stride, policy=HALF, kernel_init=init, precision="highest")
+    theirs = nn.Conv(
+        5, (size, size), stride, pad, use_bias=False, dtype=jnp.float16, kernel_init=init, precision="highest"
+    )
+    variables = [module.init(jax.random.key(3), IMAGES) for module in (ours, theirs)]
+    jax.tree.map(np.testing.assert_array_equal, *variables)
+    assert str(jax.make_jaxpr(ours.apply)(variables[0], IMAGES)) == str(
+        jax.make_jaxpr(theirs.apply)(*variables[1:], IMAGES)
+    )
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_a_head_with_huge_logits_stays_finite(preset):
+    """Of 1e6, which float16 cannot hold."""
+    (apply, variables, _), (kept, _, _) = network(preset), network(preset, keep_float32="^/head$")
+    full, _, _ = network("fp32")
+    head = variables["params"]["head"]
+    huge = {**variables, "params": {**variables["params"], "head": {**head, "kernel": 1e8 * head["kernel"]}}}
+    expected = full(huge, IMAGES)
+    assert jnp.abs(expected).max() > 1e5
+    assert not jnp.isfinite(apply(huge, IMAGES)).all()
+    np.testing.assert_allclose(kept(huge, IMAGES), expected, atol=0.02 * float(jnp.abs(expected).max()))
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_a_stem_sees_its_images_in_float32(preset):
+    """Of 1e5: neither they nor what the convolution makes of them fits float16, what the norm makes of that does."""
+    images = 1e5 * IMAGES
+    logits = [
+        network(p, keep_float32=pattern)[0](network()[1], images, train=True, mutable=["batch_stats"])[0]
+        for p, pattern in ((preset, ""), (preset, "^/stem_"), ("fp32", ""))
+    ]
+    assert not jnp.isfinite(logits[0]).all()
+    np.testing.assert_allclose(logits[1], logits[2], atol=0.02 * float(jnp.abs(logits[2]).max()))
+
+
+def test_a_block_alone_is_the_float32_sum_of_its_half_branches():
+    _, variables, model = network("fp16", keep_float32="^/block_layer1_1$")
+    _, state = model.apply(variables, IMAGES, capture_intermediates=True, mutable=["intermediates"])
+    found = state["intermediates"]
+    before = nn.relu(found["stem_norm"]["__call__"][0])
+    branch = found["block_layer1_1"]["norm2"]["__call__"][0]
+    assert before.dtype == branch.dtype == jnp.float16
+    expected = np.maximum(np.asarray(before, np.float32) + np.asarray(branch, np.float32), 0)
+    np.testing.assert_array_equal(found["block_layer1_1"]["__call__"][0], expected)
+
+
+def test_policies_at_paths():
+    norm = jmp.Policy(jnp.float32, jnp.bfloat16, jnp.float16)
+    wide = jmp.Policy(jnp.dtype("float32"), jnp.dtype("float32"), jnp.dtype("float32"))
+    assert policy_at(("block", "norm1"), norm, "^/block/norm1$") == wide
+    assert policy_at(("block", "norm1"), norm, "^/block$") is norm
+    double = jmp.get_policy("float64")
+    assert policy_at(("head",), double, "/head").compute_dtype == jnp.float64
+
+
+def test_no_regular_expression():
+    with pytest.raises(ValueError, match=r"keep_float32='\(' is no regular expression: missing \)"):
+        create("resnet18", num_classes=2, policy=HALF, keep_float32="(")
