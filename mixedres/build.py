@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from mixedres import autocast, data, models, normalize, optimizers, precision, step
+from mixedres import autocast, data, models, normalize, optimizers, precision, step, tapped
 from mixedres.autocast.keep import nearest
 from mixedres.config import ConfigError, errors, flatten, validate
 from mixedres.config_keys import duration_in_steps
@@ -137,6 +137,23 @@ class Setup:
     def loss_and_grads(self) -> Callable[..., Any]:
         """The jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
         return step.jit_loss_and_grads(self.mesh, **self._gradient_options())
+
+    def seen(self) -> Callable[..., Any]:
+        """The jitted (variables, batch) -> `numerics.Seen` of a training step without a loss scale."""
+        options = self._gradient_options()
+        del options["allreduce_dtype"]
+        return tapped.jit_seen(self.mesh, **options)
+
+    def in_precision(self, chosen: precision.Precision) -> Setup:
+        """The same with the network in another precision; the config and the loss scale are as before."""
+        policy, norm_policy = chosen.network_policies
+        model = self.model.clone(
+            policy=policy,
+            norm_policy=norm_policy,
+            precision=chosen.matmul_precision,
+            keep_float32=chosen.keep_float32,
+        )
+        return dataclasses.replace(self, precision=chosen, model=model)
 
     def eval_step(self) -> Callable[..., Any]:
         """The jitted (variables, batch, sums) -> sums."""

@@ -107,15 +107,7 @@ def _weights(setup: Setup, directory: pathlib.Path, group: Processes) -> tuple[T
 
 def _tally(setup: Setup, chosen: precision.Precision) -> Callable[..., Any]:
     """The jitted (variables, batch, expected classes or None, sums) -> (sums, classes) in a precision."""
-    policy, norm_policy = chosen.network_policies
-    model = setup.model.clone(
-        policy=policy,
-        norm_policy=norm_policy,
-        precision=chosen.matmul_precision,
-        keep_float32=chosen.keep_float32,
-        axis_name=None,
-    )
-    apply_fn = chosen.rewrite(model.apply)
+    apply_fn = chosen.rewrite(setup.in_precision(chosen).model.clone(axis_name=None).apply)
 
     def tally(variables: Any, batch: Any, expected: jax.Array | None, sums: Metrics) -> tuple[Metrics, jax.Array]:
         logits = apply_fn(variables, setup.normalize_fn(batch["image"]), train=False).astype(jnp.float32)

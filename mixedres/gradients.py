@@ -55,7 +55,7 @@ def scaled_grads(
         batch,
         loss_scale,
         loss_fn=partial(
-            _scaled_loss,
+            scaled_loss,
             apply_fn=partial(apply_fn, train=not frozen_statistics),
             normalize=normalize,
             label_smoothing=label_smoothing,
@@ -70,7 +70,7 @@ def scaled_grads(
     return grads, variables["batch_stats"] if frozen_statistics else batch_stats, metrics
 
 
-def _scaled_loss(
+def scaled_loss(
     params: Any,
     batch_stats: Any,
     batch: Batch,
@@ -81,6 +81,10 @@ def _scaled_loss(
     label_smoothing: float,
     learns: MaskFn | None,
 ) -> tuple[jax.Array, tuple[Any, Metrics]]:
+    """The loss of this device's examples times the loss scale, and (new statistics, {'loss', 'top1'}).
+
+    Args: as `scaled_grads`, `params` and `batch_stats` being those of the variables.
+    """
     if learns is not None:  # with nothing left of the backward pass of what does not
         params = jax.tree.map(lambda own, x: x if own else jax.lax.stop_gradient(x), learns(params), params)
     logits, mutated = apply_fn(

@@ -27,6 +27,10 @@ LAYERS = {
     "exported_files": 7,
     "saved_model": 7,
     "network": 6,
+    "doctor": 11,
+    "checkup": 8,
+    "examination": 6,
+    "tapped": 4,
     "sheet": 0,
     "initial": 6,
     "trained": 5,
@@ -114,6 +118,10 @@ FOREIGN = {
     "exported_files": set(),
     "saved_model": {"jax", "jaxlib", "tensorflow"},
     "network": {"jax"},
+    "doctor": {"ml_collections"},
+    "checkup": {"jax", "ml_collections"},
+    "examination": {"jax", "numpy"},
+    "tapped": {"jax"},
     "sheet": {"PIL", "numpy"},
     "train": {"jax", "numpy", "optax", "ml_collections"},
     "evaluation": {"jax", "ml_collections"},
@@ -157,7 +165,9 @@ def test_imports_point_down(path):
 def test_only_the_upper_layers_see_a_config():
     for path in FILES:
         if "ml_collections" in path.read_text():
-            assert unit(path) in ("main", "train", "evaluation", "build", "devices", "config"), path
+            assert unit(path) in ("main", "train", "evaluation", "build", "devices", "config", "doctor", "checkup"), (
+                path
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

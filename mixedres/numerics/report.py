@@ -17,6 +17,9 @@ from mixedres.numerics.rows import FLUSHING, LOST, LOW, MARGIN, Row
 # Loss scales that are recommended end at 2**24, as the dynamic one does (`mixedres.precision`); a loss may also be too
 # large.
 SHIFTS = range(-24, 25)
+# What is added and not multiplied is called by these names.
+BIASES = {"b", "beta", "bias"}
+MANTISSA_BITS = 10
 
 
 class Limits(NamedTuple):
@@ -111,7 +114,7 @@ class Report:
 
         Of several the largest, up to 2**24. Modules that no scale makes fit are left out: they stay in float32.
         """
-        unfit = {_module(row) for row in self.rows if not row.is_scaled and row.is_damaged(0)}
+        unfit = {_module(row) for row in self._relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if _module(row) not in unfit] or self.scaled
 
         def suffering(shift: int) -> int:
@@ -144,10 +147,22 @@ class Report:
         """The modules that should stay in float32, even at the recommended scale.
 
         Those with a tensor that comes within 4x of overflow, loses over 0.1 % of its mass, or is off by over 1 % after
-        the cast to float16.
+        the cast to float16; but for biases far below what they are added to.
         """
-        damaged = {_module(row) for row in self.rows if row.is_damaged(self.recommended_shift)}
+        damaged = {_module(row) for row in self._relevant if row.is_damaged(self.recommended_shift)}
         return tuple(module for module in self.modules if module in damaged)
+
+    @cached_property
+    def _relevant(self) -> tuple[Row, ...]:
+        """The rows without the biases that are below half of float16's last place in their module's result."""
+        tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
+
+        def is_small_bias(row: Row) -> bool:
+            top, result = row.exponents.top, tops.get(row.module)
+            is_bias = row.kind == "parameter" and row.name.rpartition("/")[2] in BIASES
+            return is_bias and top is not None and result is not None and result - top > MANTISSA_BITS
+
+        return tuple(row for row in self.rows if not is_small_bias(row))
 
     @cached_property
     def keep_float32_pattern(self) -> str:
