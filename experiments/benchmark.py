@@ -32,8 +32,9 @@ from experiments import hlo, plots, runs
 from experiments.gpus import GPUS
 from mixedres import data, summary
 from mixedres import main as command_line
-from mixedres.build import Setup, build
+from mixedres.build import build
 from mixedres.config import ConfigError
+from mixedres.setup import Setup
 
 WARMUP, PROFILED = 3, 5
 # Of synthetic images where the config does not say.

@@ -24,9 +24,10 @@ import numpy as np
 from experiments import plots, runs
 from mixedres import losses, summary, workdir
 from mixedres import main as command_line
-from mixedres.build import Setup, build
+from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
+from mixedres.setup import Setup
 
 # float16: the largest value, the smallest normal one, and half of the smallest subnormal one, which rounds to zero.
 LARGEST, NORMAL, ZERO = 65504.0, 2.0**-14, 2.0**-25

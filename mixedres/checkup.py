@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixedres import data, examination, initial, precision, start, workdir
-from mixedres.build import Setup, build
+from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
 from mixedres.numerics import Report
+from mixedres.setup import Setup
 from mixedres.step import TrainState
 
 

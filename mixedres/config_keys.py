@@ -163,6 +163,7 @@ KEYS = (
     Key("precision.implementation", str, None, "casting or graph_rewrite; not set: the preset's"),
     Key("precision.matmul_precision", str, None, "default, tensorfloat32 or highest; not set: the preset's"),
     Key("precision.keep_float32", str, "", "regular expression of module paths that stay in float32, such as ^/head$"),
+    Key("numerics.every", int, 0, "steps between two looks at the numerics of every layer; 0: none", NOT_NEGATIVE),
     Key("autocast.level", str, "default", f"of the graph rewrite: {', '.join(autocast.LEVELS)}"),
     Key("autocast.allow", str, "", "primitives it always computes in half, with commas: dot_general,tanh"),
     Key("autocast.infer", str, "", "primitives in half between those"),

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixedres import data, initial, loop, losses, precision, start, summary, workdir
-from mixedres.build import Setup, build
+from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
 from mixedres.processes import ALONE, Processes
+from mixedres.setup import Setup
 from mixedres.step import Metrics, TrainState
 
 # What an evaluation of a finished run must share with its training; devices and batch size may differ.

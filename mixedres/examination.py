@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from mixedres import precision
-from mixedres.build import Setup
 from mixedres.leaves import named_leaves
 from mixedres.numerics import Comparison, Report, Seen
+from mixedres.setup import Setup
 from mixedres.step import Batch, TrainState
 
 # What an examination computes in: float32, or where that is slow and bfloat16 is not, that one, which has its range.

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from mixedres import models, trained, weights, workdir
-from mixedres.build import Setup
 from mixedres.config import ConfigError
 from mixedres.leaves import fingerprint
 from mixedres.processes import Processes
+from mixedres.setup import Setup
 from mixedres.step import TrainState
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import jax
 
 from mixedres import data, nonfinite, step
-from mixedres.build import Setup
 from mixedres.checkpoints import Checkpoints
 from mixedres.compilations import Compilations
 from mixedres.config import TrainingError
 from mixedres.interrupts import Interrupts, Stopped
 from mixedres.metrics import InFlight, RunLog
 from mixedres.processes import ALONE, Processes
+from mixedres.sampling import Sampler
+from mixedres.setup import Setup
 
 
 @dataclasses.dataclass
@@ -24,7 +25,7 @@ class Loop:
     """A run between its first and its last step.
 
     Attributes:
-      setup, saved, log, interrupts, group: what it works with; directory: of the run.
+      setup, saved, log, sampler, interrupts, group: what it works with; directory: of the run.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
@@ -37,6 +38,7 @@ class Loop:
     directory: pathlib.Path
     saved: Checkpoints
     log: RunLog
+    sampler: Sampler
     interrupts: Interrupts
     group: Processes
     train_step: Any
@@ -68,6 +70,7 @@ class Loop:
                 self.log.clock.start()
                 batch = batches.take(in_flight.busy)
                 self.group.progress(done)
+                self.sampler.look(done, self.state, batch)
                 self.state, metrics = self.train_step(self.state, batch)
                 self.log.waited = batches.waited
                 self._record(in_flight.push(done, metrics, batch))
@@ -170,6 +173,7 @@ class Loop:
         """Logs the metrics of finished steps; raises NonFiniteError at one that could not be taken."""
         for done, values, batch in finished:
             self.log.train(done, values)
+            self.sampler.finished(done, values, self.log)
             if values["halted"]:
                 self.log.line(f"step {done} is not finite; examining it, which takes about as long as compiling twice")
                 with jax.transfer_guard("allow"):

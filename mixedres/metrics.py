@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import tqdm
 
+from mixedres.progress import Progress
 from mixedres.resources import Resources
-from mixedres.writers import NoWriters, Writers
+from mixedres.writers import Histogram, NoWriters, Writers
 
 # Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
 WAIT_LIMIT = 0.1
@@ -232,6 +231,11 @@ class RunLog:
             f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}{scale}  skipped {self.total_skipped}"
         )
 
+    def numerics(self, step: int, values: Mapping[str, float | None], histograms: Mapping[str, Histogram]) -> None:
+        """Takes what was seen inside of a finished step."""
+        self._writers.write(step, "numerics", values)
+        self._writers.histograms(step, "numerics", histograms)
+
     def line(self, text: str) -> None:
         """Tells the person who watches."""
         self._progress.line(text)
@@ -246,55 +250,3 @@ class RunLog:
         self._write_resources(self._step)
         self._writers.close()
         self._progress.close()
-
-
-class Progress:
-    """A bar with rate and time left on a terminal; elsewhere a plain line now and then."""
-
-    def __init__(
-        self,
-        total_steps: int,
-        first_step: int,
-        batch_size: int,
-        seconds_between_lines: float = 10.0,
-        *,
-        bar: bool = True,
-    ):
-        """Steps count from `first_step` to `total_steps`, `batch_size` examples each. `bar`: where it can be shown."""
-        self._total, self._first, self._batch_size = total_steps, first_step, batch_size
-        self._between = seconds_between_lines
-        self._last_line = time.perf_counter()
-        self._bar = tqdm.tqdm(
-            total=total_steps,
-            initial=first_step,
-            unit="step",
-            dynamic_ncols=True,
-            leave=False,
-            disable=not (bar and sys.stderr.isatty()),
-        )
-
-    def update(self, step: int, values: Mapping[str, float], training_seconds: float) -> None:
-        """Shows that `step` steps are done, `training_seconds` of training after the first."""
-        done = step - self._first
-        rate = done * self._batch_size / max(training_seconds, 1e-9)
-        if not self._bar.disable:
-            self._bar.set_postfix_str(f"loss {values['loss']:.3f}, {rate:,.0f} img/s", refresh=False)
-            self._bar.update(step - self._bar.n)
-        elif time.perf_counter() - self._last_line > self._between:
-            left = (self._total - step) * training_seconds / max(done, 1)
-            self.line(
-                f"step {step}/{self._total}  loss {values['loss']:.4f}  {rate:,.0f} img/s  "
-                f"about {tqdm.tqdm.format_interval(left)} left"
-            )
-
-    def line(self, text: str) -> None:
-        """Prints a line that stays."""
-        self._last_line = time.perf_counter()
-        if self._bar.disable:
-            print(text, flush=True)
-        else:
-            self._bar.write(text)
-
-    def close(self) -> None:
-        """Removes the bar."""
-        self._bar.close()

@@ -21,10 +21,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from mixedres import diagnosis, numerics
-from mixedres.build import Setup
 from mixedres.config import ConfigError, NonFiniteError
 from mixedres.files import write_json
 from mixedres.leaves import named_leaves
+from mixedres.setup import Setup
 from mixedres.step import Batch, TrainState
 from mixedres.workdir import NONFINITE
 

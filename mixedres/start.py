@@ -8,11 +8,11 @@ from typing import Any
 import jax
 
 from mixedres import step, workdir
-from mixedres.build import Setup
 from mixedres.checkpoints import Checkpoints, OtherModelError
 from mixedres.config import ConfigError
 from mixedres.initial import Initial
 from mixedres.processes import Processes
+from mixedres.setup import Setup
 
 
 def agree(setup: Setup, directory: pathlib.Path, group: Processes, *, clean: bool = False) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 from mixedres import __version__
-from mixedres.build import Setup
 from mixedres.leaves import fingerprint
 from mixedres.loop import Loop
+from mixedres.setup import Setup
 
 _PACKAGES = (
     "jax",

@@ -17,15 +17,18 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data, loop, start, step, summary, tracking, workdir
-from mixedres.build import Setup, build
+from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError, TrainingError
 from mixedres.files import write_json
 from mixedres.initial import Initial, for_run
 from mixedres.interrupts import Interrupts
-from mixedres.metrics import Progress, RunLog
+from mixedres.metrics import RunLog
 from mixedres.processes import ALONE, Processes
+from mixedres.progress import Progress
 from mixedres.resources import Resources
+from mixedres.sampling import Sampler
+from mixedres.setup import Setup
 from mixedres.writers import NoWriters, Writers
 
 # Seconds in which a file that one host wrote is seen by all; NFS may remember for a minute that it was not there.
@@ -110,7 +113,7 @@ def _train(
     tracker = outlasting.enter_context(_tracker(setup, directory)) if group.is_writer and config.wandb else None
     first_step = int(state.step)
     started = time.perf_counter()
-    train_step, eval_step = _compile(setup, state)
+    train_step, eval_step, sampler = _compile(setup, state)
     compile_seconds = time.perf_counter() - started
     print(f"compiled in {compile_seconds:.1f} s; training from step {first_step}", flush=True)
 
@@ -132,6 +135,7 @@ def _train(
         directory,
         saved,
         log,
+        sampler,
         interrupts,
         group,
         train_step,
@@ -190,13 +194,15 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
     return lambda updates: float(block(updates // size)[updates % size])
 
 
-def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any]:
-    """Both steps, compiled ahead: a second compilation would be an error instead of a pause."""
+def _compile(setup: Setup, state: step.TrainState) -> tuple[Any, Any, Sampler]:
+    """All steps, compiled ahead: a second compilation would be an error instead of a pause."""
     batch = setup.batch_shapes
     train_step = setup.train_step().lower(state, batch).compile()
     masked = batch | {"mask": jax.ShapeDtypeStruct(batch["label"].shape, bool, sharding=setup.split)}
     eval_step = setup.eval_step().lower(state.eval_variables, masked, setup.zero_sums()).compile()
-    return train_step, eval_step
+    sampler = Sampler(setup)
+    sampler.compile(state)
+    return train_step, eval_step, sampler
 
 
 def _check_outcome(state: step.TrainState, result: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ _FREE = {
     "data.on_error",
     "log_every",
     "log_resources_every",
+    "numerics.every",
     "wandb",
     "eval_every",
     "checkpoint_every",

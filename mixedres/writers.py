@@ -10,10 +10,11 @@ import pathlib
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import RecordWriter
-from tensorboardX.summary import scalar
+from tensorboardX.summary import histogram_raw, scalar
 
 from mixedres.files import replace_text, without_nan
 from mixedres.tracking import WeightsAndBiases
@@ -24,6 +25,13 @@ NOT_PLOTTED = {"epoch", "examples"}
 _FLUSH_SECONDS = 10.0
 # Tells apart the files that one process starts within a second.
 _COUNT = itertools.count()
+
+
+class Histogram(NamedTuple):
+    """Counts of the numbers in [first, first + 1), [first + 1, first + 2) and so on."""
+
+    first: int
+    counts: list[int]
 
 
 class Writers:
@@ -50,7 +58,8 @@ class Writers:
         """
         if jsonl.exists():
             lines = jsonl.read_text().splitlines(keepends=True)
-            last = {"train": first_step, "resources": first_step, "eval": first_step if evaluated else first_step - 1}
+            last = dict.fromkeys(("train", "resources", "numerics"), first_step)
+            last["eval"] = first_step if evaluated else first_step - 1
             kept = [line for line in lines if _is_of(line, last)]
             if kept != lines:
                 replace_text(jsonl, "".join(kept))
@@ -58,8 +67,8 @@ class Writers:
         self._events = _Events(jsonl.parent, first_step)
         self._tracker = tracker
 
-    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Writes `values` of `kind` ('train', 'eval' or 'resources') after `step` steps."""
+    def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
+        """Writes `values` of `kind` ('train', 'eval', 'resources' or 'numerics') after `step` steps."""
         plain = without_nan(dict(values))
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
@@ -67,6 +76,10 @@ class Writers:
         self._events.write(step, curves)
         if self._tracker:
             self._tracker.write(step, curves)
+
+    def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
+        """Writes histograms after `step` steps, for TensorBoard alone."""
+        self._events.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
 
     def problem(self) -> str | None:
         """Why lines wait in memory; None where all are on their way to the disk."""
@@ -85,7 +98,10 @@ class Writers:
 class NoWriters:
     """In the place of `Writers` where another process writes."""
 
-    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
+        """Does nothing."""
+
+    def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
         """Does nothing."""
 
     def problem(self) -> None:
@@ -149,6 +165,15 @@ class _Events:
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self._flushed = time.monotonic()
             self._attempt(RecordWriter.flush)
+
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        for name, (first, counts) in found.items():
+            limits = [float(first + 1 + i) for i in range(len(counts))]
+            middles = [limit - 0.5 for limit in limits]
+            total = sum(c * m for c, m in zip(counts, middles, strict=True))
+            squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
+            summary = histogram_raw(name, first, limits[-1], sum(counts), total, squares, limits, counts)
+            self._add(event_pb2.Event(summary=summary, step=step))
 
     def close(self) -> None:
         self._attempt(RecordWriter.close)

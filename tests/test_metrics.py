@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from mixedres import metrics
+from mixedres.progress import Progress
 from mixedres.writers import Writers
 
 
@@ -61,7 +62,7 @@ def make_log(tmp_path, first_step=0, **options):
     defaults = {"total_skipped": 0, "batch_size": 10, "log_every": 2}
     defaults["learning_rate"] = float  # after n updates: n
     files = Writers(tmp_path / "metrics.jsonl", first_step)
-    progress = metrics.Progress(100, 0, 10)
+    progress = Progress(100, 0, 10)
     return metrics.RunLog(files, progress, **(defaults | options))
 
 
@@ -125,7 +126,7 @@ def test_skipped_steps_before_this_start_count(tmp_path):
 
 
 def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys):
-    progress = metrics.Progress(total_steps=100, first_step=20, batch_size=32, seconds_between_lines=10)
+    progress = Progress(total_steps=100, first_step=20, batch_size=32, seconds_between_lines=10)
     clock.now += 1
     progress.update(21, {"loss": 2.0}, training_seconds=1.0)
     assert capsys.readouterr().out == ""

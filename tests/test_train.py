@@ -11,12 +11,13 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from mixedres import evaluation, models, nonfinite, precision, start, train, workdir
-from mixedres.build import Setup, build
+from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.compilations import Compilations
 from mixedres.config import ConfigError, NonFiniteError, TrainingError
 from mixedres.data import Synthetic
 from mixedres.metrics import RunLog
+from mixedres.setup import Setup
 from tests import run_cases, step_cases
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from experiments import runs
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, Task
 from mixedres import main as command_line
-from mixedres.build import Setup, build
+from mixedres.build import build
+from mixedres.setup import Setup
 
 # The presets in which a dtype is trained; the first is what the others' steps are compared with.
 PRESETS = {"fp32": ["fp32"], "tf32": ["tf32"], "bf16": ["bf16", "bf16_rewrite"], "fp16": ["fp16", "fp16_rewrite"]}

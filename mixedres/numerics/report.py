@@ -114,7 +114,7 @@ class Report:
 
         Of several the largest, up to 2**24. Modules that no scale makes fit are left out: they stay in float32.
         """
-        unfit = {_module(row) for row in self._relevant if not row.is_scaled and row.is_damaged(0)}
+        unfit = {_module(row) for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if _module(row) not in unfit] or self.scaled
 
         def suffering(shift: int) -> int:
@@ -149,11 +149,11 @@ class Report:
         Those with a tensor that comes within 4x of overflow, loses over 0.1 % of its mass, or is off by over 1 % after
         the cast to float16; but for biases far below what they are added to.
         """
-        damaged = {_module(row) for row in self._relevant if row.is_damaged(self.recommended_shift)}
+        damaged = {_module(row) for row in self.relevant if row.is_damaged(self.recommended_shift)}
         return tuple(module for module in self.modules if module in damaged)
 
     @cached_property
-    def _relevant(self) -> tuple[Row, ...]:
+    def relevant(self) -> tuple[Row, ...]:
         """The rows without the biases that are below half of float16's last place in their module's result."""
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 

@@ -1,0 +1,170 @@
+"""What a run is made of, and the compiled functions that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from mixedres import data, models, normalize, optimizers, precision, step, tapped
+from mixedres.config import flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a run is made of.
+
+    Attributes:
+      config: where it came from.
+      precision, source, model: the preset, the data and the network.
+      mesh: the devices; batch_size: examples per step over all of them.
+      steps_per_epoch, total_steps, eval_every, checkpoint_every, warmup_steps: in steps; evaluations and checkpoints
+        every 0 steps are made at the end alone.
+      learning_rate: function of the number of applied updates.
+      tx: the loss-scaled optimizer.
+    """
+
+    config: ConfigDict
+    precision: precision.Precision
+    source: data.Source
+    model: models.ResNet
+    mesh: jax.sharding.Mesh
+    batch_size: int
+    steps_per_epoch: int
+    total_steps: int
+    eval_every: int
+    checkpoint_every: int
+    warmup_steps: int
+    learning_rate: optax.Schedule
+    tx: optax.GradientTransformation
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The config, flat, with the batch size that the number of devices may have decided."""
+        return flatten(self.config) | {"batch_size": self.batch_size}
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What tells whether two runs were on the same data, and what the network takes for a picture."""
+        source = self.source
+        return {
+            "input": source.input_spec.to_json(),
+            "class_names": list(source.class_names),
+            "train_examples": source.train_examples,
+            "eval_examples": source.eval_examples,
+            "fingerprint": source.fingerprint,
+        }
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices of the mesh."""
+        return list(self.mesh.devices.flat)
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """The sharding of the state: a whole copy on every device."""
+        return NamedSharding(self.mesh, P())
+
+    @property
+    def split(self) -> NamedSharding:
+        """The sharding of a batch: an equal share on every device."""
+        return NamedSharding(self.mesh, P(step.AXIS))
+
+    @property
+    def shard(self) -> data.Shard:
+        """The rows of every batch that this process reads: those of its own devices."""
+        return data.Shard(jax.process_index(), jax.process_count())
+
+    def put(self, batch: data.Batch) -> dict[str, jax.Array]:
+        """The global batch on the devices of all processes, of which this one gives its `shard`."""
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, self.split), batch)
+
+    @property
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The global batch of a training step as shapes, for compiling ahead."""
+        shape = (self.batch_size, *self.source.image_shape)
+        return {
+            "image": jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=self.split),
+            "label": jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=self.split),
+        }
+
+    def zero_sums(self) -> step.Metrics:
+        """The sums at the start of an evaluation, on every device."""
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, self.replicated), step.zero_sums())
+
+    @property
+    def normalize_fn(self) -> normalize.NormalizeFn:
+        """What turns the source's images into the network's input."""
+        if self.source.mean is None:
+            return normalize.per_image
+        return normalize.by_channel(self.source.mean, self.source.std)
+
+    def init_state(self) -> step.TrainState:
+        """The state before the first step; traceable, so that `jax.eval_shape` tells its structure."""
+        return step.init_state(self._init_variables(), self.tx, ema=self.config.ema_decay > 0)
+
+    @property
+    def variable_shapes(self) -> dict[str, Any]:
+        """{'params', 'batch_stats'} of the network as shapes."""
+        return jax.eval_shape(self._init_variables)
+
+    def _init_variables(self) -> dict[str, Any]:
+        images = jnp.zeros((1, *self.source.image_shape))
+        return self.model.init(jax.random.key(self.config.seed), images, train=False)
+
+    def train_step(self) -> Callable[..., Any]:
+        """The jitted (state, batch) -> (state, metrics)."""
+        return step.jit_train_step(
+            self.mesh,
+            **self._gradient_options(),
+            tx=self.tx,
+            ema_decay=self.config.ema_decay,
+            stop_after_skipped=self.config.stop_after_skipped,
+        )
+
+    def loss_and_grads(self) -> Callable[..., Any]:
+        """The jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
+        return step.jit_loss_and_grads(self.mesh, **self._gradient_options())
+
+    def seen(self) -> Callable[..., Any]:
+        """The jitted (variables, batch) -> `numerics.Seen` of a training step without a loss scale."""
+        options = self._gradient_options()
+        del options["allreduce_dtype"]
+        return tapped.jit_seen(self.mesh, **options)
+
+    def in_precision(self, chosen: precision.Precision) -> Setup:
+        """The same with the network in another precision; the config and the loss scale are as before."""
+        policy, norm_policy = chosen.network_policies
+        model = self.model.clone(
+            policy=policy,
+            norm_policy=norm_policy,
+            precision=chosen.matmul_precision,
+            keep_float32=chosen.keep_float32,
+        )
+        return dataclasses.replace(self, precision=chosen, model=model)
+
+    def eval_step(self) -> Callable[..., Any]:
+        """The jitted (variables, batch, sums) -> sums."""
+        return step.jit_eval_step(
+            self.mesh, apply_fn=self.precision.rewrite(self.model.apply), normalize=self.normalize_fn
+        )
+
+    def _gradient_options(self) -> dict[str, Any]:
+        in_half = self.config.allreduce_dtype == "compute"
+        return {
+            "apply_fn": self.precision.rewrite(self.model.apply),
+            "normalize": self.normalize_fn,
+            "label_smoothing": self.config.label_smoothing,
+            "microbatches": self.config.microbatches,
+            "allreduce_dtype": self.precision.policy.compute_dtype if in_half else None,
+            "learns": optimizers.path_mask(self.config.train_only) if self.config.train_only else None,
+            "frozen_statistics": self.config.batch_norm.frozen,
+        }
