@@ -56,6 +56,7 @@ def export(given: Sequence[str]) -> None:
         "version": chosen.model.version,
         "classes": len(chosen.class_names),
         "precision": chosen.precision.name,
+        "keep_float32": chosen.precision.keep_float32,
         "input": chosen.spec.to_json(),
         "platforms": list(PLATFORMS),
         "source": options.source,

@@ -9,6 +9,7 @@ from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
 from tests import run_cases
+from tests.autocast import graphs
 
 
 def digits(preset, **overrides):
@@ -24,6 +25,16 @@ def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "digits"
     train.train(digits("fp16", ema_decay=0.9), directory)
     return directory
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_presets_are_compared_as_they_are_whatever_the_run_keeps_in_float32(preset):
+    setup = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
+    variables = jax.eval_shape(setup.init_state).eval_variables
+    batch = setup.batch_shapes | {"mask": jax.ShapeDtypeStruct((28,), bool, sharding=setup.split)}
+    for chosen, dtypes in ((precision.get(preset), {"f16"}), (setup.precision, {"f16", "f32"})):
+        tally = jax.make_jaxpr(evaluation._tally(setup, chosen))(variables, batch, None, evaluation._no_sums())
+        assert graphs.product_dtypes(tally) == dtypes
 
 
 @pytest.mark.long

@@ -172,7 +172,7 @@ def _notes(graph: Graph) -> Iterator[str]:
     products = [node for node in nodes if node.category == "allow"]
     wide = [node for node in products if not node.half and node.reason]
     if kept := sum(node.kept for node in nodes):
-        yield f"{kept} operations stay in float32 because keep_float32 is found in their paths"
+        yield f"operations in float32 because keep_float32 is found in their paths: {kept}"
     elif not any(node.half or node.reason for node in products):
         yield "no operation of the allow list has float32 operands: the function is left as it is"
     for reason, count in collections.Counter(node.reason for node in wide).items():

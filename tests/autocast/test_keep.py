@@ -97,7 +97,16 @@ def test_explain_says_so():
     ]
     reason = "keep_float32: '^/head$' is found in /head"
     assert [d.reason for d in report.decisions][1:4] == [reason, reason, f"follows add: {reason}"]
-    assert "2 operations stay in float32 because keep_float32 is found in their paths" in report.notes
+    assert "operations in float32 because keep_float32 is found in their paths: 2" in report.notes
+
+
+@pytest.mark.parametrize("pattern", [r"jit\(silu\)", "", "/a/"])
+def test_the_path_that_explain_shows_is_searched_too(pattern):
+    """With calls in it, and only as a whole: '/a/' is in that of the call alone."""
+    f = in_scope("a", lambda x: jax.nn.silu(x @ W) @ W)
+    found = {d.primitive: str(d.dtype) for d in explain(f, keep_float32=pattern)(X).decisions}
+    half = "float32" if pattern else "float16"
+    assert found == {"dot_general": "float16", "logistic": half, "mul": half}
 
 
 def test_when_every_product_is_kept_the_program_comes_back():
