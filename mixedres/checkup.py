@@ -16,7 +16,7 @@ from mixedres import data, examination, initial, precision, start, workdir
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
-from mixedres.numerics import Report
+from mixedres.numerics import Report, once
 from mixedres.setup import Setup
 from mixedres.step import TrainState
 
@@ -39,7 +39,8 @@ def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], 
     name = f"{config.model.name} on {config.data.name}, {setup.precision.name}"
     where = "fresh weights" if run is None else f"step {first} of {run}"
     print(f"{name}: {where}, batch {setup.batch_size}; compiling ...", flush=True)
-    count = examination.shadow(setup).seen()
+    quick = once.options(setup.devices[0].platform)
+    count = examination.shadow(setup).seen().lower(state.variables, setup.batch_shapes).compile(quick)
     train_step = setup.train_step() if steps[-1] else None
     report: Report | None = None
     batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first)
@@ -107,7 +108,8 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     name = _preset(config.precision.name, report.dtype)
     flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
     if report.dtype == "bfloat16":
-        return [" ".join(flags + ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None))]
+        flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
+        return [" ".join(flags) or "nothing: the config does so already"]
     scale = f"{report.recommended_scale:.12g}"
     kept = report.keep_float32_pattern
     if kept != config.precision.keep_float32:

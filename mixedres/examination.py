@@ -11,7 +11,7 @@ import numpy as np
 
 from mixedres import precision
 from mixedres.leaves import named_leaves
-from mixedres.numerics import Comparison, Report, Seen
+from mixedres.numerics import Comparison, Report, Seen, once
 from mixedres.setup import Setup
 from mixedres.step import Batch, TrainState
 
@@ -53,7 +53,8 @@ def _gradients(setup: Setup, state: TrainState, batch: Batch, shift: int) -> dic
     """The unscaled float32 gradients of a step at the loss scale 2**shift."""
     scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, shift)), setup.replicated)
     state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
-    _, grads = setup.loss_and_grads()(state, batch)
+    compiled = setup.loss_and_grads().lower(state, batch).compile(once.options(setup.devices[0].platform))
+    _, grads = compiled(state, batch)
     return named_leaves(jax.device_get(grads))
 
 

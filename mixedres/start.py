@@ -11,6 +11,7 @@ from mixedres import step, workdir
 from mixedres.checkpoints import Checkpoints, OtherModelError
 from mixedres.config import ConfigError
 from mixedres.initial import Initial
+from mixedres.numerics import once
 from mixedres.processes import Processes
 from mixedres.setup import Setup
 
@@ -26,7 +27,7 @@ def agree(setup: Setup, directory: pathlib.Path, group: Processes, *, clean: boo
 def fresh(setup: Setup, initial: Initial | None = None) -> step.TrainState:
     """The state before the first step, on the devices: random, or with the weights `initial`, which it tells of."""
     # Random initialisation is a large program that runs once: on the CPU most of its time is optimisation.
-    quick = {"xla_backend_optimization_level": 0} if setup.devices[0].platform == "cpu" else {}
+    quick = once.options(setup.devices[0].platform)
     init = jax.jit(setup.init_state, out_shardings=setup.replicated, compiler_options=quick)
     if initial is None:
         return init()

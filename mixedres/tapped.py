@@ -49,8 +49,11 @@ def seen(
         _, grads, statistics = grad_fn(*per_device, part, NoOpLossScale())
         return statistics, _histograms(grads)
 
-    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
-    statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(of_part, parts))
+    if microbatches == 1:  # convolutions in a loop are slow on the CPU
+        statistics, gradients = of_part(batch)
+    else:
+        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+        statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(of_part, parts))
     # Those of the taps are sums over the devices already, as all gradients of what is the same on them.
     return Seen(statistics, jax.lax.psum(gradients, AXIS), _histograms(variables["params"]))
 

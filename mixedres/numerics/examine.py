@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres.numerics import taps
+from mixedres.numerics import once, taps
 from mixedres.numerics.exponents import Exponents, exponents
 from mixedres.numerics.report import Report, ordered
 from mixedres.numerics.rows import Row, shift_of
@@ -71,7 +71,7 @@ def examine(
         _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
         return Seen(statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)))
 
-    seen = jax.jit(counted)(floats, *batch)
+    seen = jax.jit(counted, compiler_options=once.options())(floats, *batch)
     notes = _notes(dtypes, [name for name in dtypes if name not in seen.taps.names])
     return Report(seen.rows(floats), shift, title, tuple(notes))
 

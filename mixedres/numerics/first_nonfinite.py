@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from mixedres.numerics import once
 from mixedres.numerics.finding import Finding, Measurements
 from mixedres.numerics.measure import Recorder, Statistics
 from mixedres.numerics.tensors import Tensor
@@ -44,7 +45,11 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
         return numbers
 
     arrays = [leaf for _, leaf in leaves]
-    compiled = jax.jit(measured).lower(*arrays).compile(compiler_options=_options())
+    compiled = (
+        jax.jit(measured)
+        .lower(*arrays)
+        .compile(compiler_options={"xla_allow_excess_precision": False, **once.options()})
+    )
     numbers = jax.device_get(compiled(*arrays))
     results = [name for name, _ in _named(shapes)]
     return Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
@@ -57,9 +62,3 @@ def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves]
-
-
-def _options() -> dict[str, Any]:
-    # The program runs once: on the CPU most of its time would be the optimisation of its code.
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
-    return {"xla_allow_excess_precision": False, **quick}

@@ -57,6 +57,11 @@ class Comparison:
     worst_name: str
     median: float
 
+    def to_json(self) -> dict[str, Any]:
+        """For `Report.json`, with None for what is not finite."""
+        values = dataclasses.asdict(self)
+        return values | {name: None for name in ("worst", "median") if not math.isfinite(values[name])}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
@@ -231,7 +236,7 @@ class Report:
                 "low": LOW,
             },
             "probes": [dataclasses.asdict(probe) for probe in self.probes],
-            "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
+            "comparison": [comparison.to_json() for comparison in self.comparisons],
             "rows": [row.to_json(self.shift, self.recommended_shift) for row in self.rows],
         }
 

@@ -86,9 +86,13 @@ def _maybe(shift: int | None) -> str:
 def _comparisons(report: Report) -> list[str]:
     lines = ["Errors of real weight gradients against float32"]
     for c in report.comparisons:
-        worst = "not finite" if not math.isfinite(c.worst) else f"worst {c.worst:.2%}"
-        lines += _wrapped(f"  {c.preset} at {power(c.shift)}: {worst} ({c.worst_name}), median {c.median:.3%}", 4)
+        words = f"worst {_share(c.worst)} ({c.worst_name}), median {_share(c.median)}"
+        lines += _wrapped(f"  {c.preset} at {power(c.shift)}: {words}", 4)
     return lines
+
+
+def _share(error: float) -> str:
+    return f"{error:.2%}" if math.isfinite(error) else "not finite"
 
 
 def _table(report: Report, heading: str, rows: list[Row]) -> list[str]:

@@ -1,0 +1,144 @@
+"""The doctor's command: on fresh networks and on runs, what it writes, what it advises, and how it answers mistakes."""
+
+import json
+import pathlib
+import shlex
+
+import pytest
+
+from mixedres import checkup, doctor, main, train, workdir
+from mixedres.numerics import Comparison, Report
+from tests import run_cases
+
+ROOT = pathlib.Path(main.__file__).parent.parent
+TINY = (
+    "--config=configs/digits.py:fp16",
+    "--config.model.name=cifar_resnet8",
+    "--config.data.name=synthetic",
+    "--config.data.num_classes=10",
+    "--config.data.train_examples=64",
+    "--config.data.image_size=8",
+    "--config.batch_size=16",
+    "--config.num_devices=2",
+)
+
+
+def said(capsys, *arguments):
+    """(status, stdout, stderr)."""
+    status = doctor.main(["doctor", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
+    assert (status, errors) == (0, "")
+    document = json.loads((tmp_path / "page.json").read_text())
+    assert document["title"] == "cifar_resnet8 on synthetic, fp16, steps 0, 2" and document["present_shift"] == 15
+    assert [probe["step"] for probe in document["probes"]] == [0, 2]
+    assert document["title"] in out.read_text() and "Take float16 at loss scale 2**" in text
+    errors = {comparison["preset"]: comparison for comparison in document["comparison"]}
+    assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
+    assert errors["fp16"]["shift"] == document["recommended_shift"] and errors["bf16"]["shift"] == 0
+    assert errors["fp16"]["worst"] < 0.2
+
+    # What it says to add is understood, and followed there is nothing left to change but the scale.
+    line = next(line for line in text.splitlines() if line.startswith("  --config."))
+    followed = main.parse(["mixedres", *TINY, *shlex.split(line)]).config
+    assert followed.precision.loss_scale == 2.0 ** document["recommended_shift"]
+
+
+def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, capsys):
+    run = tmp_path / "run"
+    train.train(run_cases.tiny("fp16_static"), run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    status, text, errors = said(capsys, f"--workdir={run}", f"--out={tmp_path / 'page.html'}")
+    assert (status, errors) == (0, "") and f"step 6 of {run}" in text
+    assert json.loads((tmp_path / "page.json").read_text())["present_shift"] == 7
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    status, _, errors = said(capsys, *TINY, "--config.model.name=cifar_resnet14", f"--workdir={run}")
+    assert status == 2 and "is of another model" in errors
+
+
+def report(dtype="float16", kept="", shift=10):
+    """A stand-in for what `overrides` reads."""
+    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift}
+    return type("Report", (), about)()
+
+
+@pytest.mark.parametrize(
+    ("preset", "found", "lines"),
+    [
+        (
+            "fp16",
+            report(),
+            ["--config.precision.loss_scale=1024", "or: --config.loss_scale.initial=1024  (a dynamic one)"],
+        ),
+        ("fp16_static", report(), ["--config.precision.loss_scale=1024"]),
+        ("fp16_static", report(shift=-3), ["--config.precision.loss_scale=0.125"]),
+        (
+            "fp16_static",
+            report(kept="^/(a|b)$"),
+            ["'--config.precision.keep_float32=^/(a|b)$' --config.precision.loss_scale=1024"],
+        ),
+        ("bf16", report(), ["--config.precision.name=fp16 --config.precision.loss_scale=1024"]),
+        ("fp16_rewrite", report("bfloat16"), ["--config.precision.name=bf16_rewrite"]),
+        ("fp32", report("bfloat16"), ["--config.precision.name=bf16"]),
+        ("bf16", report("bfloat16"), ["nothing: the config does so already"]),
+    ],
+)
+def test_overrides(preset, found, lines):
+    """Each begins with these words."""
+    told = checkup.overrides(found, run_cases.tiny(preset))
+    assert len(told) >= len(lines) and all(a.startswith(b) for a, b in zip(told, lines, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run"),
+        (["--workdir=nowhere"], "--workdir=nowhere holds no run; name one that mixedres.main has trained in"),
+        ([*TINY, "--workdir=nowhere"], "--workdir=nowhere is not there; leave it out to examine a fresh network"),
+        ([*TINY, "--workdir=."], "has no checkpoint; train first, or leave it out to examine a fresh network"),
+        ([*TINY, "--workdir=x", "--init"], "not allowed with argument"),
+        ([*TINY, "--steps=0,x"], "--steps=0,x must be numbers of training steps, such as 0,100,1000"),
+        ([*TINY, "--steps="], "must be numbers of training steps"),
+        ([*TINY, "--compare=fp8"], "--compare: 'fp8' is unknown; use some of fp32,tf32,bf16,"),
+        ([*TINY, "--out=page.txt"], "--out=page.txt must end in .html"),
+        ([*TINY, "--out=no/page.html"], "there is no directory"),
+        ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
+        (["--workdir=x", "--config.batch_size=8"], "--config is missing; name the one of the run"),
+        ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed is found in no module path"),
+        ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
+    given = [
+        argument.replace("=configs/", f"={main.__file__.rpartition('/mixedres/')[0]}/configs/")
+        for argument in arguments
+    ]
+    monkeypatch.chdir(tmp_path)
+    status, _, errors = said(capsys, *given)
+    assert status == 2 and message in errors and errors.count("\n") == 1, errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path, capsys):
+    (tmp_path / "page.html").mkdir()
+    status, _, errors = said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")
+    assert status == 2 and "Is a directory" in errors
+
+
+def test_an_error_that_is_not_finite_is_json():
+    found = Report((), comparisons=(Comparison("fp16", 24, float("inf"), "head/bias", 0.1),))
+    json.dumps(found.json(), allow_nan=False)
+    assert "fp16 at 2**24: worst not finite (head/bias), median 10.00%" in found.text()
+
+
+def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
+    (tmp_path / workdir.CONFIG).write_text("{")
+    status, _, errors = said(capsys, f"--workdir={tmp_path}")
+    assert status == 2 and "config.json cannot be read" in errors
