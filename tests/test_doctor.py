@@ -8,6 +8,7 @@ import pytest
 
 from mixedres import checkup, doctor, main, train, workdir
 from mixedres.numerics import Comparison, Report
+from mixedres.numerics.rows import LOST, shift_of
 from tests import run_cases
 
 ROOT = pathlib.Path(main.__file__).parent.parent
@@ -142,3 +143,29 @@ def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / workdir.CONFIG).write_text("{")
     status, _, errors = said(capsys, f"--workdir={tmp_path}")
     assert status == 2 and "config.json cannot be read" in errors
+
+
+@pytest.mark.long
+def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
+    """Some layer loses over 5 % of its gradients at those scales at which the runs of the sweep ended with more loss."""
+    sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())
+    ratios = {variant["name"].rpartition("=")[2]: variant["ratio_train_loss"] for variant in sweep["variants"]}
+    harmed = {"none": 1.0} | {name: float(name) for name in ratios if name not in ("fp32", "none", "dynamic")}
+    flags = ["--config.model.name=cifar_resnet8", "--config.batch_size=479", "--config.label_smoothing=0"]
+    flags += ["--config.optimizer.learning_rate=0.2", "--config.epochs=40"]
+    command = [f"--config={ROOT}/configs/digits.py:fp16", *flags, "--config.num_devices=1", "--steps=30"]
+    status, _, _ = said(capsys, *command, f"--out={tmp_path / 'page.html'}")
+    assert status == 0
+    document = json.loads((tmp_path / "page.json").read_text())
+    assert len(harmed) >= 6
+    for name, scale in harmed.items():
+        shift = shift_of(scale)
+        lost = [lost_share(row, shift) for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
+        assert (max(lost) > 5 * LOST) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
+        assert document["largest_safe_shift"] >= shift
+
+
+def lost_share(row, shift):
+    """Of the mass, from the document alone."""
+    masses = {row["first"] + i: count * 2.0 ** (row["first"] + i) for i, count in enumerate(row["counts"])}
+    return sum(mass for exponent, mass in masses.items() if exponent + shift < -25) / sum(masses.values())

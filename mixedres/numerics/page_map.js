@@ -90,6 +90,9 @@ function buildLine(line, panels, colours) {
     make("span", { className: "head" }, line.name.slice(0, cut)), make("span", { className: "tail" }, line.name.slice(cut)));
   if (!cut) name.firstChild.remove();
   const element = make("tr", { tabIndex: -1 }, make("th", { scope: "row" }, name)), cells = [];
+  if (line.rows.some(row => row && row.keep)) {
+    element.firstChild.append(make("b", { className: "keep-mark", title: "keep in float32" }, " f32"));
+  }
   line.rows.forEach((row, i) => {
     const panel = panels[i];
     if (!row) {

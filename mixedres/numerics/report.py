@@ -90,12 +90,16 @@ class Report:
 
     @cached_property
     def limits(self) -> Limits:
-        """Of all gradients."""
-        return _limits(self.scaled)
+        """Of all gradients; of several examinations the one that needs the largest scale says what is enough."""
+        found = _limits(self.scaled)
+        enough = [found.enough_shift, *(probe.enough_shift for probe in self.probes)]
+        return found._replace(enough_shift=max((shift for shift in enough if shift is not None), default=None))
 
     @cached_property
     def rest_limits(self) -> Limits:
         """Of the gradients that may be float16."""
+        if not self.keep_float32:
+            return self.limits
         return _limits([row for row in self.scaled if _module(row) not in self.keep_float32])
 
     @property
@@ -237,7 +241,10 @@ class Report:
             },
             "probes": [dataclasses.asdict(probe) for probe in self.probes],
             "comparison": [comparison.to_json() for comparison in self.comparisons],
-            "rows": [row.to_json(self.shift, self.recommended_shift) for row in self.rows],
+            "rows": [
+                row.to_json(self.shift, self.recommended_shift) | {"keep": _module(row) in self.keep_float32}
+                for row in self.rows
+            ],
         }
 
     def html(self, path: str | pathlib.Path) -> None:

@@ -57,7 +57,7 @@ def _facts(report: Report) -> list[str]:
     if report.limited_by is not None:
         facts["largest safe"] = f"{_scale(report.largest_safe_shift)}, for the {report.limited_by}"
         facts["enough"] = _scale(report.enough_shift)
-    facts["keep in float32"] = ", ".join(report.keep_float32) or "nothing"
+    facts["keep in float32"] = ", ".join(report.keep_float32) + " (*)" if report.keep_float32 else "nothing"
     lines: list[str] = []
     for name, value in facts.items():
         lines += _wrapped(f"{name + ':':<17}{value}", 17)
@@ -124,9 +124,10 @@ def _line(row: Row, report: Report, low: int) -> str:
     now, then = (row.at(shift) for shift in (report.shift, report.recommended_shift))
     largest = "-" if exponents.top is None else f"2^{exponents.top}"
     verdicts = dict.fromkeys(row.verdict(shift) for shift in (report.shift, report.recommended_shift))
+    mark = " *" if (row.module or row.name) in report.keep_float32 else ""
     lost = [f"{100 * exponents.lost_mass(shift):.2f}" for shift in (now, then)]
     return (
-        f"{_shortened(row.name):<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
+        f"{_shortened(row.name + mark):<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
         f"|{_picture(row, low)}| {' -> '.join(_SHORT.get(verdict, verdict) for verdict in verdicts)}"
     )
 
