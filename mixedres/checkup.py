@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import shlex
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
 from mixedres.numerics import Report, once
+from mixedres.progress import Progress
 from mixedres.setup import Setup
 from mixedres.step import TrainState
 
@@ -31,46 +34,61 @@ def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], 
       presets: with whose real gradients those of float32 are compared, at the last of the steps.
 
     Raises:
-      ConfigError: where the config is wrong, or the run has no checkpoint of its network.
+      ConfigError: where the config is wrong, the run has no checkpoint of its network, or training does not reach the
+        first of the steps.
     """
     setup = build(config)
     state = _state(setup, run)
-    first = int(state.step)
+    where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
     name = f"{config.model.name} on {config.data.name}, {setup.precision.name}"
-    where = "fresh weights" if run is None else f"step {first} of {run}"
     print(f"{name}: {where}, batch {setup.batch_size}; compiling ...", flush=True)
-    quick = once.options(setup.devices[0].platform)
-    count = examination.shadow(setup).seen().lower(state.variables, setup.batch_shapes).compile(quick)
-    train_step = setup.train_step() if steps[-1] else None
-    report: Report | None = None
-    batches = setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=first)
-    with data.Prefetch(batches, setup.put) as ready:
-        for done in range(steps[-1] + 1):
-            batch = ready.take(lambda: False)
-            if done in steps:
-                seen = jax.device_get(count(state.variables, batch))
-                title = f"{name}, {'step' if len(steps) == 1 else 'steps'} {_listed(first, steps)}"
-                scale = float(state.loss_scale.loss_scale)
-                new = examination.report(setup, seen, scale, title).at_step(first + done)
-                report = new if report is None else dataclasses.replace(report + new, shift=new.shift)
-                print(f"step {first + done}: examined; its loss scale is {scale:g}", flush=True)
-            if train_step is not None and done < steps[-1]:
-                state, metrics = train_step(state, batch)
-                if bool(metrics["halted"]):
-                    raise ConfigError(
-                        f"step {first + done + 1} is not finite in {setup.precision.name}, so later ones of --steps "
-                        "cannot be reached; leave them out, or train in another preset: --config.precision.name=fp32"
-                    )
-    assert report is not None
+    report, state, batch = _over_steps(setup, state, steps)
+    reached = [str(probe.step) for probe in report.probes]
+    title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
+    comparisons = []
     if presets:
         print(f"comparing gradients in {', '.join(presets)} ...", flush=True)
-        chosen = _compared(setup, report, presets)
-        report = dataclasses.replace(report, comparisons=tuple(examination.compare(setup, state, batch, chosen)))
-    return report
+        comparisons = examination.compare(setup, state, batch, _compared(setup, report, presets))
+    return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
 
-def _listed(first: int, steps: Sequence[int]) -> str:
-    return ", ".join(str(first + step) for step in steps)
+def _over_steps(setup: Setup, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Any]:
+    """(the sum of the reports, the state and the batch of the last examination), training in between."""
+    quick, first, last = once.options(setup.devices[0].platform), int(state.step), steps[-1]
+    count = examination.shadow(setup).seen().lower(state.variables, setup.batch_shapes).compile(quick)
+    train_step = setup.train_step() if last else None
+    report: Report | None = None
+    progress, began = Progress(first + last, first, setup.batch_size), time.perf_counter()
+    batches = setup.source.train_batches(setup.batch_size, seed=setup.config.seed, first_step=first)
+    with data.Prefetch(batches, setup.put) as ready, contextlib.closing(progress):
+        for done, batch in zip(range(last + 1), ready, strict=False):
+            if done in steps:
+                scale = float(state.loss_scale.loss_scale)
+                seen = count(state.variables, batch)
+                new = examination.report(setup, seen, scale, "").at_step(first + done)
+                report = new if report is None else dataclasses.replace(report + new, shift=new.shift)
+                progress.line(f"step {first + done}: examined; its loss scale is {scale:g}")
+            if train_step is None or done == last:
+                break
+            state, metrics = train_step(state, batch)
+            values = jax.device_get(metrics)
+            if values["halted"]:
+                return _halted(setup, first + done + 1, report), state, batch
+            progress.update(first + done + 1, values, time.perf_counter() - began)
+    assert report is not None
+    return report, state, batch
+
+
+def _halted(setup: Setup, step: int, report: Report | None) -> Report:
+    """The report so far, which says that there is no more."""
+    why = (
+        f"step {step} is not finite in {setup.precision.name}, so later ones were not reached; train in another preset "
+        "on the way: --config.precision.name=fp32"
+    )
+    if report is None:
+        raise ConfigError(f"--steps: {why}")
+    print(f"note: {why}", flush=True)
+    return dataclasses.replace(report, notes=(*report.notes, why))
 
 
 def _state(setup: Setup, run: pathlib.Path | None) -> TrainState:

@@ -64,6 +64,17 @@ def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, c
     assert status == 2 and "is of another model" in errors
 
 
+def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, capsys):
+    """After a few updates at a rate of 1e9 nothing is finite."""
+    flags = ["--config.precision.loss_scale=none", "--config.optimizer.learning_rate=1e9"]
+    out = tmp_path / "page.html"
+    status, text, errors = said(capsys, *TINY, *flags, f"--out={out}", "--steps=0,9")
+    assert (status, errors) == (0, "") and "is not finite in fp16, so later ones were not reached" in text
+    assert [probe["step"] for probe in json.loads((tmp_path / "page.json").read_text())["probes"]] == [0]
+    status, _, errors = said(capsys, *TINY, *flags, f"--out={tmp_path / 'other.html'}", "--steps=9")
+    assert status == 2 and "--steps: step" in errors and not (tmp_path / "other.html").exists()
+
+
 def report(dtype="float16", kept="", shift=10):
     """A stand-in for what `overrides` reads."""
     about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift}
@@ -147,7 +158,7 @@ def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
 
 @pytest.mark.long
 def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
-    """Some layer loses over 5 % of its gradients at those scales at which the runs of the sweep ended with more loss."""
+    """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended with more loss."""
     sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())
     ratios = {variant["name"].rpartition("=")[2]: variant["ratio_train_loss"] for variant in sweep["variants"]}
     harmed = {"none": 1.0} | {name: float(name) for name in ratios if name not in ("fp32", "none", "dynamic")}
