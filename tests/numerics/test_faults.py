@@ -75,27 +75,47 @@ def test_a_healthy_network_raises_no_alarm():
 
 
 class Attention(nn.Module):
-    """What comes later is masked by -inf."""
+    """Two layers; what comes later is masked by -inf, in a bias that is made ahead of them or given."""
 
     @nn.compact
-    def __call__(self, x):
-        q, k, v = (nn.Dense(x.shape[-1], dtype=F16, name=name)(x) for name in "qkv")
-        scores = q @ k.mT / F16(np.sqrt(x.shape[-1]))
-        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-        scores = jnp.where(seen[None], scores, -jnp.inf)
-        return nn.softmax(scores) @ v
+    def __call__(self, x, bias=None):
+        if bias is None:
+            bias = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), 0, -jnp.inf).astype(F16)
+        for index in range(2):
+            q, k, v = (nn.Dense(x.shape[-1], dtype=F16, name=f"{name}{index}")(x) for name in "qkv")
+            x = nn.softmax(q @ k.mT / F16(np.sqrt(x.shape[-1])) + bias[None]) @ v
+        return x
 
 
-def test_a_mask_of_minus_infinity_raises_no_alarm():
+def attention(given):
+    """(gradient program, parameters, other arguments)."""
     model, x = Attention(), np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
+    bias = np.where(np.tri(5, dtype=bool), np.float16(0), np.float16(-np.inf))
     params = model.init(jax.random.key(0), x)["params"]
 
-    def loss(params, x):
-        return jnp.square(model.apply({"params": params}, x).astype(F32)).sum()
+    def loss(params, *args):
+        return jnp.square(model.apply({"params": params}, *args).astype(F32)).sum()
 
-    finding = first_nonfinite(jax.value_and_grad(loss), params, x)
+    return jax.value_and_grad(loss), jax.tree.map(np.array, params), (x, bias) if given else (x,)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_a_mask_of_minus_infinity_raises_no_alarm_and_hides_no_fault(given):
+    fn, params, args = attention(given)
+    finding = first_nonfinite(fn, params, *args)
     assert finding.origin is None and finding.nonfinite_results == ()
     assert {row.direction for row in finding.arrays if not row.finite} == {"forward"}
+
+    params["q1"]["kernel"][:] = 6e4
+    origin = first_nonfinite(fn, params, *args).origin
+    assert about(origin) == ("Attention/q1", "forward", "dot_general")
+
+
+def test_a_mask_that_leaves_nothing_is_named():
+    fn, params, (x, bias) = attention(given=True)
+    bias[2] = -np.inf
+    origin = first_nonfinite(fn, params, x, bias, names=("params", "x", "bias")).origin
+    assert origin.is_argument and origin.row.path == "bias"
 
 
 def test_an_infinity_in_the_batch_is_named_as_the_batch():
@@ -271,3 +291,13 @@ def test_large_values_on_one_device_of_eight_are_named_with_it():
     assert origin.row.shape == (2, 16) and origin.inputs[0].largest == np.float16(6e4)
     file, line = source(origin)
     assert file == __file__ and 'name="body"' in line
+
+
+def test_what_jax_wrote_itself_has_the_line_of_the_call():
+    def fn(x):
+        return jnp.linalg.norm(x)  # traced once for all its callers: no frame of the product in it is of this file
+
+    origin = first_nonfinite(fn, jnp.full((2, 2), 300, F16)).origin
+    assert about(origin) == ("", "forward", "mul") and origin.inputs[0].largest == 300
+    file, line = source(origin)
+    assert file == __file__ and "jnp.linalg.norm(x)" in line
