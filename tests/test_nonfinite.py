@@ -121,7 +121,7 @@ def test_one_bad_device_of_eight_is_named():
     state = halt(setup, train_step, exhausted(first), data)
     origin = found(setup, state, data)
     assert origin.devices == (5,)
-    assert (origin.row.path, origin.row.direction, origin.row.dtype) == ("ResNet", "forward", np.float16)
+    assert (origin.row.path, origin.row.direction, origin.row.dtype) == ("ResNet/stem_conv", "forward", np.float16)
 
 
 def test_an_infinite_pixel_is_the_fault_of_the_batch():

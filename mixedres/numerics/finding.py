@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mixedres.numerics.tensors import DEVICES, SCAN, Frame, Index, Path, Place, Tensor
+from mixedres.numerics.tensors import DEVICES, FINITE, MASKED, SCAN, Frame, Index, Path, Place, Tensor
 
 FORWARD, BACKWARD = "forward", "backward"
+# They compute nothing: what is not finite in their result was written there.
+_WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Origin:
     Attributes:
       row: the array, with `largest` over the devices and of the iteration in which it went wrong.
       inputs: what it was computed from, constants aside.
-      devices: positions in the mesh of the devices where it is not finite; () where the program runs on one.
+      devices: positions in the mesh of the devices where it is not finite; () outside shard_map.
       iterations: of the loops around it, from the outside in.
       position: of the array in the arrays of the finding.
     """
@@ -117,7 +119,8 @@ class Measurements:
     def _origin(self, bad: list[Place], tensors: list[Tensor]) -> Origin | None:
         """Back from the results `bad` through what is not finite: the earliest that was computed from finite numbers.
 
-        An infinity that reaches no result, such as the padding of a max pool, is not on the way.
+        An infinity that reaches no result, such as the padding of a max pool, is not on the way. A mask of -inf is
+        where something else makes a NaN of it; it is blamed where nothing else can be.
         """
         seen: set[Place] = set()
         reached_by: dict[Place, Place] = {}
@@ -135,7 +138,7 @@ class Measurements:
                 origins.append(here)
         if not origins:
             return None
-        tensor, index = first = min(origins, key=lambda found: found[0].order(found[1]))
+        tensor, index = first = min(origins, key=lambda found: (self._is_mask(found), found[0].order(found[1])))
         # An argument is one array over all devices; what every device saw of it stands where it enters the shard_map.
         where = first
         while not tensor.primitive and where in reached_by and not reached_by[where][0].primitive:
@@ -161,12 +164,18 @@ class Measurements:
         return self._numbers[tensor.frame.path][(*chosen, tensor.row)].reshape(-1, 2)
 
     def _finite(self, place: Place) -> bool:
-        return bool(self._at(place)[:, 0].all())
+        return bool((self._at(place)[:, 0] == FINITE).all())
+
+    def _is_mask(self, place: Place) -> bool:
+        """Whether somebody wrote -inf there, and nothing else is wrong with it."""
+        tensor, index = place
+        written = tensor.primitive in _WRITES or not tensor.links(index)
+        return written and bool((self._at(place)[:, 0] >= MASKED).all())
 
     def _bad_devices(self, place: Place) -> tuple[int, ...]:
         if not any(frame.kind == DEVICES for frame in place[0].frame.chain()):
             return ()
-        return tuple(np.flatnonzero(self._at(place)[:, 0] == 0).tolist())
+        return tuple(np.flatnonzero(self._at(place)[:, 0] != FINITE).tolist())
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> Array:
         argument = tensor if tensor.name or tensor.primitive else next(_outside(tensor), tensor)
@@ -177,7 +186,7 @@ class Measurements:
             source=argument.source,
             dtype=tensor.dtype,
             shape=tensor.shape,
-            finite=bool(numbers[:, 0].all()),
+            finite=bool((numbers[:, 0] == FINITE).all()),
             largest=float(numbers[:, 1].max()),
         )
 

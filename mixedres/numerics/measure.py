@@ -20,7 +20,21 @@ from jax.sharding import PartitionSpec
 
 from mixedres.autocast import compat
 from mixedres.autocast.rules import SIMPLE_CALLS
-from mixedres.numerics.tensors import DEVICES, PROGRAM, SCAN, Frame, Index, Path, Place, Tensor, link, nothing, place
+from mixedres.numerics.tensors import (
+    DEVICES,
+    FINITE,
+    MASKED,
+    PROGRAM,
+    SCAN,
+    Frame,
+    Index,
+    Path,
+    Place,
+    Tensor,
+    link,
+    nothing,
+    place,
+)
 
 _INLINED = SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # They hand on the elements of their operand, so one measurement is enough.
@@ -52,10 +66,12 @@ class _Tape:
 
 @jax.jit
 def statistics(array: jax.Array) -> jax.Array:
-    """Float32 [whether all elements are finite, the largest finite magnitude]."""
-    finite = lax.is_finite(array) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.isfinite(array)
+    """Float32 [FINITE, MASKED (also -inf, but neither NaN nor inf) or 0, the largest finite magnitude]."""
+    real = jnp.issubdtype(array.dtype, jnp.floating)
+    finite = lax.is_finite(array) if real else jnp.isfinite(array)
     magnitude = lax.abs(array).astype(jnp.float32)
-    operands = finite.astype(jnp.float32), jnp.where(finite, magnitude, 0.0)
+    masked = MASKED * (array.astype(jnp.float32) == -jnp.inf) if real else jnp.zeros(array.shape, jnp.float32)
+    operands = jnp.where(finite, FINITE, masked), jnp.where(finite, magnitude, 0.0)
     # One reduction with two results: with thousands of arrays most of the time is that of compiling.
     both = lax.reduce(operands, (np.float32(1), np.float32(0)), _smaller_and_larger, tuple(range(array.ndim)))
     return jnp.stack(both)
@@ -73,6 +89,14 @@ def _is_widening(eqn: compat.Equation) -> bool:
     return both_floats and jnp.promote_types(old, new) == new
 
 
+class _Site(NamedTuple):
+    """Of an equation: the indices that lead to it, the named scopes around it, and the line that wrote it."""
+
+    path: Path = ()
+    scope: str = ""
+    source: str = ""
+
+
 class Recorder:
     """Evaluates programs; `frames` are those of the newest evaluation, by their paths."""
 
@@ -86,7 +110,7 @@ class Recorder:
             self._argument(tape, array, (-1, i), name=name)
             for i, (array, name) in enumerate(zip(arrays, names, strict=True))
         ]
-        return self._body(jaxpr, tape, (), "", args), tape.collected()
+        return self._body(jaxpr, tape, _Site(), args), tape.collected()
 
     def _tape(self, frame: Frame) -> _Tape:
         self.frames[frame.path] = frame  # JAX may trace a body twice; the frames are the same then
@@ -106,54 +130,45 @@ class Recorder:
     ) -> Value:
         return self._measured(tape, array, links, path=path, primitive="", scope="", source="", name=name)
 
-    def _body(self, jaxpr: Any, tape: _Tape, path: Path, scope: str, args: Sequence[Value]) -> list[Value]:
+    def _body(self, jaxpr: Any, tape: _Tape, site: _Site, args: Sequence[Value]) -> list[Value]:
         inner, consts = compat.opened(jaxpr)
         env = dict(zip(inner.invars, args, strict=True))
         for i, (var, const) in enumerate(zip(inner.constvars, consts, strict=True)):
-            env[var] = self._argument(tape, const, (*path, -2, i), name="a constant")
+            env[var] = self._argument(tape, const, (*site.path, -2, i), name="a constant")
 
         def read(atom: Any) -> Value:
             return Value(atom.val) if isinstance(atom, Literal) else env[atom]
 
         for i, eqn in enumerate(inner.eqns):
-            here = "/".join(part for part in (scope, compat.name_stack(eqn)) if part)
+            scope = "/".join(part for part in (site.scope, compat.name_stack(eqn)) if part)
+            # What JAX wrote itself, such as the inside of jnp.where, has the line of the call.
+            here = _Site((*site.path, i), scope, compat.source_line(eqn) or site.source)
             with compat.as_written(eqn):
-                results = self._equation(tape, eqn, (*path, i), here, [read(atom) for atom in eqn.invars])
+                results = self._equation(tape, eqn, here, [read(atom) for atom in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in inner.outvars]
 
-    def _equation(
-        self, tape: _Tape, eqn: compat.Equation, path: Path, scope: str, args: list[Value]
-    ) -> Sequence[Value]:
+    def _equation(self, tape: _Tape, eqn: compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
         name = eqn.primitive.name
         if name in _INLINED:
-            return self._body(compat.body(eqn), tape, path, scope, args)
+            return self._body(compat.body(eqn), tape, site, args)
         if name == "scan" and eqn.params["length"]:
-            return self._scan(tape, eqn, path, scope, args)
+            return self._scan(tape, eqn, site, args)
         if name == "shard_map":
-            return self._shard_map(tape, eqn, path, scope, args)
+            return self._shard_map(tape, eqn, site, args)
         results = compat.bind(eqn, *(arg.array for arg in args))
         if name in _SAME_ELEMENTS or _is_widening(eqn):
             return [Value(result, arg.tensor) for result, arg in zip(results, args, strict=False)]
         links = link(*(arg.tensor for arg in args))
-        return [self._result(tape, eqn, result, path, scope, links) for result in results]
+        return [self._result(tape, eqn, result, site, links) for result in results]
 
     def _result(
-        self,
-        tape: _Tape,
-        eqn: compat.Equation,
-        array: Any,
-        path: Path,
-        scope: str,
-        links: Callable[[Index], list[Place]],
+        self, tape: _Tape, eqn: compat.Equation, array: Any, site: _Site, links: Callable[[Index], list[Place]]
     ) -> Value:
-        about = {"path": path, "primitive": eqn.primitive.name, "scope": scope, "source": compat.source_line(eqn)}
-        return self._measured(tape, array, links, **about)
+        return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
 
-    def _shard_map(
-        self, tape: _Tape, eqn: compat.Equation, path: Path, scope: str, args: list[Value]
-    ) -> Sequence[Value]:
-        params = eqn.params
+    def _shard_map(self, tape: _Tape, eqn: compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+        params, path = eqn.params, site.path
         axes = tuple(params.get("newly_manual_axes", params.get("manual_axes")))
         tensors: list[Tensor | None] = []
 
@@ -163,7 +178,7 @@ class Recorder:
                 self._argument(inner, array, (*path, -1, i), link(arg.tensor))
                 for i, (array, arg) in enumerate(zip(arrays, args, strict=True))
             ]
-            results = self._body(params["jaxpr"], inner, path, scope, values)
+            results = self._body(params["jaxpr"], inner, site, values)
             tensors[:] = [result.tensor for result in results]
             return tuple(r.array for r in results), {path: x[None] for path, x in inner.collected().items()}
 
@@ -178,8 +193,8 @@ class Recorder:
         tape.inner |= numbers
         return [Value(array, tensor) for array, tensor in zip(results, tensors, strict=True)]
 
-    def _scan(self, tape: _Tape, eqn: compat.Equation, path: Path, scope: str, args: list[Value]) -> Sequence[Value]:
-        params = eqn.params
+    def _scan(self, tape: _Tape, eqn: compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+        params, path = eqn.params, site.path
         num_consts, num_carry = compat.scan_arity(params)
         consts, init, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
         length, reverse = params["length"], params["reverse"]
@@ -202,7 +217,7 @@ class Recorder:
                 self._argument(inner, array, (*path, -1, i), link(x.tensor))
                 for i, (array, x) in enumerate(zip(slices, xs, strict=True), start=num_carry)
             ]
-            results = self._body(params["jaxpr"], inner, path, scope, [*consts, *state, *parts])
+            results = self._body(params["jaxpr"], inner, site, [*consts, *state, *parts])
             tensors[:] = [result.tensor for result in results]
             arrays = [result.array for result in results]
             return tuple(arrays[:num_carry]), (tuple(arrays[num_carry:]), inner.collected())
@@ -215,7 +230,5 @@ class Recorder:
             iterations = [last] if number < num_carry else range(length)
             return lambda index: [found for i in iterations for found in place(tensors[number], (*index, i))]
 
-        return [
-            self._result(tape, eqn, array, (*path, sys.maxsize), scope, result_of(i))  # after all of the body
-            for i, array in enumerate((*carry, *stacked))
-        ]
+        after = site._replace(path=(*path, sys.maxsize))  # after all of the body
+        return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate((*carry, *stacked))]

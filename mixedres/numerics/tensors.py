@@ -15,6 +15,8 @@ import numpy as np
 Path = tuple[int, ...]
 Index = tuple[int, ...]
 PROGRAM, SCAN, DEVICES = "program", "scan", "devices"
+# How bad the worst element of an array is, in its statistics: not at all, -inf as in a mask, or else 0.
+FINITE, MASKED = 1.0, 0.5
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,0 +1,303 @@
+"""Faults put into small networks: what `first_nonfinite` names as their origin."""
+
+import functools
+import linecache
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mixedres import losses
+from mixedres.numerics import first_nonfinite
+from tests.numerics import cases
+from tests.numerics.cases import F16, F32
+
+LARGEST = float(jnp.finfo(F16).max)
+
+
+@functools.cache
+def resnet():
+    """(gradient program in float16, parameters, batch); one program for all faults."""
+    case = cases.resnet("cifar_resnet8", batch=8)
+    return jax.value_and_grad(case.loss(F16)), case.params, case.batch
+
+
+def of_resnet(params=None, batch=None, scale=1.0):
+    fn, healthy, usual = resnet()
+    params, batch = (healthy if params is None else params), (usual if batch is None else batch)
+    return first_nonfinite(fn, params, batch, jnp.float32(scale), names=("params", "batch", "scale"))
+
+
+def kernel_changed(block, layer, change):
+    """The parameters, with change(kernel) for the kernel of one convolution."""
+    params = jax.tree.map(np.array, resnet()[1])
+    params[block][layer]["kernel"] = change(params[block][layer]["kernel"]).astype(np.float32)
+    return params
+
+
+def about(origin):
+    """(path, direction, primitive) of an origin."""
+    return origin.row.path, origin.row.direction, origin.row.primitive
+
+
+def source(origin):
+    """(file, text of the line) where the operation was written."""
+    file, _, rest = origin.row.source.rpartition(":")
+    return file, linecache.getline(file, int(rest.split()[0])).strip()
+
+
+def gradients(model):
+    """Of the mean cross-entropy of a network, times a scale, by its parameters."""
+
+    def loss(params, batch, scale):
+        x, labels = batch
+        logits = model.apply({"params": params}, x).astype(F32)
+        return losses.cross_entropy(logits, labels).mean() * scale
+
+    return jax.value_and_grad(loss)
+
+
+def examples(number, features=8):
+    """Half of them are of class 0."""
+    rng = np.random.default_rng(0)
+    labels = np.where(np.arange(number) % 2, rng.integers(1, 10, number), 0)
+    return rng.standard_normal((number, features)).astype(np.float32), labels.astype(np.int32)
+
+
+def test_a_healthy_network_raises_no_alarm():
+    finding = of_resnet()
+    assert finding.origin is None and finding.nonfinite_results == ()
+    assert all(row.finite for row in finding.arrays)
+
+
+class Attention(nn.Module):
+    """Two layers; what comes later is masked by -inf, in a bias that is made ahead of them or given."""
+
+    @nn.compact
+    def __call__(self, x, bias=None):
+        if bias is None:
+            bias = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), 0, -jnp.inf).astype(F16)
+        for index in range(2):
+            q, k, v = (nn.Dense(x.shape[-1], dtype=F16, name=f"{name}{index}")(x) for name in "qkv")
+            x = nn.softmax(q @ k.mT / F16(np.sqrt(x.shape[-1])) + bias[None]) @ v
+        return x
+
+
+def attention(given):
+    """(gradient program, parameters, other arguments)."""
+    model, x = Attention(), np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
+    bias = np.where(np.tri(5, dtype=bool), np.float16(0), np.float16(-np.inf))
+    params = model.init(jax.random.key(0), x)["params"]
+
+    def loss(params, *args):
+        return jnp.square(model.apply({"params": params}, *args).astype(F32)).sum()
+
+    return jax.value_and_grad(loss), jax.tree.map(np.array, params), (x, bias) if given else (x,)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_a_mask_of_minus_infinity_raises_no_alarm_and_hides_no_fault(given):
+    fn, params, args = attention(given)
+    finding = first_nonfinite(fn, params, *args)
+    assert finding.origin is None and finding.nonfinite_results == ()
+    assert {row.direction for row in finding.arrays if not row.finite} == {"forward"}
+
+    params["q1"]["kernel"][:] = 6e4
+    origin = first_nonfinite(fn, params, *args).origin
+    assert about(origin) == ("Attention/q1", "forward", "dot_general")
+
+
+def test_a_mask_that_leaves_nothing_is_named():
+    fn, params, (x, bias) = attention(given=True)
+    bias[2] = -np.inf
+    origin = first_nonfinite(fn, params, x, bias, names=("params", "x", "bias")).origin
+    assert origin.is_argument and origin.row.path == "bias"
+
+
+def test_an_infinity_in_the_batch_is_named_as_the_batch():
+    images, labels = resnet()[2]
+    images = images.copy()
+    images[3, 2, 2, 1] = np.inf
+    finding = of_resnet(batch=(images, labels))
+    assert finding.origin.is_argument and finding.origin.row.path == "batch/0"
+    assert finding.origin.row.largest == 1  # of the finite ones
+    assert finding.nonfinite_results[0] == "0"
+
+
+def test_a_nan_in_one_weight_is_named_by_the_path_of_the_weight():
+    def one(kernel):
+        kernel[1, 2, 3, 4] = np.nan
+        return kernel
+
+    origin = of_resnet(kernel_changed("block_layer2_1", "conv1", one)).origin
+    assert origin.is_argument and origin.row.path == "params/block_layer2_1/conv1/kernel"
+    assert origin.inputs == () and 0 < origin.row.largest < 1
+
+
+def test_a_large_weight_overflows_in_its_convolution():
+    params = kernel_changed("block_layer2_1", "conv2", lambda kernel: 3e5 * kernel)
+    largest = np.abs(params["block_layer2_1"]["conv2"]["kernel"]).max()
+    assert largest < LARGEST  # so it is not the kernel that overflows
+    origin = of_resnet(params).origin
+    assert about(origin) == ("ResNet/block_layer2_1/conv2", "forward", "conv_general_dilated")
+    assert origin.row.dtype == F16 and origin.row.shape == (8, 4, 4, 32) and origin.row.largest <= LARGEST
+    before, kernel = origin.inputs
+    assert before.path == "ResNet/block_layer2_1" and before.largest < 10
+    assert kernel.largest == np.float16(largest)
+    file, line = source(origin)
+    assert file.endswith("mixedres/models/conv.py") and "conv_general_dilated(" in line
+
+
+def test_a_weight_beyond_float16_overflows_where_it_is_cast():
+    params = kernel_changed("block_layer2_1", "conv2", lambda kernel: 6e5 * kernel)
+    origin = of_resnet(params).origin
+    assert about(origin) == ("ResNet/block_layer2_1/conv2", "forward", "convert_element_type")
+    (kernel,) = origin.inputs
+    assert kernel.path == "params/block_layer2_1/conv2/kernel"
+    assert kernel.largest == np.abs(params["block_layer2_1"]["conv2"]["kernel"]).max() > LARGEST
+
+
+def test_a_huge_loss_scale_overflows_where_the_gradient_of_the_logits_is_cast():
+    origin = of_resnet(scale=2.0**30).origin
+    assert about(origin) == ("ResNet", "backward", "convert_element_type")
+    assert origin.row.dtype == F16 and origin.row.shape == (8, 10)
+    (wide,) = origin.inputs
+    assert wide.dtype == F32 and 2**24 < wide.largest < 2**30 / 8  # a mean over 8 examples
+    file, line = source(origin)
+    assert file.endswith("mixedres/models/resnet.py") and "astype(self.policy.output_dtype)" in line
+
+
+class Dense(nn.Module):
+    """Two layers of flax, which adds the bias in float16."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(16, dtype=F16, name="body")(x))
+        return nn.Dense(10, dtype=F16, name="head")(x)
+
+
+def test_the_sum_of_a_bias_gradient_overflows_at_a_scale_that_the_cast_survives():
+    model, batch = Dense(), examples(32)
+    params = model.init(jax.random.key(0), batch[0])["params"]
+    logits = model.apply({"params": params}, batch[0]).astype(F32)
+    each = jax.nn.softmax(logits) - jax.nn.one_hot(batch[1], 10)  # times scale / 32
+    scale = 1.5 * LARGEST / jnp.abs(each.mean(0)).max()
+    assert jnp.abs(each).max() / 32 * scale < LARGEST / 4
+    finding = first_nonfinite(gradients(model), params, batch, scale, names=("params", "batch", "scale"))
+    assert about(finding.origin) == ("Dense/head", "backward", "reduce_sum")
+    (summed,) = finding.origin.inputs
+    assert (summed.dtype, summed.shape, finding.origin.row.shape) == (F16, (32, 10), (10,))
+    np.testing.assert_allclose(summed.largest, jnp.abs(each).max() / 32 * scale, rtol=1e-3)
+    assert "1/head/bias" in finding.nonfinite_results and "0" not in finding.nonfinite_results
+
+
+@jax.custom_vjp
+def poisoned(x):
+    """Its cotangent has one element that is infinite."""
+    return x
+
+
+poisoned.defvjp(lambda x: (x, None), lambda _, g: (g.at[0, 1].set(jnp.inf),))
+
+
+class Poisoned(nn.Module):
+    """Three layers; the cotangent of the result of the second one is not finite."""
+
+    @nn.compact
+    def __call__(self, x):
+        for index in range(3):
+            x = nn.tanh(nn.Dense(10, dtype=F16, name=f"layer{index}")(x))
+            if index == 1:
+                with jax.named_scope("poison"):
+                    x = poisoned(x)
+        return x
+
+
+def test_an_infinite_cotangent_is_named_at_the_function_whose_rule_made_it():
+    model, batch = Poisoned(), examples(4)
+    params = model.init(jax.random.key(0), batch[0])["params"]
+    finding = first_nonfinite(gradients(model), params, batch, 1.0)
+    assert about(finding.origin) == ("Poisoned/poison", "backward", "scatter")
+    file, line = source(finding.origin)
+    assert (file, line) == (__file__, "x = poisoned(x)")  # JAX gives a rule the line where its function is called
+    assert 0 < finding.origin.inputs[0].largest < 1
+    # Behind it in the backward pass, that is, before it in the network.
+    assert finding.nonfinite_results == tuple(f"1/layer{i}/{name}" for i in (0, 1) for name in ("bias", "kernel"))
+
+
+class Layer(nn.Module):
+    """A residual step of a scan over layers."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(8, dtype=F16, use_bias=False, name="dense")(nn.tanh(x)), None
+
+
+class Scanned(nn.Module):
+    """Six layers, the weights stacked, every one computed again in the backward pass."""
+
+    @nn.compact
+    def __call__(self, x):
+        stack = nn.scan(nn.remat(Layer), variable_axes={"params": 0}, split_rngs={"params": True}, length=6)
+        return nn.Dense(10, dtype=F16, name="head")(stack(name="layers")(x.astype(F16), None)[0])
+
+
+def test_the_layer_of_a_scan_that_overflows_is_named_by_its_number():
+    model, (x, labels) = Scanned(), examples(4)
+    params = jax.tree.map(np.array, model.init(jax.random.key(0), x)["params"])
+    finding = first_nonfinite(gradients(model), params, (x, labels), 1.0)
+    assert finding.origin is None
+    params["layers"]["dense"]["kernel"][3] = 6e4
+    origin = first_nonfinite(gradients(model), params, (x, labels), 1.0).origin
+    assert about(origin) == ("Scanned/layers/dense", "forward", "dot_general")
+    assert origin.iterations == (3,)
+    before, kernel = origin.inputs
+    assert (before.primitive, kernel.largest) == ("tanh", 6e4) and before.largest <= 1
+    file, line = source(origin)
+    assert file == __file__ and 'name="dense"' in line
+
+
+def test_an_infinite_input_that_is_sharded_over_eight_devices_is_named():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    model, (x, labels) = Dense(), examples(16)
+    params = model.init(jax.random.key(0), x)["params"]
+    x[6, 2] = np.inf
+    batch = jax.device_put((x, labels), NamedSharding(mesh, P("data")))
+    params = jax.device_put(params, NamedSharding(mesh, P()))
+    finding = first_nonfinite(jax.jit(gradients(model)), params, batch, 1.0, names=("params", "batch", "scale"))
+    assert finding.origin.is_argument and finding.origin.row.path == "batch/0"
+    assert finding.origin.row.shape == (16, 8) and finding.origin.row.largest == np.abs(x[np.isfinite(x)]).max()
+
+
+def test_large_values_on_one_device_of_eight_are_named_with_it():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    model, (x, labels) = Dense(), examples(16)
+    params = model.init(jax.random.key(0), x)["params"]
+    x[6:8] = 6e4  # two examples a device
+
+    def share(params, batch, scale):
+        loss, grads = gradients(model)(params, batch, scale)
+        return jax.lax.pmean((loss, grads), "data")
+
+    fn = jax.jit(jax.shard_map(share, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P(), check_vma=False))
+    finding = first_nonfinite(fn, params, (x, labels), np.float32(1))
+    origin = finding.origin
+    assert origin.devices == (3,)
+    assert about(origin) == ("Dense/body", "forward", "dot_general")
+    assert origin.row.shape == (2, 16) and origin.inputs[0].largest == np.float16(6e4)
+    file, line = source(origin)
+    assert file == __file__ and 'name="body"' in line
+
+
+def test_what_jax_wrote_itself_has_the_line_of_the_call():
+    def fn(x):
+        return jnp.linalg.norm(x)  # traced once for all its callers: no frame of the product in it is of this file
+
+    origin = first_nonfinite(fn, jnp.full((2, 2), 300, F16)).origin
+    assert about(origin) == ("", "forward", "mul") and origin.inputs[0].largest == 300
+    file, line = source(origin)
+    assert file == __file__ and "jnp.linalg.norm(x)" in line
