@@ -158,7 +158,7 @@ def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
 
 @pytest.mark.long
 def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
-    """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended with more loss."""
+    """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended badly."""
     sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())
     ratios = {variant["name"].rpartition("=")[2]: variant["ratio_train_loss"] for variant in sweep["variants"]}
     harmed = {"none": 1.0} | {name: float(name) for name in ratios if name not in ("fp32", "none", "dynamic")}
