@@ -56,7 +56,7 @@ def why(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
     if half and origin.row.direction == "forward":
         return (
             f"The forward pass outgrew {origin.row.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
-            f"changes that; {_wider(preset)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(preset)}{_kept(origin.row)}, or {_SMALLER_STEPS}"
         )
     if half:
         return _of_gradient(origin, preset, loss_scale)
@@ -92,6 +92,12 @@ def _of_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -
 def _wider(preset: str) -> str:
     wider = preset.replace("fp16_static", "bf16").replace("fp16", "bf16")
     return f"set config.precision.name={wider}" if wider in precision.PRESETS else "set config.precision.name=bf16"
+
+
+def _kept(row: Array) -> str:
+    """The layer in float32, as another way out; nothing where it is the whole network."""
+    _, slash, path = row.path.partition("/")
+    return f", keep the layer in float32 with config.precision.keep_float32=^/{path}$" if slash else ""
 
 
 def _limit(origin: Origin) -> float:

@@ -177,7 +177,8 @@ def test_the_command_replays_in_the_same_preset(stopped, capsys):
     out = capsys.readouterr().out
     assert "step 1 of" in out and "cifar_resnet8 in fp16 at loss scale 1;" in out
     assert "ResNet/block_layer2_1/conv2, forward: conv_general_dilated, float16[2,4,4,32]" in out
-    assert "no loss scale changes that; set config.precision.name=bf16" in out
+    assert "no loss scale changes that; set config.precision.name=bf16, keep the layer in float32 with " in out
+    assert "config.precision.keep_float32=^/block_layer2_1/conv2$, or lower" in out
 
 
 @pytest.mark.long

@@ -61,6 +61,15 @@ class Row:
         """Whether all its elements are."""
         return not (self.exponents.infinite or self.exponents.nan)
 
+    def cast_error(self, dtype: Literal["float16", "bfloat16"], shift: int = 0) -> float:
+        """Expected l2 error of its cast at the loss scale 2**shift, relative to it; NaN where something overflows.
+
+        bfloat16 has float32's range: nothing is lost in it, at any scale.
+        """
+        if dtype == "bfloat16":
+            return self.exponents.relative_error(mantissa_bits=7, smallest=None)
+        return self.exponents.relative_error(self.at(shift))
+
     def is_near_overflow(self, shift: int) -> bool:
         """Whether float16 leaves less than `MARGIN` octaves above it at the loss scale 2**shift."""
         top = self.exponents.top
@@ -73,7 +82,7 @@ class Row:
             not self.is_finite
             or self.is_near_overflow(shift)
             or self.exponents.lost_mass(moved) > FLUSHING
-            or self.exponents.relative_error(moved) > LARGE_ERROR
+            or self.cast_error("float16", shift) > LARGE_ERROR
         )
 
     def verdict(self, shift: int) -> str:
@@ -125,7 +134,13 @@ class Row:
             "counts": [] if bottom is None or top is None else exponents.between(bottom, top).tolist(),
             "verdict": self.verdict(present),
             "recommended_verdict": self.verdict(recommended),
+            "float16_error": _finite(self.cast_error("float16", recommended)),
+            "bfloat16_error": _finite(self.cast_error("bfloat16")),
         }
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
 
 
 def shift_of(scale: Any) -> int:

@@ -244,3 +244,15 @@ def test_mistakes_are_told(arguments, options, message):
 
 def test_scales_that_are_powers_of_two():
     assert [shift_of(scale) for scale in (1, 2.0**-24, np.float32(32768), 0.5)] == [0, -24, 15, -1]
+
+
+def test_the_expected_errors_of_casts():
+    """Against real ones; about a tenth off, as mantissas are not uniform."""
+    values = RNG.standard_normal(20000).astype(np.float32)
+    report = examine(lambda p, x: (p * x).sum(), {"w": values}, values)
+    row = by_name(report)["parameter", "w"]
+    for dtype, name in ((F16, "float16"), (jnp.bfloat16, "bfloat16")):
+        real = np.linalg.norm(np.asarray(jnp.asarray(values, dtype), np.float64) - values) / np.linalg.norm(values)
+        np.testing.assert_allclose(row.cast_error(name), real, rtol=0.2)
+    written = next(row for row in report.json()["rows"] if row["kind"] == "parameter")
+    assert written["bfloat16_error"] == row.cast_error("bfloat16") > 7 * written["float16_error"]
