@@ -249,7 +249,7 @@ def test_scales_that_are_powers_of_two():
 def test_the_expected_errors_of_casts():
     """Against real ones; about a tenth off, as mantissas are not uniform."""
     values = RNG.standard_normal(20000).astype(np.float32)
-    report = examine(lambda p, x: (p * x).sum(), {"w": values}, values)
+    report = examine(lambda p, x: (p["w"] * x).sum(), {"w": values}, values)
     row = by_name(report)["parameter", "w"]
     for dtype, name in ((F16, "float16"), (jnp.bfloat16, "bfloat16")):
         real = np.linalg.norm(np.asarray(jnp.asarray(values, dtype), np.float64) - values) / np.linalg.norm(values)
