@@ -81,10 +81,13 @@ def _over_steps(setup: Setup, state: TrainState, steps: Sequence[int]) -> tuple[
 
 def _halted(setup: Setup, step: int, report: Report | None) -> Report:
     """The report so far, which says that there is no more."""
-    why = (
-        f"step {step} is not finite in {setup.precision.name}, so later ones were not reached; train in another preset "
-        "on the way: --config.precision.name=fp32"
+    is_half = jnp.dtype(setup.precision.policy.compute_dtype) == jnp.float16
+    way = (
+        "train in another preset on the way: --config.precision.name=fp32"
+        if is_half
+        else ("lower --config.optimizer.learning_rate")
     )
+    why = f"step {step} is not finite in {setup.precision.name}, so later ones were not reached; {way}"
     if report is None:
         raise ConfigError(f"--steps: {why}")
     print(f"note: {why}", flush=True)
@@ -122,7 +125,12 @@ def _compared(setup: Setup, report: Report, presets: Sequence[str]) -> dict[str,
 
 
 def overrides(report: Report, config: ConfigDict) -> list[str]:
-    """The flags that follow the advice, ready for a shell: a line that is enough, and one to choose instead."""
+    """The flags that follow the advice, ready for a shell: a line that is enough, and one to choose instead.
+
+    None where no flag helps.
+    """
+    if not all(row.is_finite for row in report.rows):
+        return []
     name = _preset(config.precision.name, report.dtype)
     flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
     if report.dtype == "bfloat16":
@@ -132,6 +140,8 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     kept = report.keep_float32_pattern
     if kept != config.precision.keep_float32:
         flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
+    if report.limited_by is None:  # nothing is known of the scale
+        return [" ".join(flags) or "nothing: the config does so already"]
     lines = [" ".join([*flags, f"--config.precision.loss_scale={scale}"])]
     if precision.get(name).loss_scale == "dynamic":
         dynamic = ["--config.precision.loss_scale=dynamic"] * (config.precision.loss_scale not in (None, "dynamic"))

@@ -52,9 +52,9 @@ def doctor(given: Sequence[str]) -> None:
     report = examine(options.config, options.workdir, options.steps, options.compare)
     print()
     print(report.text(problems_only=True))
-    print("\nTo follow the advice, add:")
-    for line in overrides(report, options.config):
-        print(f"  {line}")
+    flags = overrides(report, options.config)
+    if flags:
+        print("\nTo follow the advice, add:", *flags, sep="\n  ")
     document = options.out.with_suffix(".json")
     report.html(options.out)
     document.write_text(json.dumps(report.json(), allow_nan=False), encoding="utf-8")
@@ -86,6 +86,9 @@ def parse(given: Sequence[str]) -> Options:
         raise ConfigError(f"--out={options.out} must end in .html")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out={options.out}: there is no directory {out.absolute().parent}; make it first")
+    _check_free(out)
+    if options.workdir == "":
+        raise ConfigError("--workdir= is empty; name the directory of a run")
     workdir = None if options.workdir is None else arguments.path(options.workdir)
     return Options(_config(options, rest, workdir), workdir, _steps(options.steps), _presets(options.compare), out)
 
@@ -105,6 +108,19 @@ def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path 
         raise ConfigError(f"--workdir={workdir} holds no run; name one that mixedres.main has trained in") from None
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"--workdir={workdir}: {directory.CONFIG} cannot be read ({error})") from None
+
+
+def _check_free(out: pathlib.Path) -> None:
+    """Raises ConfigError unless `out` and the JSON beside it are not there, or are an earlier report."""
+    document = out.with_suffix(".json")
+    try:
+        found = json.loads(document.read_text()) if document.is_file() else None
+    except (OSError, ValueError):
+        found = None
+    is_report = isinstance(found, dict) and {"advice", "recommended_shift", "rows"} <= found.keys()
+    for path in (out, document):
+        if path.exists() and not (is_report and path.is_file()):
+            raise ConfigError(f"--out={out}: {path} is there, and no earlier report; name another file")
 
 
 def _steps(text: str) -> list[int]:

@@ -37,7 +37,7 @@ class Sampler:
 
     def compile(self, state: TrainState) -> None:
         """Compiles the step, where one is due at all."""
-        if self._every:
+        if 0 < self._every <= self._setup.total_steps:
             name = examination.SHADOW if self._setup.devices[0].platform == "cpu" else examination.FAST_SHADOW
             count = examination.shadow(self._setup, name).seen()
             self._count = count.lower(state.variables, self._setup.batch_shapes).compile()
@@ -78,7 +78,7 @@ class Sampler:
         return lines
 
     def _words(self, row: Row, report: Report) -> str:
-        lost = row.exponents.lost_mass(row.at(report.shift))
+        lost = row.lost(report.shift)
         at = f" at loss scale {2.0**report.shift:g}" if row.is_scaled else ""
         if lost > LOST:
             return f"float16 loses {lost:.1%} of the {row}{at}"
@@ -103,7 +103,7 @@ def scalars(report: Report) -> dict[str, float | None]:
         name = f"{row.kind.replace(' ', '_')}/{row.name}"
         values[f"{name}/largest_log2"] = row.exponents.top
         values[f"{name}/zeros"] = row.exponents.zeros
-        values[f"{name}/lost"] = row.exponents.lost_mass(row.at(report.shift))
+        values[f"{name}/lost"] = row.lost(report.shift)
     return values
 
 

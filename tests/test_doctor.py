@@ -33,6 +33,7 @@ def said(capsys, *arguments):
 
 def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
     out = tmp_path / "page.html"
+    assert said(capsys, *TINY, f"--out={out}")[0] == 0  # which is then overwritten
     status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
     assert (status, errors) == (0, "")
     document = json.loads((tmp_path / "page.json").read_text())
@@ -77,7 +78,7 @@ def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, c
 
 def report(dtype="float16", kept="", shift=10):
     """A stand-in for what `overrides` reads."""
-    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift}
+    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift, "rows": [], "limited_by": 1}
     return type("Report", (), about)()
 
 
@@ -121,6 +122,7 @@ def test_overrides(preset, found, lines):
         ([*TINY, "--compare=fp8"], "--compare: 'fp8' is unknown; use some of fp32,tf32,bf16,"),
         ([*TINY, "--out=page.txt"], "--out=page.txt must end in .html"),
         ([*TINY, "--out=no/page.html"], "there is no directory"),
+        ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),
         ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
         (["--workdir=x", "--config.batch_size=8"], "--config is missing; name the one of the run"),
         ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed is found in no module path"),
@@ -138,10 +140,15 @@ def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_that_cannot_be_written_is_told(tmp_path, capsys):
-    (tmp_path / "page.html").mkdir()
+@pytest.mark.parametrize("name", ["page.html", "page.json"])
+def test_nothing_but_an_earlier_report_is_overwritten(name, tmp_path, capsys):
+    (tmp_path / name).write_text("{}")
     status, _, errors = said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")
-    assert status == 2 and "Is a directory" in errors
+    assert status == 2 and f"{tmp_path / name} is there, and no earlier report" in errors
+    assert (tmp_path / name).read_text() == "{}"
+    (tmp_path / name).unlink()
+    (tmp_path / "page.html").mkdir()
+    assert said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")[0] == 2
 
 
 def test_an_error_that_is_not_finite_is_json():

@@ -14,14 +14,15 @@ _FEW = 3
 
 def dtype(report: Report) -> str:
     """'float16' where all but a few layers fit into it at one loss scale, else 'bfloat16'."""
-    return "bfloat16" if len(report.keep_float32) > max(_FEW, _MANY * len(report.modules)) else "float16"
+    kept, count = len(report.keep_float32), len(report.modules)
+    return "bfloat16" if kept > max(_FEW, _MANY * count) or 0 < kept == count else "float16"
 
 
 def words(report: Report) -> str:
     """Two sentences: what to take, and why."""
     sick = [row for row in report.rows if not row.is_finite]
     if sick:
-        more = f" and {len(sick) - 1} more tensors" if len(sick) > 1 else ""
+        more = f" and {len(sick) - 1} more" if len(sick) > 1 else ""
         return (
             f"The {sick[0]}{more} held infinities or NaNs already in {sick[0].dtype}, so no dtype and no scale helps. "
             "Find where they begin with mixedres.numerics.first_nonfinite."
@@ -40,6 +41,8 @@ def words(report: Report) -> str:
 def _why(report: Report) -> str:
     """Of the gradients that are to be float16."""
     limits = report.rest_limits
+    if report.keep_float32 and limits.limited_by is None:
+        return "All other gradients are zero, so nothing is known of the scale that they need."
     if limits.limited_by is None or limits.largest_safe_shift is None or limits.enough_shift is None:
         return "All gradients are zero, so nothing is known of the scale that they need."
     other, others = (" other", " others") if report.keep_float32 else ("", "")

@@ -51,6 +51,9 @@ def examine(
     leaves = jax.tree_util.tree_leaves_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in leaves]
     arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    if len(arrays) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two of params are called {twice!r}, so a report could not tell them apart; rename one")
     floats = {name: leaf for name, leaf in arrays.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
     if not floats:
         raise ValueError(f"params hold no floating-point array, so no gradient can be taken of them: {_kinds(arrays)}")
@@ -60,7 +63,10 @@ def examine(
         return _with_modules(loss_fn)(tree, *batch)
 
     _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
-    wanted = partial(_wanted, re.compile(select))
+    try:
+        wanted = partial(_wanted, re.compile(select))
+    except re.error as error:
+        raise ValueError(f"select={select!r} is no regular expression: {error}") from None
     found = taps.names(loss_of, floats, *batch)
     dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
     floats_wanted = [name for name in floats if wanted(name)]
@@ -71,8 +77,14 @@ def examine(
         _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
         return Seen(statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)))
 
-    seen = jax.jit(counted, compiler_options=once.options())(floats, *batch)
-    notes = _notes(dtypes, [name for name in dtypes if name not in seen.taps.names])
+    try:
+        seen = jax.jit(counted, compiler_options=once.options())(floats, *batch)
+    except jax.errors.UnexpectedTracerError:
+        raise ValueError(
+            "a tap is inside a function with a derivative of its own (jax.custom_vjp or custom_jvp), or in a transform "
+            "that keeps its values; tap what goes in and what comes out"
+        ) from None
+    notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names])
     return Report(seen.rows(floats), shift, title, tuple(notes))
 
 
@@ -96,15 +108,16 @@ class Seen:
         Raises:
           ValueError: for a tap that was never executed.
         """
-        rows = []
+        rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in taps.read(self.taps).items():
-            row = Row("activation", name, name, np.dtype(tapped.dtype), (), tapped.value, tapped.executions)
-            rows += [row, dataclasses.replace(row, kind="gradient", exponents=tapped.gradient)]
+            about = (name, _module(name), np.dtype(tapped.dtype), ())
+            row = Row("activation", *about, (tapped.value,), tapped.executions)
+            rows += [row, dataclasses.replace(row, kind="gradient", parts=(tapped.gradient,))]
         for name, (gradient, parameter) in _both(*jax.device_get((self.gradients, self.parameters))).items():
             dtype, shape = np.dtype(jnp.result_type(params[name])), jnp.shape(params[name])
-            row = Row("parameter", name, module_of(name, self.taps.names), dtype, shape, Exponents(parameter), 1)
-            rows += [dataclasses.replace(row, kind="weight gradient", exponents=Exponents(gradient)), row]
-        return ordered(rows, self.taps.names)
+            row = Row("parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameter),), 1)
+            rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
+        return ordered(rows, modules)
 
 
 def _both(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -129,15 +142,24 @@ def _check_scalar(result: Any, has_aux: bool) -> None:
 
 
 def module_of(parameter: str, names: Iterable[str]) -> str:
-    """The tap that a parameter belongs to: the longest of `names` that is in its path; '' where none is."""
-    return max((name for name in names if f"/{name}/" in f"/{parameter}/"), key=len, default="")
+    """The tap that a parameter belongs to: the longest of `names` that its path begins with; '' where none does.
+
+    A path may begin with 'params', as flax's variables do.
+    """
+    path = parameter.removeprefix("params/")
+    return max((name for name in names if path.startswith(f"{name}/") or path == name), key=len, default="")
 
 
-def _notes(dtypes: dict[str, Any], unused: list[str]) -> list[str]:
+def _module(name: str) -> str:
+    """'cell' of 'cell[0]', one of the results of a module."""
+    return name.partition("[")[0] or name
+
+
+def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> list[str]:
     notes = []
     if unused:
         notes.append(f"not looked at, because the loss does not depend on them: {_some(unused)}")
-    if not dtypes:
+    if not found:
         notes.append(
             "no tap was executed, so activations and their gradients are not judged; call numerics.tap(x, name) in the "
             "loss, or use modules of flax.linen"

@@ -9,13 +9,32 @@ const LEVELS = {
   "all zero": "none", "ok": "good",
 };
 
-// What float16 does to a row at the scale 2**shift; shares of mass are of the sum of magnitudes.
+// What float16 does to a row at the scale 2**shift; shares of mass are of the sum of magnitudes. Of a row that was seen
+// in several examinations, the worst one counts.
 function judge(row, shift, rules) {
-  const s = SCALED.has(row.kind) ? shift : 0;
+  const s = SCALED.has(row.kind) ? shift : 0, whole = tally(row, s, rules);
+  const parts = row.parts && row.parts.length ? row.parts.map(part => tally(part, s, rules)) : [whole];
+  const lost = Math.max(...parts.map(part => part.lostMass)), low = Math.max(...parts.map(part => part.small));
+  return { verdict: verdictOf(), lost, flushed: whole.flushed, subnormal: whole.subnormal,
+    overflowing: whole.overflowing, top: whole.top, shift: s };
+
+  function verdictOf() {
+    if (row.infinite || row.nan) return "non-finite";
+    if (whole.top === null) return "all zero";
+    if (whole.top + s > rules.top) return "OVERFLOW";
+    if (lost > rules.lost) return "LOST";
+    if (whole.top + s + rules.margin > rules.top) return "headroom < 4x";
+    if (lost > rules.flushing) return "flushing";
+    return low > rules.low ? "low" : "ok";
+  }
+}
+
+// Shares of the nonzero elements; lostMass of the sum of magnitudes.
+function tally(part, s, rules) {
   let mass = 0, lostMass = 0, number = 0, lost = 0, subnormal = 0, overflowing = 0, top = null;
-  row.counts.forEach((count, i) => {
+  part.counts.forEach((count, i) => {
     if (!count) return;
-    const e = row.first + i, moved = e + s, weight = 1.5 * 2 ** e * count;
+    const e = part.first + i, moved = e + s, weight = 1.5 * 2 ** e * count;
     mass += weight;
     number += count;
     top = e;
@@ -23,22 +42,9 @@ function judge(row, shift, rules) {
     else if (moved < rules.smallest - 1) { lost += count; lostMass += weight; }
     else if (moved < rules.smallest_normal) subnormal += count;
   });
-  const share = number ? lostMass / mass : 0;
-  return {
-    verdict: verdictOf(), lost: share, flushed: ratio(lost), subnormal: ratio(subnormal),
-    overflowing: ratio(overflowing), top, shift: s,
-  };
-
-  function ratio(part) { return number ? part / number : 0; }
-  function verdictOf() {
-    if (row.infinite || row.nan) return "non-finite";
-    if (!number) return "all zero";
-    if (top + s > rules.top) return "OVERFLOW";
-    if (share > rules.lost) return "LOST";
-    if (top + s + rules.margin > rules.top) return "headroom < 4x";
-    if (share > rules.flushing) return "flushing";
-    return ratio(subnormal + lost) > rules.low ? "low" : "ok";
-  }
+  const ratio = x => number ? x / number : 0;
+  return { lostMass: number ? lostMass / mass : 0, flushed: ratio(lost), subnormal: ratio(subnormal),
+    small: ratio(subnormal + lost), overflowing: ratio(overflowing), top };
 }
 
 function isProblem(verdict) { return LEVELS[verdict] === "bad" || LEVELS[verdict] === "warn"; }

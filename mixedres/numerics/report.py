@@ -90,16 +90,12 @@ class Report:
 
     @cached_property
     def limits(self) -> Limits:
-        """Of all gradients; of several examinations the one that needs the largest scale says what is enough."""
-        found = _limits(self.scaled)
-        enough = [found.enough_shift, *(probe.enough_shift for probe in self.probes)]
-        return found._replace(enough_shift=max((shift for shift in enough if shift is not None), default=None))
+        """Of all gradients."""
+        return _limits(self.scaled)
 
     @cached_property
     def rest_limits(self) -> Limits:
         """Of the gradients that may be float16."""
-        if not self.keep_float32:
-            return self.limits
         return _limits([row for row in self.scaled if _module(row) not in self.keep_float32])
 
     @property
@@ -121,13 +117,19 @@ class Report:
     def recommended_shift(self) -> int:
         """Exponent of the loss scale at which the fewest gradients come near overflow or lose over 0.1 % of their mass.
 
-        Of several the largest, up to 2**24. Modules that no scale makes fit are left out: they stay in float32.
+        Of several the one with the least overflow, and of these the largest, up to 2**24. Modules that no scale makes
+        fit are left out: they stay in float32. The present one where all gradients are zero.
         """
         unfit = {_module(row) for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if _module(row) not in unfit] or self.scaled
+        tops = [row.exponents.top for row in rows if row.exponents.top is not None]
+        if not tops:
+            return self.shift
 
-        def suffering(shift: int) -> int:
-            return sum(row.is_near_overflow(shift) + (row.exponents.lost_mass(shift) > FLUSHING) for row in rows)
+        def suffering(shift: int) -> tuple[int, int]:
+            """How many gradients are in trouble, and by how many octaves they overflow."""
+            troubled = sum(row.is_near_overflow(shift) + (row.lost(shift) > FLUSHING) for row in rows)
+            return troubled, sum(max(0, top + shift - TOP) for top in tops)
 
         return min(reversed(SHIFTS), key=suffering)
 
@@ -176,8 +178,10 @@ class Report:
     @cached_property
     def keep_float32_pattern(self) -> str:
         """`keep_float32` as a regular expression of module paths, '' where it is empty: '^/(head|stem_conv)$'."""
+        if not self.keep_float32:
+            return ""
         names = "|".join(re.escape(name) for name in self.keep_float32)
-        return f"^/({names})$" if names else ""
+        return f"^/({names})$"
 
     @property
     def dtype(self) -> str:
@@ -266,7 +270,7 @@ def _limits(rows: Sequence[Row]) -> Limits:
     if not alive:
         return Limits(None, None, None)
     first = max(alive, key=lambda row: row.exponents.top or 0)
-    enough = max(row.exponents.enough_shift(FLUSHING) or 0 for row in alive)
+    enough = max(shift for row in alive if (shift := row.enough_shift) is not None)
     return Limits(enough, first.exponents.largest_safe_shift(), first)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +35,7 @@ class Row:
       module: the tap that a parameter belongs to; of others the name. '' where no tap is called like it.
       dtype: its own, in which it was looked at.
       shape: of a parameter; () of an activation, which may have several.
-      exponents: of its elements, over all executions and examinations.
+      parts: the exponents of its elements, over all executions, for each examination; the worst one counts.
       executions: how often it was computed.
     """
 
@@ -41,11 +44,25 @@ class Row:
     module: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    exponents: Exponents
+    parts: tuple[Exponents, ...]
     executions: int
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.name}" if self.kind in ("activation", "gradient") else f"{self.kind} {self.name}"
+
+    @cached_property
+    def exponents(self) -> Exponents:
+        """Of all examinations together."""
+        return functools.reduce(operator.add, self.parts)
+
+    def lost(self, shift: int) -> float:
+        """Share of its mass that becomes zero in float16 at the loss scale 2**shift."""
+        return max(part.lost_mass(self.at(shift)) for part in self.parts)
+
+    @cached_property
+    def enough_shift(self) -> int | None:
+        """Exponent of the smallest loss scale at which it keeps 99.9 % of its mass; None where all is zero."""
+        return max((s for part in self.parts if (s := part.enough_shift(FLUSHING)) is not None), default=None)
 
     @property
     def is_scaled(self) -> bool:
@@ -67,8 +84,9 @@ class Row:
         bfloat16 has float32's range: nothing is lost in it, at any scale.
         """
         if dtype == "bfloat16":
-            return self.exponents.relative_error(mantissa_bits=7, smallest=None)
-        return self.exponents.relative_error(self.at(shift))
+            return max(part.relative_error(mantissa_bits=7, smallest=None) for part in self.parts)
+        errors = [part.relative_error(self.at(shift)) for part in self.parts]
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
 
     def is_near_overflow(self, shift: int) -> bool:
         """Whether float16 leaves less than `MARGIN` octaves above it at the loss scale 2**shift."""
@@ -77,11 +95,10 @@ class Row:
 
     def is_damaged(self, shift: int) -> bool:
         """Whether it should not be cast to float16 at the loss scale 2**shift."""
-        moved = self.at(shift)
         return (
             not self.is_finite
             or self.is_near_overflow(shift)
-            or self.exponents.lost_mass(moved) > FLUSHING
+            or self.lost(shift) > FLUSHING
             or self.cast_error("float16", shift) > LARGE_ERROR
         )
 
@@ -99,26 +116,22 @@ class Row:
             return "all zero"
         if exponents.top + moved > TOP:
             return "OVERFLOW"
-        lost = exponents.lost_mass(moved)
+        lost = self.lost(shift)
         if lost > LOST:
             return "LOST"
         if self.is_near_overflow(shift):
             return "headroom < 4x"
         if lost > FLUSHING:
             return "flushing"
-        small = exponents.subnormal(moved) + exponents.flushed(moved)
-        return "low" if small > LOW * (1 - exponents.zeros) else "ok"
+        return "low" if any(_is_low(part, moved) for part in self.parts) else "ok"
 
     def __add__(self, other: Row) -> Row:
         """The same tensor, seen more often."""
-        return dataclasses.replace(
-            self, exponents=self.exponents + other.exponents, executions=self.executions + other.executions
-        )
+        return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
     def to_json(self, present: int, recommended: int) -> dict[str, Any]:
         """For `Report.json`."""
         exponents = self.exponents
-        bottom, top = exponents.bottom, exponents.top
         return {
             "kind": self.kind,
             "name": self.name,
@@ -130,13 +143,24 @@ class Row:
             "zeros": int(exponents.counts[0]),
             "infinite": exponents.infinite,
             "nan": exponents.nan,
-            "first": bottom or 0,
-            "counts": [] if bottom is None or top is None else exponents.between(bottom, top).tolist(),
+            **_counts(exponents),
+            "parts": [_counts(part) for part in self.parts] if len(self.parts) > 1 else [],
             "verdict": self.verdict(present),
             "recommended_verdict": self.verdict(recommended),
             "float16_error": _finite(self.cast_error("float16", recommended)),
             "bfloat16_error": _finite(self.cast_error("bfloat16")),
         }
+
+
+def _is_low(exponents: Exponents, moved: int) -> bool:
+    return exponents.subnormal(moved) + exponents.flushed(moved) > LOW * (1 - exponents.zeros)
+
+
+def _counts(exponents: Exponents) -> dict[str, Any]:
+    bottom, top = exponents.bottom, exponents.top
+    if bottom is None or top is None:
+        return {"first": 0, "counts": []}
+    return {"first": bottom, "counts": exponents.between(bottom, top).tolist()}
 
 
 def _finite(x: float) -> float | None:
@@ -149,7 +173,10 @@ def shift_of(scale: Any) -> int:
     Raises:
       ValueError: for any other.
     """
-    value = float(scale)
+    try:
+        value = float(scale)
+    except (TypeError, ValueError):
+        value = math.nan
     mantissa, exponent = math.frexp(value) if math.isfinite(value) else (0.0, 0)
     if mantissa == 0.5:
         return exponent - 1

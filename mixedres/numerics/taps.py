@@ -223,6 +223,9 @@ def read(statistics: Statistics) -> dict[str, Tapped]:
         counts = counts[:, 0] + (counts[:, 1] << np.uint64(_LOW_BITS))
         executions = int(counts[0, -1])
         if not executions:
-            raise ValueError(f"tap {name!r} was never executed")
+            raise ValueError(
+                f"tap {name!r} was never executed, or only inside a derivative that the function takes itself; leave "
+                "it out with select"
+            )
         read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
     return read

@@ -28,7 +28,8 @@ _SHORT = {"headroom < 4x": "headroom"}
 
 def render(report: Report, *, problems_only: bool) -> str:
     """The whole report, no line longer than `WIDTH`."""
-    lines = [report.title, "=" * len(report.title), "", *_wrapped(report.advice), ""]
+    title = _wrapped(report.title)
+    lines = [*title, "=" * max(map(len, title)), "", *_wrapped(report.advice), ""]
     lines += [line for note in report.notes for line in _wrapped(f"Note: {note}")]
     lines += _facts(report)
     if len(report.probes) > 1:
@@ -121,11 +122,10 @@ def _ruler(shift: int, low: int) -> str:
 
 def _line(row: Row, report: Report, low: int) -> str:
     exponents = row.exponents
-    now, then = (row.at(shift) for shift in (report.shift, report.recommended_shift))
     largest = "-" if exponents.top is None else f"2^{exponents.top}"
     verdicts = dict.fromkeys(row.verdict(shift) for shift in (report.shift, report.recommended_shift))
     mark = " *" if (row.module or row.name) in report.keep_float32 else ""
-    lost = [f"{100 * exponents.lost_mass(shift):.2f}" for shift in (now, then)]
+    lost = [f"{100 * row.lost(shift):.2f}" for shift in (report.shift, report.recommended_shift)]
     return (
         f"{_shortened(row.name + mark):<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
         f"|{_picture(row, low)}| {' -> '.join(_SHORT.get(verdict, verdict) for verdict in verdicts)}"

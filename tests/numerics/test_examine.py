@@ -156,6 +156,71 @@ def test_a_network_that_fits_at_no_scale_is_told_to_take_bfloat16():
     assert len(report.keep_float32) > 6
 
 
+def test_of_several_examinations_the_worst_counts():
+    """One whose gradients need a scale, and one whose gradients are so large that their sum hides the first."""
+
+    def fn(params, factor):
+        return numerics.tap(X @ params["k"], "k").sum() * factor
+
+    reports = [examine(fn, {"k": PARAMS["b"]}, 2.0**power) for power in (4, -32)]
+    both = reports[0].at_step(0) + reports[1].at_step(1000)
+    assert both.enough_shift == reports[1].enough_shift > reports[0].enough_shift
+    assert both.largest_safe_shift == reports[0].largest_safe_shift
+    assert by_name(reports[0])["gradient", "k"].verdict(0) == "ok"
+    assert by_name(both)["gradient", "k"].verdict(0) == by_name(reports[1])["gradient", "k"].verdict(0) == "LOST"
+    assert [len(row["parts"]) for row in both.json()["rows"]] == [2] * len(both.rows)
+    # No one scale fits both, and then no float16 is advised.
+    assert both.keep_float32 == ("k",) and both.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("power", [66, -80])
+def test_where_no_scale_is_good_none_is_praised(power):
+    def fn(params, x):
+        for name in "abcdef":
+            x = numerics.tap(x * params[name], name)
+        return x.sum() * jnp.float32(2.0) ** power
+
+    report = examine(fn, {name: np.float32(1) for name in "abcdef"}, X)
+    assert report.recommended_shift == (-24 if power > 0 else 24)
+    assert report.dtype == "bfloat16" and report.advice.startswith("Take bfloat16: 6 of 6 layers do not fit")
+
+
+def test_gradients_that_are_all_zero_ask_for_no_scale():
+    report = examine(lambda p, x: (numerics.tap(x @ p["b"], "b") * 0.0).sum(), PARAMS, X, scale=64)
+    assert report.recommended_shift == 6 and report.largest_safe_scale is None and report.enough_scale is None
+    assert report.advice.endswith("All gradients are zero, so nothing is known of the scale that they need.")
+
+
+class Outer(nn.Module):
+    """Modules with one name at two places, and some whose results are tuples."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4, name="inner")(x)
+        cell = nn.LSTMCell(4, name="cell")
+        carry = cell.initialize_carry(jax.random.key(0), x.shape)
+        return cell(carry, Pair(name="block")(x)[0])[1]
+
+
+class Pair(nn.Module):
+    """Returns two."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4, name="inner")(x)
+        return x, 2 * x
+
+
+def test_parameters_belong_to_the_module_that_their_path_begins_with():
+    model = Outer()
+    variables = model.init(jax.random.key(0), X)
+    report = examine(lambda v, x: model.apply(v, x).sum() * 1e-30, variables, X)
+    modules = {row.name: row.module for row in report.rows if row.kind == "parameter"}
+    assert modules["params/block/inner/kernel"] == "block/inner" and modules["params/inner/kernel"] == "inner"
+    assert modules["params/cell/hi/kernel"].startswith("cell")
+    assert "cell" in report.keep_float32 and not any("[" in module for module in report.keep_float32)
+
+
 def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     first = examine(loss, PARAMS, X, scale=8, title="two steps").at_step(0)
     second = examine(loss, PARAMS, 4 * X, scale=8).at_step(100)
@@ -223,6 +288,14 @@ def test_a_branch_not_taken_is_an_error():
         examine(fn, np.float32(1), X)
 
 
+@jax.custom_vjp
+def ruled(x):
+    return numerics.tap(2 * x, "ruled")
+
+
+ruled.defvjp(lambda x: (ruled(x), None), lambda _, g: (2 * g,))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -235,6 +308,14 @@ def test_a_branch_not_taken_is_an_error():
         ((lambda p, x: x @ p["b"], PARAMS, X), {}, r"float scalar, got float32\[16, 8\]"),
         ((lambda p, x: (loss(p, x), x), PARAMS, X), {}, "set has_aux=True"),
         ((lambda p, x: jnp.int32(1), PARAMS, X), {}, r"float scalar, got int32\[\]"),
+        ((loss, PARAMS, X), {"scale": "dynamic"}, "power of two.*got dynamic"),
+        ((loss, PARAMS, X), {"select": "("}, r"select='\(' is no regular expression"),
+        ((loss, {"a": {"b": X}, "a/b": X}, X), {}, "two of params are called 'a/b'"),
+        (
+            (lambda p, x: ruled(x @ p["b"]).sum(), PARAMS, X),
+            {},
+            "a tap is inside a function with a derivative",
+        ),
     ],
 )
 def test_mistakes_are_told(arguments, options, message):

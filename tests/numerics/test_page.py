@@ -178,6 +178,16 @@ def test_verdicts():
     assert told == [verdict for *_, verdict in VERDICTS]
 
 
+def test_of_several_examinations_the_worst_counts():
+    """The sum of all loses a millionth; one of them everything."""
+    parts = [{"first": -10, "counts": [1000]}, {"first": -40, "counts": [1000]}]
+    several = row(first=-40, counts=[1000, *[0] * 29, 1000], parts=parts)
+    judged = evaluate("page.judge(given.row, 0, given.rules)", row=several, rules=RULES)
+    assert judged["verdict"] == "LOST" and judged["lost"] == 1
+    alone = evaluate("page.judge(given.row, 0, given.rules)", row={**several, "parts": []}, rules=RULES)
+    assert alone["verdict"] == "ok" and alone["lost"] < 1e-8
+
+
 def test_shares_are_those_of_the_histogram():
     rng = np.random.default_rng(0)
     cases, expected = [], []
