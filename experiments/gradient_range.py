@@ -27,6 +27,7 @@ from mixedres import main as command_line
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
+from mixedres.models.conv import Conv
 from mixedres.setup import Setup
 
 # float16: the largest value, the smallest normal one, and half of the smallest subnormal one, which rounds to zero.
@@ -44,7 +45,7 @@ def activation_gradients(setup: Setup, variables: Any, batch: Any) -> dict[str, 
 
         def add(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             out = call(*args, **kwargs)
-            if not isinstance(context.module, nn.Conv) or context.method_name != "__call__":
+            if not isinstance(context.module, Conv) or context.method_name != "__call__":
                 return out
             name = "/".join(context.module.path)
             shapes[name] = jax.ShapeDtypeStruct(out.shape, out.dtype)

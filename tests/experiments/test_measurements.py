@@ -10,6 +10,7 @@ from experiments import benchmark, gradient_range, loss_scale_overhead, runs
 from mixedres import losses, optimizers, precision
 from mixedres import main as command_line
 from mixedres.build import build
+from mixedres.models.conv import Conv
 
 SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
 
@@ -114,7 +115,7 @@ def test_gradients_of_activations_are_the_slope_of_the_loss():
     def loss(eps):
         def add(call, args, kwargs, context):
             out = call(*args, **kwargs)
-            is_it = isinstance(context.module, nn.Conv) and context.module.name == "stem_conv"
+            is_it = isinstance(context.module, Conv) and context.module.name == "stem_conv"
             return out + eps * gradients["stem_conv"] if is_it and context.method_name == "__call__" else out
 
         with nn.intercept_methods(add):

@@ -12,7 +12,7 @@ import pytest
 from mixedres import precision
 from mixedres.models import create, module_paths, policy_at
 from mixedres.models.conv import Conv
-from mixedres.numerics.report import module_path
+from mixedres.numerics.finding import module_path
 from tests.autocast.graphs import SHORT, dtypes_by
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
