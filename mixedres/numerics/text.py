@@ -54,11 +54,16 @@ def _is_problem(row: Row, report: Report) -> bool:
 
 
 def _facts(report: Report) -> list[str]:
-    facts = {"loss scale now": _scale(report.shift), "recommended": _scale(report.recommended_shift)}
+    fits = report.dtype == "float16"
+    facts = {
+        "loss scale now": _scale(report.shift),
+        "recommended" if fits else "float16 at best": _scale(report.recommended_shift),
+    }
     if report.limited_by is not None:
         facts["largest safe"] = f"{_scale(report.largest_safe_shift)}, for the {report.limited_by}"
         facts["enough"] = _scale(report.enough_shift)
-    facts["keep in float32"] = ", ".join(report.keep_float32) + " (*)" if report.keep_float32 else "nothing"
+    kept = ", ".join(report.keep_float32) + " (*)" if report.keep_float32 else "nothing"
+    facts["keep in float32" if fits else "do not fit"] = kept
     lines: list[str] = []
     for name, value in facts.items():
         lines += _wrapped(f"{name + ':':<17}{value}", 17)

@@ -183,6 +183,7 @@ def test_where_no_scale_is_good_none_is_praised(power):
     report = examine(fn, {name: np.float32(1) for name in "abcdef"}, X)
     assert report.recommended_shift == (-24 if power > 0 else 24)
     assert report.dtype == "bfloat16" and report.advice.startswith("Take bfloat16: 6 of 6 layers do not fit")
+    assert "do not fit:      a, b, c, d, e, f (*)" in report.text() and "recommended:" not in report.text()
 
 
 def test_gradients_that_are_all_zero_ask_for_no_scale():
