@@ -74,5 +74,5 @@ def test_without_a_scale_small_gradients_are_lost_and_with_the_recommended_one_t
     by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]
     assert by_verdict.count("LOST") > 0.5 * len(by_verdict)
     assert not report.keep_float32 and report.enough_shift > 0
-    # Twenty layers of rounding make 6 % of the 0.05 % that a cast may cost; without a scale it is 168 %.
+    # A cast costs about 0.02 %, and those of twenty layers 6 %; without a scale the worst gradient is off by 168 %.
     assert cases.worst_error(case, 0) > 0.5 and cases.worst_error(case, report.recommended_shift) < 0.15
