@@ -30,8 +30,8 @@ class LayerScale(nn.Module):
     @nn.compact
     def __call__(self, x):
         """(b, features) in any float dtype -> the same in `dtype`."""
-        factors = self.param("factors", nn.initializers.constant(1e-7), (x.shape[-1],))
-        return x.astype(self.dtype) * factors.astype(self.dtype)[None]
+        gamma = self.param("gamma", nn.initializers.constant(1e-7), (x.shape[-1],))
+        return x.astype(self.dtype) * gamma.astype(self.dtype)[None]
 
 
 class Network(nn.Module):
@@ -50,7 +50,7 @@ class Network(nn.Module):
         x = nn.Dense(64, dtype=dtype("stem"), name="stem")(x)
         for i in range(3):
             y = nn.Dense(64, dtype=dtype(f"dense{i}"), name=f"dense{i}")(nn.relu(x))
-            x = x + 1e6 * LayerScale(dtype(f"scale{i}"), name=f"scale{i}")(y).astype(jnp.float32)
+            x = x + 1e6 * LayerScale(dtype(f"gamma{i}"), name=f"gamma{i}")(y).astype(jnp.float32)
         return nn.Dense(10, dtype=dtype("head"), name="head")(x)
 
 
@@ -62,6 +62,12 @@ def loss_in(dtype: Any, keep: tuple[str, ...] = ()):
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean() * scale
 
     return loss
+
+
+def batch():
+    """64 examples: (x, labels)."""
+    random = np.random.default_rng(0)
+    return random.standard_normal((64, 16)).astype(np.float32), random.integers(10, size=64)
 
 
 def errors(loss, scale, exact, *arguments) -> dict[str, float]:
@@ -77,8 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--html", help="where to write the page; left out: nowhere")
     options = parser.parse_args()
-    random = np.random.default_rng(0)
-    x, labels = random.standard_normal((64, 16)).astype(np.float32), random.integers(10, size=64)
+    x, labels = batch()
     params = Network(jnp.float32).init(jax.random.key(0), x)["params"]
 
     report = numerics.examine(loss_in(jnp.float32), params, x, labels, title="Three blocks behind layer scale")

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from mixedres import data, examination, initial, precision, start, workdir
+from mixedres import data, examination, initial, precision, start
 from mixedres.build import build
-from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
 from mixedres.numerics import Report, once
 from mixedres.progress import Progress
@@ -100,14 +99,10 @@ def _state(setup: Setup, run: pathlib.Path | None) -> TrainState:
         return start.fresh(setup, initial.load(given, setup.variable_shapes, setup.model) if given else None)
     if not run.is_dir():
         raise ConfigError(f"--workdir={run} is not there; leave it out to examine a fresh network")
-    saved = Checkpoints((run / workdir.CHECKPOINTS).absolute())
-    try:
-        restored = start.restored(setup, saved)
-    finally:
-        saved.close()
-    if restored is None:
+    state = start.newest(setup, run)
+    if state is None:
         raise ConfigError(f"--workdir={run} has no checkpoint; train first, or leave it out to examine a fresh network")
-    return restored[0]
+    return state
 
 
 def _compared(setup: Setup, report: Report, presets: Sequence[str]) -> dict[str, Any]:

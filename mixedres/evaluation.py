@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from mixedres import data, initial, loop, losses, precision, start, summary, workdir
 from mixedres.build import build
-from mixedres.checkpoints import Checkpoints
 from mixedres.config import ConfigError
 from mixedres.processes import ALONE, Processes
 from mixedres.setup import Setup
@@ -97,13 +96,11 @@ def _weights(setup: Setup, directory: pathlib.Path, group: Processes) -> tuple[T
         return start.fresh(setup, found), f"weights of {given}"
     workdir.check_same(directory, setup.resolved, compared)
     workdir.check_data(directory, setup.data, classes_only=True)
-    saved = Checkpoints(directory / workdir.CHECKPOINTS)
-    restored = start.restored(setup, saved)
-    saved.close()
-    if restored is None:
+    state = start.newest(setup, directory)
+    if state is None:
         raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
     summary.announce(setup, directory)
-    return restored[0], f"step {int(restored[0].step)}"
+    return state, f"step {int(state.step)}"
 
 
 def _tally(setup: Setup, chosen: precision.Precision) -> Callable[..., Any]:

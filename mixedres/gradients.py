@@ -56,10 +56,11 @@ def scaled_grads(
         loss_scale,
         loss_fn=partial(
             scaled_loss,
-            apply_fn=partial(apply_fn, train=not frozen_statistics),
+            apply_fn=apply_fn,
             normalize=normalize,
             label_smoothing=label_smoothing,
             learns=learns,
+            frozen_statistics=frozen_statistics,
         ),
         microbatches=microbatches,
     )
@@ -78,8 +79,9 @@ def scaled_loss(
     *,
     apply_fn: ApplyFn,
     normalize: NormalizeFn,
-    label_smoothing: float,
-    learns: MaskFn | None,
+    label_smoothing: float = 0.0,
+    learns: MaskFn | None = None,
+    frozen_statistics: bool = False,
 ) -> tuple[jax.Array, tuple[Any, Metrics]]:
     """The loss of this device's examples times the loss scale, and (new statistics, {'loss', 'top1'}).
 
@@ -88,7 +90,10 @@ def scaled_loss(
     if learns is not None:  # with nothing left of the backward pass of what does not
         params = jax.tree.map(lambda own, x: x if own else jax.lax.stop_gradient(x), learns(params), params)
     logits, mutated = apply_fn(
-        {"params": params, "batch_stats": batch_stats}, normalize(batch["image"]), mutable=["batch_stats"]
+        {"params": params, "batch_stats": batch_stats},
+        normalize(batch["image"]),
+        train=not frozen_statistics,
+        mutable=["batch_stats"],
     )
     with jax.named_scope("loss"):
         logits = logits.astype(jnp.float32)

@@ -65,11 +65,10 @@ class Sampler:
         kept = re.compile(chosen.keep_float32) if chosen.keep_float32 else None
         found: dict[str, str] = {}
         for row in report.relevant:
-            layer = row.module or row.name
-            if layer not in self._told and not (kept and kept.search(f"/{layer}")):
+            if row.layer not in self._told and not (kept and kept.search(f"/{row.layer}")):
                 words = self._words(row, report)
                 if words:
-                    found.setdefault(layer, words)
+                    found.setdefault(row.layer, words)
         self._told |= found.keys()
         lines = [f"warning: step {step}: {words}" for words in list(found.values())[:_MOST_LINES]]
         if found:
@@ -100,7 +99,7 @@ def scalars(report: Report) -> dict[str, float | None]:
         "recommended_log2": report.recommended_shift,
     }
     for row in report.rows:
-        name = f"{row.kind.replace(' ', '_')}/{row.name}"
+        name = _tag(row)
         values[f"{name}/largest_log2"] = row.exponents.top
         values[f"{name}/zeros"] = row.exponents.zeros
         values[f"{name}/lost"] = row.lost(report.shift)
@@ -113,6 +112,9 @@ def histograms(report: Report) -> dict[str, Histogram]:
     for row in report.rows:
         bottom, top = row.exponents.bottom, row.exponents.top
         if bottom is not None and top is not None:
-            name = f"{row.kind.replace(' ', '_')}/{row.name}"
-            found[name] = Histogram(bottom, [int(count) for count in row.exponents.between(bottom, top)])
+            found[_tag(row)] = Histogram(bottom, [int(count) for count in row.exponents.between(bottom, top)])
     return found
+
+
+def _tag(row: Row) -> str:
+    return f"{row.kind.replace(' ', '_')}/{row.name}"

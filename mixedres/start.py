@@ -71,6 +71,20 @@ def restored(
     return state, record
 
 
+def newest(setup: Setup, directory: pathlib.Path) -> step.TrainState | None:
+    """The newest state that is whole in the workdir `directory`, which stays as it is; None where it has none.
+
+    Raises:
+      ConfigError: as `restored`.
+    """
+    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
+    try:
+        found = restored(setup, saved)
+    finally:
+        saved.close()
+    return found and found[0]
+
+
 def _note_changes(setup: Setup, record: dict[str, Any]) -> None:
     """Says which of the changes that a continued run may have touches its numbers."""
     before, now = record["devices"], len(setup.devices)

@@ -10,38 +10,23 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from mixedres import step
-from mixedres.gradients import AXIS, ApplyFn, Batch, MaskFn, scaled_loss
+from mixedres.gradients import AXIS, Batch, scaled_loss
 from mixedres.leaves import named_leaves
-from mixedres.normalize import NormalizeFn
 from mixedres.numerics import Seen, linen, taps
 from mixedres.numerics.exponents import exponents
 from mixedres.precision import NoOpLossScale
 
 
-def seen(
-    variables: dict[str, Any],
-    batch: Batch,
-    *,
-    apply_fn: ApplyFn,
-    normalize: NormalizeFn,
-    label_smoothing: float = 0.0,
-    microbatches: int = 1,
-    learns: MaskFn | None = None,
-    frozen_statistics: bool = False,
-) -> Seen:
+def seen(variables: dict[str, Any], batch: Batch, *, microbatches: int = 1, **loss_options: Any) -> Seen:
     """Of one step without a loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`.
 
     Gradients are those that a device computes, before any mean over microbatches and devices: float16 must hold them.
 
-    Args: as `mixedres.step.train_step`.
+    Args:
+      variables, batch, microbatches: as `mixedres.gradients.scaled_grads`.
+      **loss_options: of `mixedres.gradients.scaled_loss`.
     """
-    loss_fn = partial(
-        scaled_loss,
-        apply_fn=partial(apply_fn, train=not frozen_statistics),
-        normalize=normalize,
-        label_smoothing=label_smoothing,
-        learns=learns,
-    )
+    loss_fn = partial(scaled_loss, **loss_options)
     per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
 
     def of_part(part: Batch) -> tuple[taps.Statistics, dict[str, jax.Array]]:

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -64,7 +63,7 @@ def examine(
 
     _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
     try:
-        wanted = partial(_wanted, re.compile(select))
+        wanted = re.compile(select).search
     except re.error as error:
         raise ValueError(f"select={select!r} is no regular expression: {error}") from None
     found = taps.names(loss_of, floats, *batch)
@@ -113,15 +112,12 @@ class Seen:
             about = (name, _module(name), np.dtype(tapped.dtype), ())
             row = Row("activation", *about, (tapped.value,), tapped.executions)
             rows += [row, dataclasses.replace(row, kind="gradient", parts=(tapped.gradient,))]
-        for name, (gradient, parameter) in _both(*jax.device_get((self.gradients, self.parameters))).items():
+        gradients, parameters = jax.device_get((self.gradients, self.parameters))
+        for name, gradient in gradients.items():
             dtype, shape = np.dtype(jnp.result_type(params[name])), jnp.shape(params[name])
-            row = Row("parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameter),), 1)
+            row = Row("parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameters[name]),), 1)
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
         return ordered(rows, modules)
-
-
-def _both(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (a[name], b[name]) for name in a}
 
 
 def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,10 +167,6 @@ def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> 
             "cannot be seen; give the loss as it is computed in float32"
         )
     return notes
-
-
-def _wanted(pattern: re.Pattern[str], name: str) -> bool:
-    return pattern.search(name) is not None
 
 
 def _kinds(arrays: dict[str, Any]) -> str:

@@ -43,15 +43,16 @@ def _escaped(text: str) -> str:
 
 def _embedded(document: dict[str, Any]) -> str:
     """JSON that can stand in a script element: no tag can begin or end in it, nor a line as JavaScript sees lines."""
-    text = json.dumps(_finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A document of JSON's kinds with None in place of the numbers that JSON does not hold."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

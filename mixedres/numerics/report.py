@@ -57,11 +57,6 @@ class Comparison:
     worst_name: str
     median: float
 
-    def to_json(self) -> dict[str, Any]:
-        """For `Report.json`, with None for what is not finite."""
-        values = dataclasses.asdict(self)
-        return values | {name: None for name in ("worst", "median") if not math.isfinite(values[name])}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
@@ -96,7 +91,7 @@ class Report:
     @cached_property
     def rest_limits(self) -> Limits:
         """Of the gradients that may be float16."""
-        return _limits([row for row in self.scaled if _module(row) not in self.keep_float32])
+        return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
 
     @property
     def limited_by(self) -> Row | None:
@@ -120,8 +115,8 @@ class Report:
         Of several the one with the least overflow, and of these the largest, up to 2**24. Modules that no scale makes
         fit are left out: they stay in float32. The present one where all gradients are zero.
         """
-        unfit = {_module(row) for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
-        rows = [row for row in self.scaled if _module(row) not in unfit] or self.scaled
+        unfit = {row.layer for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
+        rows = [row for row in self.scaled if row.layer not in unfit] or self.scaled
         tops = [row.exponents.top for row in rows if row.exponents.top is not None]
         if not tops:
             return self.shift
@@ -151,7 +146,7 @@ class Report:
     @cached_property
     def modules(self) -> tuple[str, ...]:
         """The modules and other taps, in order; parameters without one stand for themselves."""
-        return tuple(dict.fromkeys(map(_module, self.rows)))
+        return tuple(dict.fromkeys(row.layer for row in self.rows))
 
     @cached_property
     def keep_float32(self) -> tuple[str, ...]:
@@ -160,7 +155,7 @@ class Report:
         Those with a tensor that comes within 4x of overflow, loses over 0.1 % of its mass, or is off by over 1 % after
         the cast to float16; but for biases far below what they are added to.
         """
-        damaged = {_module(row) for row in self.relevant if row.is_damaged(self.recommended_shift)}
+        damaged = {row.layer for row in self.relevant if row.is_damaged(self.recommended_shift)}
         return tuple(module for module in self.modules if module in damaged)
 
     @cached_property
@@ -220,9 +215,9 @@ class Report:
         return text.render(self, problems_only=problems_only)
 
     def json(self) -> dict[str, Any]:
-        """Everything, for `json.dumps`."""
+        """Everything, for `json.dumps`; what is not finite is None."""
         limit = self.limited_by
-        return {
+        document = {
             "format": 1,
             "title": self.title,
             "advice": self.advice,
@@ -244,12 +239,14 @@ class Report:
                 "low": LOW,
             },
             "probes": [dataclasses.asdict(probe) for probe in self.probes],
-            "comparison": [comparison.to_json() for comparison in self.comparisons],
+            "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
             "rows": [
-                row.to_json(self.shift, self.recommended_shift) | {"keep": _module(row) in self.keep_float32}
+                row.to_json(self.shift, self.recommended_shift) | {"keep": row.layer in self.keep_float32}
                 for row in self.rows
             ],
         }
+        finite: dict[str, Any] = page.finite(document)
+        return finite
 
     def html(self, path: str | pathlib.Path) -> None:
         """Writes the report as one page that needs no network: the heat map of layers by exponent."""
@@ -272,10 +269,6 @@ def _limits(rows: Sequence[Row]) -> Limits:
     first = max(alive, key=lambda row: row.exponents.top or 0)
     enough = max(shift for row in alive if (shift := row.enough_shift) is not None)
     return Limits(enough, first.exponents.largest_safe_shift(), first)
-
-
-def _module(row: Row) -> str:
-    return row.module or row.name
 
 
 def _power(shift: int | None) -> float | None:

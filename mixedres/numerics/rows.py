@@ -50,6 +50,11 @@ class Row:
     def __str__(self) -> str:
         return f"{self.kind} of {self.name}" if self.kind in ("activation", "gradient") else f"{self.kind} {self.name}"
 
+    @property
+    def layer(self) -> str:
+        """Its module; itself where it belongs to none."""
+        return self.module or self.name
+
     @cached_property
     def exponents(self) -> Exponents:
         """Of all examinations together."""
@@ -130,7 +135,7 @@ class Row:
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
     def to_json(self, present: int, recommended: int) -> dict[str, Any]:
-        """For `Report.json`."""
+        """For `Report.json`, which replaces what JSON does not hold."""
         exponents = self.exponents
         return {
             "kind": self.kind,
@@ -147,8 +152,8 @@ class Row:
             "parts": [_counts(part) for part in self.parts] if len(self.parts) > 1 else [],
             "verdict": self.verdict(present),
             "recommended_verdict": self.verdict(recommended),
-            "float16_error": _finite(self.cast_error("float16", recommended)),
-            "bfloat16_error": _finite(self.cast_error("bfloat16")),
+            "float16_error": self.cast_error("float16", recommended),
+            "bfloat16_error": self.cast_error("bfloat16"),
         }
 
 
@@ -161,10 +166,6 @@ def _counts(exponents: Exponents) -> dict[str, Any]:
     if bottom is None or top is None:
         return {"first": 0, "counts": []}
     return {"first": bottom, "counts": exponents.between(bottom, top).tolist()}
-
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
 
 
 def shift_of(scale: Any) -> int:

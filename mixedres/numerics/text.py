@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,9 +49,8 @@ def render(report: Report, *, problems_only: bool) -> str:
 
 def _is_problem(row: Row, report: Report) -> bool:
     fine = {"ok", "low", "all zero"}
-    return not {row.verdict(report.shift), row.verdict(report.recommended_shift)} <= fine or row.is_damaged(
-        report.recommended_shift
-    )
+    verdicts = {row.verdict(shift) for shift in (report.shift, report.recommended_shift)}
+    return not verdicts <= fine or row.is_damaged(report.recommended_shift)
 
 
 def _facts(report: Report) -> list[str]:
@@ -129,7 +129,7 @@ def _line(row: Row, report: Report, low: int) -> str:
     exponents = row.exponents
     largest = "-" if exponents.top is None else f"2^{exponents.top}"
     verdicts = dict.fromkeys(row.verdict(shift) for shift in (report.shift, report.recommended_shift))
-    mark = " *" if (row.module or row.name) in report.keep_float32 else ""
+    mark = " *" if row.layer in report.keep_float32 else ""
     lost = [f"{100 * row.lost(shift):.2f}" for shift in (report.shift, report.recommended_shift)]
     return (
         f"{_shortened(row.name + mark):<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
@@ -161,12 +161,5 @@ def _shortened(name: str) -> str:
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:
     """In lines of at most `WIDTH`, the later ones indented."""
-    lines: list[str] = []
-    current = ""
-    for word in line.split(" "):
-        if current and len(current) + 1 + len(word) > WIDTH:
-            lines.append(current)
-            current = " " * indent + word
-        else:
-            current = f"{current} {word}" if current or lines else word
-    return [*lines, current]
+    whole = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return whole.wrap(line) or [""]

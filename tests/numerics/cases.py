@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from sklearn import datasets
 
+from experiments import numerics_example
 from mixedres import losses, models
 
 F32, F16 = jnp.float32, jnp.float16
@@ -101,49 +102,15 @@ def transformer() -> Case:
     return Case(loss, params, jnp.asarray(tokens))
 
 
-class LayerScale(nn.Module):
-    """A factor for every feature, tiny at first (Touvron et al., arXiv 2103.17239)."""
-
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x):
-        gamma = self.param("gamma", nn.initializers.constant(1e-7), (x.shape[-1],))
-        return x.astype(self.dtype) * gamma.astype(self.dtype)[None]
-
-
-class Scaled(nn.Module):
-    """Residual blocks behind factors of 1e-7, and logits of several hundred; `keep` lists the modules in float32."""
-
-    dtype: Any
-    keep: tuple[str, ...] = ()
-
-    @nn.compact
-    def __call__(self, x):
-        def dtype(name):
-            return F32 if name in self.keep else self.dtype
-
-        x = nn.Dense(64, dtype=dtype("stem"), name="stem")(x)
-        for i in range(3):
-            y = nn.Dense(64, dtype=dtype(f"dense{i}"), name=f"dense{i}")(nn.relu(x))
-            y = LayerScale(dtype(f"gamma{i}"), name=f"gamma{i}")(y)
-            x = x + 1e6 * y.astype(F32)
-        return nn.Dense(10, dtype=dtype("head"), name="head")(x)
-
-
 def badly_scaled(keep: tuple[str, ...] = ()) -> Case:
-    """`Scaled`, whose logits are multiplied by 512."""
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((64, 16)).astype(np.float32), rng.integers(10, size=64)
+    """The sick example of docs/numerics.md; `keep` lists the modules in float32."""
+    x, labels = numerics_example.batch()
 
     def loss(dtype):
-        def fn(params, batch, scale):
-            logits = Scaled(dtype, keep).apply({"params": params}, batch[0]).astype(F32)
-            return losses.cross_entropy(logits * 512, batch[1]).mean() * scale
+        fn = numerics_example.loss_in(dtype, keep)
+        return lambda params, batch, scale: fn(params, *batch, scale)
 
-        return fn
-
-    return Case(loss, Scaled(F32).init(jax.random.key(0), x)["params"], (x, y))
+    return Case(loss, numerics_example.Network(F32).init(jax.random.key(0), x)["params"], (x, labels))
 
 
 def is_finite(case: Case) -> Callable[[int], bool]:
