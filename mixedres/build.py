@@ -19,6 +19,9 @@ from mixedres.config_keys import duration_in_steps
 from mixedres.devices import devices_and_batch
 from mixedres.setup import Setup
 
+# Platforms on which a training step was measured to be faster with fused norms; docs/performance.md has the numbers.
+FUSED_IS_FASTER_ON: frozenset[str] = frozenset()
+
 
 def build(config: ConfigDict) -> Setup:
     """Checks a config and builds what it names; writes nothing.
@@ -37,9 +40,11 @@ def build(config: ConfigDict) -> Setup:
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
     policy, norm_policy = chosen.network_policies
+    options = config.model.to_dict()
+    fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].platform)
     with errors("config.model"):
         model = models.create(
-            **config.model,
+            **options,
             num_classes=source.num_classes,
             policy=policy,
             norm_policy=norm_policy,
@@ -48,6 +53,7 @@ def build(config: ConfigDict) -> Setup:
             axis_name=step.AXIS if config.batch_norm.sync else None,
             precision=chosen.matmul_precision,
             keep_float32=chosen.keep_float32,
+            fused=fused,
         )
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
@@ -70,6 +76,22 @@ def build(config: ConfigDict) -> Setup:
     )
     _check_paths(setup)
     return setup
+
+
+def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform: str) -> bool:
+    """Whether batch norms are fused with what follows them; raises ConfigError where they cannot be and must."""
+    obstacle = None
+    if chosen.implementation == "graph_rewrite":
+        obstacle = (
+            f"precision {chosen.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
+        )
+    elif config.batch_norm.frozen:
+        obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
+    elif jnp.promote_types(chosen.norm_policy.compute_dtype, jnp.float32) != chosen.norm_policy.compute_dtype:
+        obstacle = f"norm_policy '{chosen.norm_policy}': it computes in float32 or float64; write compute=float32"
+    if given == "true" and obstacle:
+        raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
+    return not obstacle and (given == "true" or (given == "auto" and platform in FUSED_IS_FASTER_ON))
 
 
 def _check_paths(setup: Setup) -> None:

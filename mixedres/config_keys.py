@@ -113,6 +113,13 @@ KEYS = (
     Key("model.zero_init_last", bool, True, "start every block as the identity, by a zero in its last layer"),
     Key("model.kernel_init", str, "he_normal", "he_normal, he_normal_fan_out, lecun_normal, glorot_uniform"),
     Key("model.head_init", str, "normal_0.01", "the same for the head, or normal_0.01"),
+    Key(
+        "model.fused",
+        str,
+        "auto",
+        "compute every batch norm with what follows it; auto: where it was measured to be faster",
+        one_of("auto", "true", "false"),
+    ),
     Key("batch_norm.momentum", float, 0.9, "weight of the old running average", SHARE),
     Key("batch_norm.epsilon", float, 1e-5, "added to the variance", POSITIVE),
     Key("batch_norm.frozen", bool, False, "normalise by the running averages in training too, and leave them alone"),

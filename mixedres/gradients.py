@@ -36,13 +36,14 @@ def scaled_grads(
     allreduce_dtype: Any = None,
     learns: MaskFn | None = None,
     frozen_statistics: bool = False,
+    ohwi: bool = False,
 ) -> tuple[Any, Any, Metrics]:
     """Gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
 
     Args:
       variables: {'params', 'batch_stats'}, float32, replicated.
-      batch, apply_fn, normalize, label_smoothing, microbatches, allreduce_dtype, learns, frozen_statistics: see
-        `mixedres.step.train_step`.
+      batch, apply_fn, normalize, label_smoothing, microbatches, allreduce_dtype, learns, frozen_statistics,
+        ohwi: see `mixedres.step.train_step`.
       loss_scale: that scales the loss.
 
     Returns:
@@ -65,7 +66,9 @@ def scaled_grads(
         microbatches=microbatches,
     )
     with jax.named_scope("all_reduce"):
-        grads = _in_layout_of_params(_mean_over_devices(grads, allreduce_dtype))
+        grads = _mean_over_devices(grads, allreduce_dtype)
+        if not ohwi:
+            grads = _in_layout_of_params(grads)
         batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
     # The mean of equal numbers need not be that number: a third of three times it can be the next one.
     return grads, variables["batch_stats"] if frozen_statistics else batch_stats, metrics

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from mixedres import data, models, normalize, optimizers, precision, step, tapped
+from mixedres import data, kernel_layout, models, normalize, optimizers, precision, step, tapped
 from mixedres.config import flatten
 
 
@@ -74,6 +74,17 @@ class Setup:
         return NamedSharding(self.mesh, P())
 
     @property
+    def has_ohwi_kernels(self) -> bool:
+        """Whether the kernels of the state lie as `mixedres.kernel_layout` says: XLA for CPUs wants them otherwise."""
+        return self.model.fused and self.devices[0].platform != "cpu"
+
+    def placed(self, state: step.TrainState) -> step.TrainState:
+        """A state that is on the devices, as `train_step` takes it."""
+        if not self.has_ohwi_kernels:
+            return state
+        return jax.jit(lambda state: state, out_shardings=self._state_format())(state)
+
+    @property
     def split(self) -> NamedSharding:
         """The sharding of a batch: an equal share on every device."""
         return NamedSharding(self.mesh, P(step.AXIS))
@@ -128,6 +139,7 @@ class Setup:
             tx=self.tx,
             ema_decay=self.config.ema_decay,
             stop_after_skipped=self.config.stop_after_skipped,
+            state_format=self._state_format() if self.has_ohwi_kernels else None,
         )
 
     def loss_and_grads(self) -> Callable[..., Any]:
@@ -135,8 +147,12 @@ class Setup:
         return step.jit_loss_and_grads(self.mesh, **self._gradient_options())
 
     def seen(self) -> Callable[..., Any]:
-        """The jitted (variables, batch) -> `numerics.Seen` of a training step without a loss scale."""
-        options = self._gradient_options()
+        """The jitted (variables, batch) -> `numerics.Seen` of a training step without a loss scale.
+
+        Of the network layer by layer: fused, it has fewer places to look at.
+        """
+        plain = dataclasses.replace(self, model=self.model.clone(fused=False))
+        options = plain._gradient_options()
         del options["allreduce_dtype"]
         return tapped.jit_seen(self.mesh, **options)
 
@@ -156,6 +172,9 @@ class Setup:
         return step.jit_eval_step(
             self.mesh, apply_fn=self.precision.rewrite(self.model.apply), normalize=self.normalize_fn
         )
+
+    def _state_format(self) -> Any:
+        return kernel_layout.formats(jax.eval_shape(self.init_state), self.replicated)
 
     def _gradient_options(self) -> dict[str, Any]:
         in_half = self.config.allreduce_dtype == "compute"

@@ -30,7 +30,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mixedres import losses
+from mixedres import kernel_layout, losses
 from mixedres.gradients import AXIS, ApplyFn, Batch, MaskFn, Metrics, scaled_grads
 from mixedres.normalize import NormalizeFn
 from mixedres.precision import LossScale, LossScaledState
@@ -100,6 +100,7 @@ def train_step(
     frozen_statistics: bool = False,
     ema_decay: float = 0.0,
     stop_after_skipped: int = 25,
+    ohwi: bool = False,
 ) -> tuple[TrainState, Metrics]:
     """One step on this device's share of the batch; runs inside `jax.shard_map` over `AXIS`.
 
@@ -120,6 +121,7 @@ def train_step(
       frozen_statistics: normalise by the running statistics, which stay as they are.
       ema_decay: of the moving average; 0: none is kept.
       stop_after_skipped: skipped steps in a row after which to halt.
+      ohwi: the state's kernels lie as `mixedres.kernel_layout` says.
 
     Returns:
       The new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
@@ -137,8 +139,10 @@ def train_step(
         allreduce_dtype=allreduce_dtype,
         learns=learns,
         frozen_statistics=frozen_statistics,
+        ohwi=ohwi,
     )
-    updates, opt_state = tx.update(grads, state.opt_state, state.params, value=metrics["loss"])
+    checked = kernel_layout.in_memory_order(grads) if ohwi else grads
+    updates, opt_state = tx.update(grads, state.opt_state, state.params, value=metrics["loss"], checked=checked)
     params = optax.apply_updates(state.params, updates)
     finite = opt_state.grads_finite
     ema = _average(state, {"params": params, "batch_stats": batch_stats}, ema_decay)
@@ -198,26 +202,41 @@ def zero_sums() -> dict[str, np.ndarray]:
     return counts | {"loss": np.zeros((), np.float32)}
 
 
-def over_devices(step: Callable[..., Any], mesh: Mesh, in_specs: Any, *, donate: Any = ()) -> Any:
-    """`step` under `shard_map` and `jit`: inputs split as `in_specs` says, outputs replicated."""
+def over_devices(
+    step: Callable[..., Any], mesh: Mesh, in_specs: Any, *, donate: Any = (), first_format: Any = None
+) -> Any:
+    """`step` under `shard_map` and `jit`: inputs split as `in_specs` says, outputs replicated.
+
+    `first_format`: how the arrays of the first input and of the first output lie, with their sharding.
+    """
     mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=P())
+    replicated = NamedSharding(mesh, P())
+    shardings = tuple(NamedSharding(mesh, spec) for spec in in_specs)
     return jax.jit(
         mapped,
-        in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
-        out_shardings=NamedSharding(mesh, P()),
+        in_shardings=(first_format, *shardings[1:]) if first_format else shardings,
+        out_shardings=(first_format, replicated) if first_format else replicated,
         donate_argnums=donate,
     )
 
 
-def jit_train_step(mesh: Mesh, *, donate: bool | None = None, **options: Any) -> Any:
+def jit_train_step(mesh: Mesh, *, donate: bool | None = None, state_format: Any = None, **options: Any) -> Any:
     """The jitted, sharded (state, batch) -> (state, metrics) of `train_step` with `options`.
 
     `donate`: the new state takes the memory of the old one; None: not on the CPU. There XLA writes parameters and
     momentum in loops of their own that read both, and would first copy all of a donated state: 7 % of a step of
     ResNet-50 with 16 images of 64 pixels.
+    `state_format`: how the state lies where that is not as ever; see `mixedres.kernel_layout.formats`.
     """
     donates = mesh.devices.flat[0].platform != "cpu" if donate is None else donate
-    return over_devices(partial(train_step, **options), mesh, (P(), P(AXIS)), donate=0 if donates else ())
+    options["ohwi"] = state_format is not None
+    return over_devices(
+        partial(train_step, **options),
+        mesh,
+        (P(), P(AXIS)),
+        donate=0 if donates else (),
+        first_format=state_format,
+    )
 
 
 def jit_loss_and_grads(mesh: Mesh, **options: Any) -> Any:

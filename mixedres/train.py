@@ -106,8 +106,7 @@ def _train(
     config = setup.config
     print("compiling ...", flush=True)
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-    state, record = start.restored(setup, saved, set_aside=True) or (start.fresh(setup, initial), {})
-    saved.remove_partial()
+    state, record = _begin(setup, saved, initial)
     if group.is_writer:
         workdir.begin(directory, setup.resolved, setup.data)
     tracker = outlasting.enter_context(_tracker(setup, directory)) if group.is_writer and config.wandb else None
@@ -155,6 +154,13 @@ def _train(
             print(f"warning: {problem}")
     _check_outcome(run.state, result)
     return summary.document(setup, run, first_step, result, compile_seconds)
+
+
+def _begin(setup: Setup, saved: Checkpoints, initial: Initial | None) -> tuple[step.TrainState, dict[str, Any]]:
+    """The state to start from, and its record: the newest checkpoint's, else a fresh one and nothing."""
+    state, record = start.restored(setup, saved, set_aside=True) or (start.fresh(setup, initial), {})
+    saved.remove_partial()
+    return setup.placed(state), record
 
 
 def _writers(

@@ -59,11 +59,14 @@ LAYERS = {
     "losses": 1,
     "normalize": 1,
     "optimizers": 2,
-    "models": 1,
+    "models": 2,
     "weights": 1,
     "data": 1,
     "precision": 1,
     "numerics": 1,
+    "fused": 1,
+    "varying": 0,
+    "kernel_layout": 0,
     "autocast": 0,
 }
 # What a package may import from outside, besides the standard library.
@@ -72,6 +75,9 @@ FOREIGN = {
     "precision": {"jax", "jmp", "optax", "numpy"},
     "numerics": {"flax", "jax", "numpy"},
     "models": {"flax", "jax", "jmp"},
+    "fused": {"jax"},
+    "varying": {"jax"},
+    "kernel_layout": {"jax"},
     "weights": {"numpy", "safetensors", "torch"},
     "data": {
         "PIL",

@@ -54,6 +54,7 @@ def create(
     axis_name: str | None = None,
     precision: Any = None,
     keep_float32: str = "",
+    fused: bool = False,
 ) -> ResNet:
     """Builds a ResNet.
 
@@ -70,6 +71,8 @@ def create(
       axis_name: mesh axis over which batch statistics are synchronised; None: per device.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
+      fused: in training, compute every batch norm with what follows it, which moves fewer bytes; needs norms that
+        compute in float32 or wider.
 
     Raises:
       ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says
@@ -109,6 +112,7 @@ def create(
         head_init=_initializer(head_init),
         precision=precision,
         keep_float32=keep_float32,
+        fused=fused,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,6 +12,30 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres.models.kept import policy_of
+
+
+@dataclasses.dataclass(frozen=True)
+class NormVariables:
+    """What a batch norm learns and remembers, each (features,).
+
+    Attributes:
+      scale, bias: in the parameter dtype.
+      mean, var: flax variables, the running averages.
+      momentum: weight of an old average.
+      dtype: of the normalised map.
+    """
+
+    scale: jax.Array
+    bias: jax.Array
+    mean: nn.Variable
+    var: nn.Variable
+    momentum: float
+    dtype: Any
+
+    def remember(self, mean: jax.Array, var: jax.Array) -> None:
+        """Takes the statistics of a batch into the running averages."""
+        for running, new in ((self.mean, mean), (self.var, var)):
+            running.value = self.momentum * running.value + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
 
 
 class BatchNorm(nn.Module):
@@ -42,26 +68,19 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Normalises `x` (batch, ..., features): by its own statistics in training, else by the running ones."""
-        features, policy = (x.shape[-1],), policy_of(self)
-        param_dtype, compute_dtype = policy.param_dtype, policy.compute_dtype
+        policy, own = policy_of(self), self._variables(x.shape[-1])
+        compute_dtype = policy.compute_dtype
         stats_dtype = jnp.promote_types(compute_dtype, jnp.float32)
-
-        scale = self.param("scale", self.scale_init, features, param_dtype)
-        bias = self.param("bias", nn.initializers.zeros, features, param_dtype)
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, stats_dtype)
-        running_var = self.variable("batch_stats", "var", jnp.ones, features, stats_dtype)
-
         if train:
             mean, var = self._batch_statistics(x.astype(stats_dtype))
             if not self.is_initializing():
-                running_mean.value = self._average(running_mean.value, mean)
-                running_var.value = self._average(running_var.value, var)
+                own.remember(mean, var)
         else:
-            mean, var = running_mean.value, running_var.value
+            mean, var = own.mean.value, own.var.value
 
-        factor = jax.lax.rsqrt(var + self.epsilon) * scale.astype(stats_dtype)
-        per_channel = (1,) * (x.ndim - 1) + features
-        mean, factor, bias = (v.astype(compute_dtype).reshape(per_channel) for v in (mean, factor, bias))
+        factor = jax.lax.rsqrt(var + self.epsilon) * own.scale.astype(stats_dtype)
+        per_channel = (1,) * (x.ndim - 1) + (x.shape[-1],)
+        mean, factor, bias = (v.astype(compute_dtype).reshape(per_channel) for v in (mean, factor, own.bias))
         return ((x.astype(compute_dtype) - mean) * factor + bias).astype(policy.output_dtype)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -71,5 +90,24 @@ class BatchNorm(nn.Module):
             mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)
         return mean, jnp.maximum(mean_of_squares - jax.lax.square(mean), 0.0)
 
-    def _average(self, old: jax.Array, new: jax.Array) -> jax.Array:
-        return self.momentum * old + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
+    @nn.nowrap
+    def _variables(self, features: int) -> NormVariables:
+        policy = policy_of(self)
+        stats_dtype = jnp.promote_types(policy.compute_dtype, jnp.float32)
+        return NormVariables(
+            scale=self.param("scale", self.scale_init, (features,), policy.param_dtype),
+            bias=self.param("bias", nn.initializers.zeros, (features,), policy.param_dtype),
+            mean=self.variable("batch_stats", "mean", jnp.zeros, (features,), stats_dtype),
+            var=self.variable("batch_stats", "var", jnp.ones, (features,), stats_dtype),
+            momentum=self.momentum,
+            dtype=policy.output_dtype,
+        )
+
+
+class HeldBatchNorm(BatchNorm):
+    """The variables of a `BatchNorm`, at its path, for a function that normalises and does more than that."""
+
+    @nn.compact
+    def __call__(self, features: int) -> NormVariables:
+        """The variables of so many features."""
+        return self._variables(features)

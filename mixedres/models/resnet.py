@@ -9,7 +9,6 @@ cuDNN takes without a copy ('SAME' pads stride-2 convolutions by 0 and 1).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -19,13 +18,9 @@ import jmp
 
 from mixedres.models.conv import Conv
 from mixedres.models.kept import policy_of
-from mixedres.models.norm import BatchNorm
+from mixedres.models.norms import Norms, add, max_pool
 
 ModuleFn = Callable[..., nn.Module]
-
-
-def _zeros_if(zero: bool) -> Callable:
-    return nn.initializers.zeros if zero else nn.initializers.ones
 
 
 class Block(nn.Module):
@@ -33,7 +28,8 @@ class Block(nn.Module):
 
     Attributes:
       filters, stride, zero_init_last: see `ResNet`.
-      conv, norm: make its layers.
+      conv: makes its convolutions.
+      norms: its batch norms, and what follows them.
       policy: the sum of the two branches, and the result, have its compute dtype.
       keep_float32: see `mixedres.models.kept.policy_of`.
     """
@@ -41,32 +37,39 @@ class Block(nn.Module):
     filters: int
     stride: int
     conv: ModuleFn
-    norm: ModuleFn
+    norms: Norms
     zero_init_last: bool
     policy: jmp.Policy
     keep_float32: str
 
     @nn.nowrap
-    def add(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The sum of the branches; either may be float32, from a layer or a block that is kept in it."""
+    def end(self, name: str, y: jax.Array, x: jax.Array) -> jax.Array:
+        """relu(norm(y) + x), for v1; `x` through a projection where its shape is another one."""
         dtype = policy_of(self).compute_dtype
-        return x.astype(dtype) + y.astype(dtype)
+        init = nn.initializers.zeros if self.zero_init_last else nn.initializers.ones
+        if x.shape == y.shape:
+            return self.norms.add_relu(name, y, x, dtype, scale_init=init)
+        z = self.conv(y.shape[-1], 1, self.stride, name="conv_proj")(x)
+        return self.norms.pair_add_relu(name, y, "norm_proj", z, dtype, scale_init=init)
+
+    @nn.nowrap
+    def sum(self, y: jax.Array, x: jax.Array, activated: jax.Array) -> jax.Array:
+        """y + x, for v2; the projection of `activated` instead of `x` where its shape is another one."""
+        if x.shape != y.shape:
+            x = self.conv(y.shape[-1], 1, self.stride, name="conv_proj")(activated)
+        return add(y, x, policy_of(self).compute_dtype)
 
 
 class BasicBlock(Block):
     """3x3 - 3x3 with the activation after the sum (v1); v1.5 is the same."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
         y = self.conv(self.filters, 3, self.stride, name="conv1")(x)
-        y = nn.relu(self.norm(name="norm1")(y, train))
+        y = self.norms.relu("norm1", y)
         y = self.conv(self.filters, 3, name="conv2")(y)
-        y = self.norm(name="norm2", scale_init=_zeros_if(self.zero_init_last))(y, train)
-        if x.shape != y.shape:
-            x = self.conv(self.filters, 1, self.stride, name="conv_proj")(x)
-            x = self.norm(name="norm_proj")(x, train)
-        return nn.relu(self.add(x, y))
+        return self.end("norm2", y, x)
 
 
 class BottleneckBlock(Block):
@@ -75,51 +78,43 @@ class BottleneckBlock(Block):
     stride_first: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
         stride1, stride2 = (self.stride, 1) if self.stride_first else (1, self.stride)
         y = self.conv(self.filters, 1, stride1, name="conv1")(x)
-        y = nn.relu(self.norm(name="norm1")(y, train))
+        y = self.norms.relu("norm1", y)
         y = self.conv(self.filters, 3, stride2, name="conv2")(y)
-        y = nn.relu(self.norm(name="norm2")(y, train))
+        y = self.norms.relu("norm2", y)
         y = self.conv(4 * self.filters, 1, name="conv3")(y)
-        y = self.norm(name="norm3", scale_init=_zeros_if(self.zero_init_last))(y, train)
-        if x.shape != y.shape:
-            x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(x)
-            x = self.norm(name="norm_proj")(x, train)
-        return nn.relu(self.add(x, y))
+        return self.end("norm3", y, x)
 
 
 class PreactBasicBlock(Block):
     """BN - ReLU - 3x3 - BN - ReLU - 3x3, sum without activation (v2); the projection sees the activated input."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
-        activated = nn.relu(self.norm(name="norm1")(x, train))
+        activated = self.norms.relu("norm1", x)
         y = self.conv(self.filters, 3, self.stride, name="conv1")(activated)
-        y = nn.relu(self.norm(name="norm2")(y, train))
+        y = self.norms.relu("norm2", y)
         y = self.conv(self.filters, 3, zeros=self.zero_init_last, name="conv2")(y)
-        if x.shape != y.shape:
-            x = self.conv(self.filters, 1, self.stride, name="conv_proj")(activated)
-        return self.add(x, y)
+        return self.sum(y, x, activated)
 
 
 class PreactBottleneckBlock(Block):
     """BN - ReLU - 1x1 - BN - ReLU - 3x3 - BN - ReLU - 1x1, sum without activation (v2)."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
-        activated = nn.relu(self.norm(name="norm1")(x, train))
+        activated = self.norms.relu("norm1", x)
         y = self.conv(self.filters, 1, name="conv1")(activated)
-        y = nn.relu(self.norm(name="norm2")(y, train))
+        y = self.norms.relu("norm2", y)
         y = self.conv(self.filters, 3, self.stride, name="conv2")(y)
-        y = nn.relu(self.norm(name="norm3")(y, train))
+        y = self.norms.relu("norm3", y)
         y = self.conv(4 * self.filters, 1, zeros=self.zero_init_last, name="conv3")(y)
-        if x.shape != y.shape:
-            x = self.conv(4 * self.filters, 1, self.stride, name="conv_proj")(activated)
-        return self.add(x, y)
+        return self.sum(y, x, activated)
 
 
 class Head(nn.Module):
@@ -166,6 +161,7 @@ class ResNet(nn.Module):
       precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 as well, and whatever is not kept casts its operands to the compute dtype.
+      fused: in training, compute every batch norm with what follows it; see `mixedres.models.norms.Norms`.
     """
 
     stage_sizes: Sequence[int]
@@ -184,19 +180,21 @@ class ResNet(nn.Module):
     head_init: Callable = nn.initializers.normal(0.01)
     precision: Any = None
     keep_float32: str = ""
+    fused: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Images (b, h, w, 3) of any float dtype -> logits (b, num_classes) in the policy's output dtype."""
-        conv, norm = self._layers()
+        conv, norms = self._conv, self._norms(train)
         compute_dtype, preactivated = self.policy.compute_dtype, self.version == "2"
 
         x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
         self.sow("intermediates", "initial_conv", x)
-        if not preactivated:
-            x = nn.relu(norm(name="stem_norm")(x, train))
+        if preactivated:
+            x = x if self.small_images else max_pool(x)
+        else:
+            x = norms.relu("stem_norm", x) if self.small_images else norms.relu_pool("stem_norm", x)
         if not self.small_images:
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
             self.sow("intermediates", "initial_max_pool", x)
 
         for stage, blocks in enumerate(self.stage_sizes, start=1):
@@ -205,16 +203,16 @@ class ResNet(nn.Module):
                     filters=self.filters * 2 ** (stage - 1),
                     stride=2 if stage > 1 and index == 0 else 1,
                     conv=conv,
-                    norm=norm,
+                    norms=norms,
                     zero_init_last=self.zero_init_last,
                     policy=self.policy,
                     keep_float32=self.keep_float32,
                     name=f"block_layer{stage}_{index + 1}",
-                )(x, train)
+                )(x)
             self.sow("intermediates", f"block_layer{stage}", x)
 
         if preactivated:
-            x = nn.relu(norm(name="final_norm")(x, train))
+            x = norms.relu("final_norm", x)
         if not train:
             # Without it jaxlib 0.11 and 0.12 compute the last stage and the mean in one go on the CPU, and get it wrong
             # (YNNPACK; NaN for ResNet-18 in bfloat16 from 160 pixels on).
@@ -226,29 +224,29 @@ class ResNet(nn.Module):
         self.sow("intermediates", "final_dense", x)
         return x.astype(self.policy.output_dtype)
 
-    def _layers(self) -> tuple[ModuleFn, ModuleFn]:
-        """The two layers everything is made of, with dtypes and constants bound once."""
+    @nn.nowrap
+    def _conv(self, filters: int, size: int, stride: int = 1, *, zeros: bool = False, name: str) -> nn.Module:
+        return Conv(
+            filters,
+            size,
+            stride,
+            policy=self.policy,
+            kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
+            precision=self.precision,
+            keep_float32=self.keep_float32,
+            name=name,
+        )
 
-        def conv(filters: int, size: int, stride: int = 1, *, zeros: bool = False, name: str) -> nn.Module:
-            return Conv(
-                filters,
-                size,
-                stride,
-                policy=self.policy,
-                kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
-                precision=self.precision,
-                keep_float32=self.keep_float32,
-                name=name,
-            )
-
+    @nn.nowrap
+    def _norms(self, train: bool) -> Norms:
         wide = jnp.promote_types(self.policy.compute_dtype, jnp.float32)
-        norm_policy = self.norm_policy or jmp.Policy(self.policy.param_dtype, wide, self.policy.compute_dtype)
-        norm = partial(
-            BatchNorm,
-            policy=norm_policy,
+        return Norms(
+            train=train,
+            # Initial values need no statistics, and mesh axes to average them over are not there yet.
+            fused=self.fused and train and not self.is_initializing(),
+            policy=self.norm_policy or jmp.Policy(self.policy.param_dtype, wide, self.policy.compute_dtype),
             momentum=self.momentum,
             epsilon=self.epsilon,
             axis_name=self.axis_name,
             keep_float32=self.keep_float32,
         )
-        return conv, norm

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from mixedres import varying
 from mixedres.numerics.exponents import BINS, Exponents, exponents
 
 T = TypeVar("T")
@@ -101,16 +102,7 @@ def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
     dummy = capture.dummies.get(name)
     if dummy is None:
         return leaf
-    missing = tuple(_varying(leaf) - _varying(dummy))
-    mark = _Mark(name, capture.reached)
-    return _identity(mark, leaf, jax.lax.pcast(dummy, missing, to="varying") if missing else dummy)
-
-
-def _varying(x: jax.Array) -> set[str]:
-    """The mesh axes of a surrounding shard_map over which `x` differs."""
-    aval = jax.typeof(x)
-    kind = getattr(aval, "manual_axis_type", None)
-    return set(kind.varying if kind is not None else getattr(aval, "vma", ()))
+    return _identity(_Mark(name, capture.reached), leaf, varying.over(varying.axes(leaf), dummy))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -37,7 +37,8 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     The verdict is on the gradients: an optimizer whose own float32 arithmetic overflows on finite gradients, as a rate
     of 1e30 can, is not caught.
 
-    A loss that is handed in as `value` (optax's name for it) must be finite as well.
+    A loss that is handed in as `value` (optax's name for it) must be finite as well. `checked` may have the scaled
+    gradients once more, with their axes in an order in which the device reads them faster.
 
     With several devices, average the scaled gradients over them first, so that all agree on the verdict.
 
@@ -69,10 +70,11 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         )
 
     def update(
-        scaled_grads: Any, state: LossScaledState, params: Any = None, **extra: Any
+        scaled_grads: Any, state: LossScaledState, params: Any = None, *, checked: Any = None, **extra: Any
     ) -> tuple[Any, LossScaledState]:
         grads = state.loss_scale.unscale(scaled_grads)
-        finite = _all_finite((state.loss_scale.unscale(_join_vectors(scaled_grads)), extra.get("value")))
+        checked = _join_vectors(scaled_grads if checked is None else checked)
+        finite = _all_finite((state.loss_scale.unscale(checked), extra.get("value")))
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
         updates = jax.tree.map(lambda u: _keep(finite, u), updates)
         # The cast keeps the state's dtypes from one step to the next where an optimizer mixes them.

@@ -1,0 +1,54 @@
+"""Max-pooling of 3x3 windows every two pixels, padded by one, that remembers where each maximum was.
+
+XLA's own writes a float32 map and four of integers forward, and scatters by atomic additions backward. This one writes
+one byte a maximum, and its gradient gathers: deterministic, and without a pass over the zeros.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def max_pool(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(b, h, w, c) -> maxima (b, ceil(h / 2), ceil(w / 2), c) and which of its nine values each was, uint8.
+
+    The first of equal ones, row by row. A NaN in a window is its maximum.
+    """
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    rows, columns = -(-x.shape[1] // 2), -(-x.shape[2] // 2)
+
+    def value(k: int) -> jax.Array:
+        i, j = divmod(k, 3)
+        end = (x.shape[0], i + 2 * rows - 1, j + 2 * columns - 1, x.shape[3])
+        return jax.lax.slice(padded, (0, i, j, 0), end, (1, 2, 2, 1))
+
+    largest, where = value(0), jnp.zeros((x.shape[0], rows, columns, x.shape[3]), jnp.uint8)
+    for k in range(1, 9):
+        where = jnp.where(value(k) > largest, jnp.uint8(k), where)
+        largest = jnp.maximum(largest, value(k))
+    return largest, where
+
+
+def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The gradient of a `max_pool` of (b, h, w, c) = `shape`, from that of its maxima, in the dtype of `g`.
+
+    An even row lies in one row of windows, as its middle; an odd one in two: as the last of one and the first of the
+    next. So do columns.
+    """
+    after = ((0, 0), (0, 1), (0, 1), (0, 0))
+    g_padded, where_padded = jnp.pad(g, after), jnp.pad(where, after, constant_values=9)
+    rows, columns = g.shape[1:3]
+
+    def taken(row: tuple[int, int], column: tuple[int, int]) -> jax.Array:
+        (i, down), (j, right) = row, column
+        window = (slice(None), slice(down, down + rows), slice(right, right + columns))
+        return jnp.where(where_padded[window] == 3 * i + j, g_padded[window], 0)
+
+    middle, ends = [(1, 0)], [(2, 0), (0, 1)]
+    lines = []
+    for row_taps in (middle, ends):
+        cells = [sum(taken(row, column) for row in row_taps for column in taps) for taps in (middle, ends)]
+        lines.append(jnp.stack(cells, 3))  # (b, rows, columns, 2, c)
+    whole = jnp.stack(lines, 2).reshape(g.shape[0], 2 * rows, 2 * columns, g.shape[3])
+    return whole[:, : shape[1], : shape[2]]
