@@ -50,11 +50,11 @@ class Vectors(NamedTuple):
 
     def centred(self, y: jax.Array) -> jax.Array:
         """y - mean, in the dtype of the vectors."""
-        return y.astype(self.mean.dtype) - self.mean
+        return y.astype(self.mean.dtype) - _over(self.mean, y)
 
     def applied(self, y: jax.Array) -> jax.Array:
         """The normalised map, in the dtype of the vectors."""
-        return self.centred(y) * self.factor + self.bias
+        return self.centred(y) * _over(self.factor, y) + _over(self.bias, y)
 
 
 class Correction(NamedTuple):
@@ -62,6 +62,11 @@ class Correction(NamedTuple):
 
     constant: jax.Array
     slope: jax.Array
+
+
+def _over(v: jax.Array, y: jax.Array) -> jax.Array:
+    """A vector at every place of a map."""
+    return jax.lax.broadcast_in_dim(v, y.shape, (y.ndim - 1,))
 
 
 def wide(y: jax.Array) -> Any:
@@ -124,5 +129,5 @@ def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, how
 
 def gradient(g: jax.Array, y: jax.Array, vectors: Vectors, correction: Correction) -> jax.Array:
     """dy, in the dtype of `y`, for `g` in the dtype of the vectors."""
-    dy = vectors.factor * g + (correction.slope * vectors.centred(y) + correction.constant)
-    return dy.astype(y.dtype)
+    factor, slope, constant = (_over(v, y) for v in (vectors.factor, correction.slope, correction.constant))
+    return (factor * g + (slope * vectors.centred(y) + constant)).astype(y.dtype)

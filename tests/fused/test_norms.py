@@ -1,0 +1,227 @@
+"""The fused functions against the formulas of the plain ones, differentiated by JAX in float64."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mixedres import fused
+from mixedres.fused.normalization import _parts, channel_sums
+from mixedres.models.norms import max_pool
+
+EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
+SHAPES = {"map": (4, 6, 5, 7), "large": (2, 16, 18, 3), "vector": (48, 5)}
+
+
+# ---- the plain forms, as a textbook has them
+
+
+def norm(y, scale, bias, axis_name=None):
+    """The normalised map and (mean, variance)."""
+    axes = tuple(range(y.ndim - 1))
+    mean, squares = y.mean(axes), (y * y).mean(axes)
+    if axis_name:
+        mean, squares = jax.lax.pmean((mean, squares), axis_name)
+    var = squares - mean**2
+    row = (1,) * (y.ndim - 1) + (-1,)
+    mean_, var_, scale, bias = (v.reshape(row) for v in (mean, var, scale, bias))
+    return (y - mean_) / jnp.sqrt(var_ + EPSILON) * scale + bias, (mean, var)
+
+
+def plain_relu(y, scale, bias, axis_name=None):
+    z, statistics = norm(y, scale, bias, axis_name)
+    return jax.nn.relu(z), statistics
+
+
+def plain_relu_pool(y, scale, bias, axis_name=None):
+    z, statistics = norm(y, scale, bias, axis_name)
+    return max_pool(jax.nn.relu(z)), statistics
+
+
+def plain_add_relu(y, x, scale, bias, axis_name=None):
+    z, statistics = norm(y, scale, bias, axis_name)
+    return jax.nn.relu(z + x), statistics
+
+
+def plain_pair(y, scale_y, bias_y, z, scale_z, bias_z, axis_name=None):
+    one, statistics_y = norm(y, scale_y, bias_y, axis_name)
+    two, statistics_z = norm(z, scale_z, bias_z, axis_name)
+    return jax.nn.relu(one + two), statistics_y, statistics_z
+
+
+# name: (fused, plain, its arguments: m a map, v a vector)
+FUNCTIONS = {
+    "norm_relu": (fused.norm_relu, plain_relu, "mvv"),
+    "norm_relu_pool": (fused.norm_relu_pool, plain_relu_pool, "mvv"),
+    "norm_add_relu": (fused.norm_add_relu, plain_add_relu, "mmvv"),
+    "norms_add_relu": (fused.norms_add_relu, plain_pair, "mvvmvv"),
+}
+CASES = [
+    (name, shape) for name in FUNCTIONS for shape in SHAPES if not (name == "norm_relu_pool" and shape == "vector")
+]
+
+
+def arguments(kinds, shape, seed=0, dtype=np.float64):
+    """Maps with a mean and a deviation of their own in every channel, and vectors like scales and biases."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for kind in kinds:
+        if kind == "m":
+            mean, deviation = rng.normal(size=shape[-1]), rng.uniform(0.5, 3.0, shape[-1])
+            made.append(mean + deviation * rng.normal(size=shape))
+        else:
+            made.append(rng.normal(size=shape[-1]))
+    return [np.asarray(x, dtype) for x in made]
+
+
+def in_half(kinds, shape, half):
+    """The same with maps in half, as jax's arrays."""
+    args = zip(arguments(kinds, shape), kinds, strict=True)
+    return [jnp.asarray(x, half if kind == "m" else jnp.float32) for x, kind in args]
+
+
+def relative(actual, expected):
+    expected = np.asarray(expected, np.float64)
+    return np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
+
+
+def both(name, shape, dtype, seed=0):
+    """(values, statistics, gradients) of the fused form in `dtype` and of the plain one in float64."""
+    fast, plain, kinds = FUNCTIONS[name]
+    args = arguments(kinds, shape, seed)
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(x, dtype), jnp.float64) for x in args]
+        expected, *statistics = plain(*exact)
+        g = np.asarray(np.random.default_rng(seed + 1).normal(size=expected.shape), dtype)
+        gradients = jax.vjp(lambda *args: plain(*args)[0], *exact)[1](jnp.asarray(g, jnp.float64))
+        wanted = jax.tree.map(np.asarray, (expected, statistics, gradients))
+    with jax.enable_x64(dtype == "float64"):
+        how = fused.How(EPSILON, jnp.dtype(dtype))
+        rounded = [jnp.asarray(x, dtype) for x in args]
+        got, *statistics = fast(*rounded, how)
+        gradients = jax.vjp(lambda *args: fast(*args, how)[0], *rounded)[1](jnp.asarray(g))
+        return (got, statistics, gradients), wanted
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 5e-5)])
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
+    got, wanted = both(name, SHAPES[shape], dtype)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == dtype and a.shape == b.shape
+        assert relative(a, b) <= tolerance
+
+
+@pytest.mark.parametrize("half", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_maps_in_half_are_read_as_they_are_and_rounded_once(name, half):
+    """The same values in float32 maps give the same result bit for bit, and gradients that differ by their rounding."""
+    fast, _, kinds = FUNCTIONS[name]
+    how = fused.How(EPSILON, half)
+    args = in_half(kinds, (4, 8, 8, 5), half)
+    wide = [x.astype(jnp.float32) for x in args]
+    out, pull_back = jax.vjp(lambda *args: fast(*args, how)[0], *args)
+    same, pull_wide_back = jax.vjp(lambda *args: fast(*args, how)[0], *wide)
+    np.testing.assert_array_equal(out, same)
+    assert out.dtype == half
+    g = jnp.asarray(np.random.default_rng(3).normal(size=out.shape), half)
+    for x, dx, exact in zip(args, pull_back(g), pull_wide_back(g), strict=True):
+        assert dx.dtype == x.dtype
+        np.testing.assert_array_equal(dx, exact.astype(x.dtype))
+
+
+def test_the_sum_may_be_wider_than_the_norm_and_the_shortcut_another_dtype():
+    y, x, scale, bias = arguments("mmvv", SHAPES["map"], dtype=np.float32)
+    y, wide = jnp.asarray(y, jnp.bfloat16), jnp.asarray(x)
+    how = fused.How(EPSILON, jnp.float32)
+    out, _ = fused.norm_add_relu(y, wide, jnp.asarray(scale), jnp.asarray(bias), how)
+    assert out.dtype == jnp.float32
+    expected, _ = plain_add_relu(y.astype(jnp.float32), wide, jnp.asarray(scale), jnp.asarray(bias))
+    assert relative(out, expected) < 2e-6
+    dy, dx, *_ = jax.grad(lambda *args: fused.norm_add_relu(*args, how)[0].sum(), (0, 1, 2, 3))(y, wide, scale, bias)
+    assert (dy.dtype, dx.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_gradient_of_a_gradient(name):
+    fast, plain, kinds = FUNCTIONS[name]
+    with jax.enable_x64(True):
+        args = [jnp.asarray(x) for x in arguments(kinds, (2, 4, 4, 3))]
+        how = fused.How(EPSILON, jnp.float64)
+
+        def squared_norm_of_gradient(fn, *args):
+            grads = jax.grad(lambda *args: jnp.sum(fn(*args)[0] ** 3), tuple(range(len(args))))(*args)
+            return sum(jnp.sum(g**2) for g in grads)
+
+        every = tuple(range(len(args)))
+        got = jax.grad(partial(squared_norm_of_gradient, lambda *args: fast(*args, how)), every)(*args)
+        wanted = jax.grad(partial(squared_norm_of_gradient, plain), every)(*args)
+        for a, b in zip(got, wanted, strict=True):
+            assert relative(a, b) <= 1e-10
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["vma", "no vma"])
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "per device"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_over_devices(name, sync, checked):
+    """Values, and gradients of vectors that every device has, against the plain form over the same devices."""
+    fast, plain, kinds = FUNCTIONS[name]
+    axis_name = "data" if sync else None
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    specs = tuple(P("data") if kind == "m" else P() for kind in kinds)
+
+    def loss_and_grads(fn, *args):
+        """The loss over all devices; gradients of vectors are summed over them by hand where JAX does not."""
+
+        def loss(*args):
+            out = fn(*args)[0]
+            return jnp.sum(jnp.sin(out))
+
+        value, grads = jax.value_and_grad(loss, tuple(range(len(args))))(*args)
+        if not checked:
+            grads = [g if kind == "m" else jax.lax.psum(g, "data") for g, kind in zip(grads, kinds, strict=True)]
+        return jax.lax.psum(value, "data"), tuple(grads)
+
+    with jax.enable_x64(True):
+        args = [jnp.asarray(x) for x in arguments(kinds, (8, 4, 4, 3))]
+        how = fused.How(EPSILON, jnp.float64, axis_name)
+        results = [
+            jax.shard_map(
+                partial(loss_and_grads, fn), mesh=mesh, in_specs=specs, out_specs=(P(), specs), check_vma=checked
+            )(*args)
+            for fn in (lambda *args: fast(*args, how), partial(plain, axis_name=axis_name))
+        ]
+        for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+            assert relative(a, b) <= 1e-12
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_overflow_is_lost(name, bad):
+    """A bad value in a map reaches the statistics; one in the gradient, where the mask lets it through, a gradient."""
+    fast, _, kinds = FUNCTIONS[name]
+    how = fused.How(EPSILON, jnp.float16)
+    args = in_half(kinds, (2, 4, 4, 3), jnp.float16)
+    out, pull_back = jax.vjp(lambda *args: fast(*args, how)[0], *args)
+    at = tuple(np.argwhere(np.asarray(out) > 0)[0])
+    grads = pull_back(jnp.ones_like(out).at[at].set(bad))
+    vectors = [g for g, kind in zip(grads, kinds, strict=True) if kind == "v"]
+    assert all(not np.isfinite(g[at[-1]]) for g in vectors)
+    assert not np.isfinite(np.float32(grads[0])[..., at[-1]]).any()  # through the sums, every value of the channel
+
+    for place, kind in enumerate(kinds):
+        if kind == "m" and not (name == "norm_add_relu" and place == 1):
+            _, *statistics = fast(*(x.at[0, 1, 1, 2].set(bad) if i == place else x for i, x in enumerate(args)), how)
+            assert any(not np.isfinite(leaf[2]) for leaf in jax.tree.leaves(statistics))
+
+
+@pytest.mark.parametrize("values", [1, 7, 49, 97, 32 * 49, 256 * 112 * 112, 2 * 3 * 5 * 7919])
+def test_sums_are_divided_into_equal_parts(values):
+    parts = _parts(values)
+    assert values % parts == 0 and parts <= max(8, 12 * values**0.5)
+    if values < 10**5:
+        x = np.random.default_rng(0).normal(size=(values, 3)).astype(np.float32)
+        np.testing.assert_allclose(channel_sums(x, x * x), [x.sum(0), (x * x).sum(0)], rtol=1e-4, atol=1e-4)
