@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from mixedres import data, examination, initial, precision, start
+from mixedres import compilation_cache, data, examination, initial, precision, start
 from mixedres.build import build
 from mixedres.config import ConfigError
 from mixedres.numerics import Report, once
@@ -24,7 +24,9 @@ from mixedres.step import TrainState
 
 
 def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]) -> Report:
-    """The sum of the reports after each of `steps` training steps; prints what it does. Writes nothing.
+    """The sum of the reports after each of `steps` training steps; prints what it does.
+
+    Writes nothing but compiled programs.
 
     Args:
       config: of the network, the data and the training between the steps.
@@ -37,17 +39,19 @@ def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], 
         first of the steps.
     """
     setup = build(config)
-    state = _state(setup, run)
-    where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
-    name = f"{config.model.name} on {config.data.name}, {setup.precision.name}"
-    print(f"{name}: {where}, batch {setup.batch_size}; compiling ...", flush=True)
-    report, state, batch = _over_steps(setup, state, steps)
-    reached = [str(probe.step) for probe in report.probes]
-    title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
-    comparisons = []
-    if presets:
-        print(f"comparing gradients in {', '.join(presets)} ...", flush=True)
-        comparisons = examination.compare(setup, state, batch, _compared(setup, report, presets))
+    # A fresh network has no workdir; that of a run of it would be in runs/ by default.
+    with compilation_cache.kept(config.compilation_cache, run or pathlib.Path("runs/fresh")):
+        state = _state(setup, run)
+        where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
+        name = f"{config.model.name} on {config.data.name}, {setup.precision.name}"
+        print(f"{name}: {where}, batch {setup.batch_size}; compiling ...", flush=True)
+        report, state, batch = _over_steps(setup, state, steps)
+        reached = [str(probe.step) for probe in report.probes]
+        title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
+        comparisons = []
+        if presets:
+            print(f"comparing gradients in {', '.join(presets)} ...", flush=True)
+            comparisons = examination.compare(setup, state, batch, _compared(setup, report, presets))
     return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
 

@@ -95,6 +95,9 @@ KEYS = (
     Key("log_every", int, 10, "steps between two lines of training metrics", POSITIVE),
     Key("log_resources_every", float, 5.0, "seconds between two looks at processor and memory; 0: none", NOT_NEGATIVE),
     Key("wandb", str, None, "project of Weights & Biases that gets the metrics too; not set: none"),
+    Key(
+        "compilation_cache", str, "auto", "directory of compiled programs; auto: compiled/ by the workdir; none", NAMED
+    ),
     Key("stop_at_top1", float, None, "end once test top-1 (0 to 1) reaches this", REACHABLE),
     Key("stop_after_skipped", int, 25, "end the run at so many skipped steps in a row (exit status 3)", POSITIVE),
     Key("label_smoothing", float, 0.0, "share of the target spread over all classes", SHARE),

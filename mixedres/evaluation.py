@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from mixedres import data, initial, loop, losses, precision, start, summary, workdir
+from mixedres import compilation_cache, data, initial, loop, losses, precision, start, summary, workdir
 from mixedres.build import build
 from mixedres.config import ConfigError
 from mixedres.processes import ALONE, Processes
@@ -34,9 +34,10 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = 
       ConfigError: for a mistake in the config, and where there are no weights for it.
     """
     setup = build(config)
-    state, what = _weights(setup, directory, group)
-    with group.loop():
-        result = loop.evaluate(setup, setup.eval_step(), state, group=group)
+    with compilation_cache.kept(config.compilation_cache, directory, group):
+        state, what = _weights(setup, directory, group)
+        with group.loop():
+            result = loop.evaluate(setup, setup.eval_step(), state, group=group)
     assert result is not None  # without a signal it goes to its end
     print(f"{what}: {summary.describe(result)}")
     return result
@@ -60,23 +61,24 @@ def compare(
       ConfigError: as `evaluate`.
     """
     setup = build(config)
-    state, what = _weights(setup, directory, group)
-    names = list(dict.fromkeys((BASELINE, *presets)))
-    print(f"{what}, in {len(names)} precisions:")
-    steps = {name: _tally(setup, precision.get(name)) for name in names}
-    with jax.transfer_guard("allow"):
-        sums = {name: jax.tree.map(partial(jax.device_put, device=setup.replicated), _no_sums()) for name in names}
-    in_flight = loop.InFlight()
-    batches = setup.source.eval_batches(setup.batch_size, shard=setup.shard)
-    with group.loop(), data.Prefetch(batches, setup.put) as ready:
-        for index, batch in enumerate(ready):
-            group.progress(index)
-            expected = None
-            for name, tally in steps.items():
-                sums[name], classes = tally(state.eval_variables, batch, expected, sums[name])
-                expected = classes if expected is None else expected
-            in_flight.push(index, sums[names[-1]])
-    results = {name: _shares(jax.device_get(found)) for name, found in sums.items()}
+    with compilation_cache.kept(config.compilation_cache, directory, group):
+        state, what = _weights(setup, directory, group)
+        names = list(dict.fromkeys((BASELINE, *presets)))
+        print(f"{what}, in {len(names)} precisions:")
+        steps = {name: _tally(setup, precision.get(name)) for name in names}
+        with jax.transfer_guard("allow"):
+            sums = {name: jax.tree.map(partial(jax.device_put, device=setup.replicated), _no_sums()) for name in names}
+        in_flight = loop.InFlight()
+        batches = setup.source.eval_batches(setup.batch_size, shard=setup.shard)
+        with group.loop(), data.Prefetch(batches, setup.put) as ready:
+            for index, batch in enumerate(ready):
+                group.progress(index)
+                expected = None
+                for name, tally in steps.items():
+                    sums[name], classes = tally(state.eval_variables, batch, expected, sums[name])
+                    expected = classes if expected is None else expected
+                in_flight.push(index, sums[names[-1]])
+        results = {name: _shares(jax.device_get(found)) for name, found in sums.items()}
     for line in _table(results):
         print(line)
     return results

@@ -18,7 +18,7 @@ Repeats the step at which a run ended with exit status 3, with every array of it
   python -m mixedres.replay runs/imagenet-fp16
   python -m mixedres.replay runs/imagenet-fp16 --precision=bf16
 
-WORKDIR              of the run; the step is in WORKDIR/nonfinite, and nothing is written
+WORKDIR              of the run; the step is in WORKDIR/nonfinite, and only compiled programs are written
 --precision=PRESET   in another preset: {", ".join(precision.PRESETS)}
 --help               this text
 
@@ -59,18 +59,19 @@ def replay(workdir: pathlib.Path, preset: str | None) -> None:
       ConfigError: where there is none, and where it cannot be built on this machine.
     """
     # Imported here so that a mistake in the command need not wait for the models.
-    from mixedres import diagnosis, nonfinite
+    from mixedres import compilation_cache, diagnosis, nonfinite
     from mixedres.build import build
 
     saved = nonfinite.load(workdir / nonfinite.DIRECTORY)
     setup = build(unflatten(in_preset(saved.config, preset)))
-    state = nonfinite.restore(setup, saved)
-    print(
-        f"step {saved.step} of {workdir}, {setup.config.model.name} in {setup.precision.name} at loss scale "
-        f"{float(state.loss_scale.loss_scale):g}; examining ...",
-        flush=True,
-    )
-    finding = nonfinite.examine(setup, state, saved.batch)
+    with compilation_cache.kept(setup.config.compilation_cache, workdir):
+        state = nonfinite.restore(setup, saved)
+        print(
+            f"step {saved.step} of {workdir}, {setup.config.model.name} in {setup.precision.name} at loss scale "
+            f"{float(state.loss_scale.loss_scale):g}; examining ...",
+            flush=True,
+        )
+        finding = nonfinite.examine(setup, state, saved.batch)
     if finding.origin is None and preset is not None:
         print(f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}")
         return
@@ -102,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     except (TrainingError, DataError) as error:
         return _fail(1, error)
     except KeyboardInterrupt:
-        return _fail(130, "interrupted; nothing was written")
+        return _fail(130, "interrupted")
     return 0
 
 

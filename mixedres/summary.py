@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from mixedres import __version__
+from mixedres.compilations import Compilations
 from mixedres.leaves import fingerprint
 from mixedres.loop import Loop
 from mixedres.setup import Setup
@@ -103,7 +104,12 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def document(
-    setup: Setup, run: Loop, first_step: int, result: dict[str, Any], compile_seconds: float
+    setup: Setup,
+    run: Loop,
+    first_step: int,
+    result: dict[str, Any],
+    compile_seconds: float,
+    programs: Compilations,
 ) -> dict[str, Any]:
     """The run as `summary.json` has it."""
     state, log = run.state, run.log
@@ -122,6 +128,10 @@ def document(
             "examples_per_second": here * setup.batch_size / seconds if here else None,
             "step_time_ms": 1e3 * seconds / here if here else None,
             "compile_seconds": compile_seconds,
+            "programs": {
+                "compiled": len(programs.names) - programs.from_cache,
+                "from_cache": programs.from_cache,
+            },
             "compiled_in_loop": run.compilations,
             "seconds": seconds,
             "loss": log.epoch_loss,

@@ -16,9 +16,10 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from mixedres import data, loop, start, step, summary, tracking, workdir
+from mixedres import compilation_cache, data, loop, start, step, summary, tracking, workdir
 from mixedres.build import build
 from mixedres.checkpoints import Checkpoints
+from mixedres.compilations import Compilations
 from mixedres.config import ConfigError, TrainingError
 from mixedres.files import write_json
 from mixedres.initial import Initial, for_run
@@ -53,7 +54,8 @@ def train(
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     start.agree(setup, directory, group, clean=clean)
     initial = for_run(setup, directory, group, clean=clean)  # before anything is written
-    with _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
+    kept = compilation_cache.kept(config.compilation_cache, directory, group)
+    with kept, _claim(setup, directory, group, clean=clean), Interrupts() as interrupts:
         # Of the first process: the others may not see yet, or still, what it sees.
         finished = group.first("finished", workdir.finished(directory, setup.resolved) if group.is_writer else None)
         if finished is not None:
@@ -105,6 +107,7 @@ def _train(
     """The run itself: state, compiled steps, loop; returns the summary. `outlasting` closes what is done after that."""
     config = setup.config
     print("compiling ...", flush=True)
+    programs = outlasting.enter_context(Compilations())
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
     state, record = _begin(setup, saved, initial)
     if group.is_writer:
@@ -114,7 +117,8 @@ def _train(
     started = time.perf_counter()
     train_step, eval_step, sampler = _compile(setup, state)
     compile_seconds = time.perf_counter() - started
-    print(f"compiled in {compile_seconds:.1f} s; training from step {first_step}", flush=True)
+    cached = f", {programs.from_cache} of {len(programs.names)} programs from the cache" if programs.from_cache else ""
+    print(f"compiled in {compile_seconds:.1f} s{cached}; training from step {first_step}", flush=True)
 
     evaluated = record.get("evaluated")
     done = evaluated is not None and evaluated["step"] == first_step
@@ -153,7 +157,7 @@ def _train(
         for problem in saved.close():
             print(f"warning: {problem}")
     _check_outcome(run.state, result)
-    return summary.document(setup, run, first_step, result, compile_seconds)
+    return summary.document(setup, run, first_step, result, compile_seconds, programs)
 
 
 def _begin(setup: Setup, saved: Checkpoints, initial: Initial | None) -> tuple[step.TrainState, dict[str, Any]]:

@@ -37,6 +37,7 @@ _FREE = {
     "log_resources_every",
     "numerics.every",
     "wandb",
+    "compilation_cache",
     "eval_every",
     "checkpoint_every",
     "keep_checkpoints",
