@@ -45,6 +45,9 @@ def kept(where: str, workdir: pathlib.Path, group: Processes = ALONE) -> Iterato
         # All programs: JAX leaves out those that took less than a second, which most of a start are.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
+        # XLA's own caches are named by their path, which would become part of what a program is found by: a directory
+        # that was moved, or is mounted elsewhere, would be of no use.
+        "jax_persistent_cache_enable_xla_caches": "none",
     }
     before = {name: getattr(jax.config, name) for name in settings}
     try:
@@ -69,8 +72,8 @@ def _directory(where: str, workdir: pathlib.Path) -> str | None:
         problem = _unwritable(directory)
         if problem:
             raise ConfigError(
-                f"config.compilation_cache={where} cannot be written ({problem}); name another directory, none, or auto "
-                f"for {NAME}/ beside the workdir"
+                f"config.compilation_cache={where} cannot be written ({problem}); name another directory, none, or "
+                f"auto for {NAME}/ beside the workdir"
             )
         return str(directory)
     directory = workdir.absolute().parent / NAME
