@@ -14,8 +14,8 @@ class Compilations:
     """A context that takes note of every program that JAX compiles in it, in any thread of the process.
 
     Attributes:
-      names: of the compiled functions, such as 'jit(train_step)', in order; one from the compilation cache counts, too.
-      from_cache: how many were.
+      names: of the compiled functions, such as 'jit(train_step)', in order; one that came from the compilation cache counts.
+      from_cache: how many did, since the beginning.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,10 @@ class Compilations:
         """The names since the last call."""
         names, self.names = self.names, []
         return names
+
+    def cached(self) -> str:
+        """', 2 of 3 programs from the cache'; empty where none was."""
+        return f", {self.from_cache} of {len(self.names)} programs from the cache" if self.from_cache else ""
 
     def _listen(self, event: str, duration: float, **details: Any) -> None:
         if event == _COMPILED:

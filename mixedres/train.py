@@ -117,8 +117,7 @@ def _train(
     started = time.perf_counter()
     train_step, eval_step, sampler = _compile(setup, state)
     compile_seconds = time.perf_counter() - started
-    cached = f", {programs.from_cache} of {len(programs.names)} programs from the cache" if programs.from_cache else ""
-    print(f"compiled in {compile_seconds:.1f} s{cached}; training from step {first_step}", flush=True)
+    print(f"compiled in {compile_seconds:.1f} s{programs.cached()}; training from step {first_step}", flush=True)
 
     evaluated = record.get("evaluated")
     done = evaluated is not None and evaluated["step"] == first_step
