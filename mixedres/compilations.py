@@ -14,8 +14,8 @@ class Compilations:
     """A context that takes note of every program that JAX compiles in it, in any thread of the process.
 
     Attributes:
-      names: of the compiled functions, such as 'jit(train_step)', in order; one that came from the compilation cache counts.
-      from_cache: how many did, since the beginning.
+      names: of the compiled functions, such as 'jit(train_step)', in order; one from the compilation cache counts.
+      from_cache: how many came from there, since the beginning.
     """
 
     def __init__(self) -> None:
