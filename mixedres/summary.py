@@ -84,11 +84,12 @@ def announce(setup: Setup, directory: pathlib.Path) -> None:
     config, source = setup.config, setup.source
     scale = setup.precision.loss_scale
     kept = f", {setup.precision.keep_float32} in float32" if setup.precision.keep_float32 else ""
+    fused = ", fused norms" if setup.model.fused else ""
     devices = f"{len(setup.devices)} {setup.devices[0].device_kind} device" + "s" * (len(setup.devices) > 1)
     print(
         f"mixedres {__version__}: {config.model.name} v{setup.model.version} on {config.data.name} "
         f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
-        f"  precision {setup.precision.name}: {setup.precision.policy}, loss scale {scale}{kept}\n"
+        f"  precision {setup.precision.name}: {setup.precision.policy}, loss scale {scale}{kept}{fused}\n"
         f"  {setup.total_steps:,} steps of {setup.batch_size} on {devices}; workdir {directory}",
         flush=True,
     )
@@ -120,6 +121,7 @@ def document(
         "policy": str(setup.precision.policy),
         "keep_float32": setup.precision.keep_float32,
         "model": setup.config.model.name,
+        "fused": setup.model.fused,
         "data": setup.config.data.name,
         "train": {
             "steps": steps,

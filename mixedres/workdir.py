@@ -38,6 +38,7 @@ _FREE = {
     "numerics.every",
     "wandb",
     "compilation_cache",
+    "model.fused",
     "eval_every",
     "checkpoint_every",
     "keep_checkpoints",

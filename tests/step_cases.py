@@ -13,7 +13,7 @@ NORMALIZE = normalize.by_channel((127.0,), (60.0,))
 
 
 @cache
-def network(preset: str, sync: bool = False):
+def network(preset: str, sync: bool = False, fused: bool = False):
     """(model, variables as numpy) of the first two blocks of a cifar_resnet8, on SIZE x SIZE gray images."""
     chosen = precision.get(preset)
     policy, norm_policy = chosen.network_policies
@@ -25,6 +25,7 @@ def network(preset: str, sync: bool = False):
         axis_name=step.AXIS if sync else None,
         zero_init_last=False,
         precision=chosen.matmul_precision,
+        fused=fused,
     ).clone(stage_sizes=(1, 1))  # compiling takes most of the time of a test
     init = jax.jit(partial(model.init, train=False))
     variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
@@ -38,9 +39,9 @@ def optimizer(**options):
 
 
 @cache
-def compiled(preset, devices, sync, ema, scale, tx, **options):
+def compiled(preset, devices, sync, ema, scale, tx, fused=False, **options):
     """(jitted step, function that makes a first state); cached, because compiling is most of the time of a test."""
-    model, variables = network(preset, sync)
+    model, variables = network(preset, sync, fused)
     wrapped = precision.loss_scaled(tx or optimizer(), scale or precision.get(preset).make_loss_scale())
     mesh = step.make_mesh(jax.devices()[:devices])
     apply_fn = precision.get(preset).rewrite(model.apply)

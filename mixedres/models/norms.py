@@ -17,6 +17,8 @@ from mixedres.models.norm import BatchNorm, HeldBatchNorm, NormVariables
 class Norms:
     """Makes the batch norms of a network, each inside the flax module that calls for it.
 
+    A fused one works outside its own module, under a scope of the same name.
+
     Attributes:
       train: normalise by the statistics of the batch, else by the running averages.
       fused: compute each norm with what follows it by `mixedres.fused`: the same variables and, up to rounding, the
@@ -37,7 +39,8 @@ class Norms:
         if not self.fused:
             return nn.relu(self._plain(name, y))
         own = self._held(name, y)
-        out, statistics = fused.norm_relu(y, own.scale, own.bias, self._how(own.dtype))
+        with jax.named_scope(name):
+            out, statistics = fused.norm_relu(y, own.scale, own.bias, self._how(own.dtype))
         own.remember(*statistics)
         return out
 
@@ -46,7 +49,8 @@ class Norms:
         if not self.fused:
             return max_pool(self.relu(name, y))
         own = self._held(name, y)
-        out, statistics = fused.norm_relu_pool(y, own.scale, own.bias, self._how(own.dtype))
+        with jax.named_scope(name):
+            out, statistics = fused.norm_relu_pool(y, own.scale, own.bias, self._how(own.dtype))
         own.remember(*statistics)
         return out
 
@@ -55,7 +59,8 @@ class Norms:
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), x, dtype))
         own = self._held(name, y, **options)
-        out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._how(dtype))
+        with jax.named_scope(name):
+            out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._how(dtype))
         own.remember(*statistics)
         return out
 
@@ -66,9 +71,10 @@ class Norms:
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
         of_y, of_z = self._held(name, y, **options), self._held(name_z, z)
-        out, statistics_y, statistics_z = fused.norms_add_relu(
-            y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias, self._how(dtype)
-        )
+        with jax.named_scope(f"{name}+{name_z}"):
+            out, statistics_y, statistics_z = fused.norms_add_relu(
+                y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias, self._how(dtype)
+            )
         of_y.remember(*statistics_y)
         of_z.remember(*statistics_z)
         return out
