@@ -1,21 +1,33 @@
 """Compiles the training step for a GPU that is not there, and counts what it would move.
 
 python -m experiments.aot --gpu=h200 --presets=fp32,bf16,fp16,fp16_rewrite --batch=256,32
+python -m experiments.aot --check
 
 Needs no GPU, but JAX's CUDA plugin: Python 3.12 or newer and pip install 'jax[cuda13]' in an environment of its own.
-A compilation takes half a minute to two on two CPU cores. Without the device XLA chooses no convolution algorithms, so
-nothing here is a time; bytes are those of every kernel's operands and results, as if no cache held any.
+A compilation takes half a minute on two CPU cores. Without the device XLA chooses no convolution algorithms, so nothing
+here is a time; bytes are those of every kernel's operands and results, as if no cache held any.
 
-Prints a table and writes experiments/results/aot_GPU.json: bytes of device memory an image by kind of kernel, kernels,
-temporary memory, dtypes of the convolutions, float32 activations, transposes.
+Every preset is compiled with plain norms and with fused ones (config.model.fused), but for rewritten graphs, which see
+plain ones alone. Prints a table and writes experiments/results/aot_GPU.json: bytes of device memory an image by kind of
+kernel, kernels, temporary memory, dtypes of the convolutions, transposes, and results as large as an activation that a
+half-precision step should not have: float32, integers, booleans, and what is scattered, copied or transposed.
+
+--check compiles what experiments/aot_limits.json names instead, writes nothing, and tells what is above its limits.
+
+exit status: 0; 1 where a limit is passed; 2 for a mistake in what was given
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import math
+import pathlib
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,21 +43,57 @@ from mixedres.config import ConfigError
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
 
 
-def compile_step(arguments: list[str], gpu: str) -> Any:
-    """The compiled training step of a command line on one such GPU."""
-    config = command_line.parse(["aot", *arguments, "--config.num_devices=1"]).config
-    setup = build(config)
+LIMITS = pathlib.Path(__file__).parent / "aot_limits.json"
+# Activations are half; a byte says where a maximum was. These dtypes should be those of vectors and weights alone.
+WIDE = ("f32", "s32", "pred")
+MOVING = ("pooling", "copy", "transpose")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step to compile.
+
+    Attributes:
+      gpu: of `GPUS`; batch: images; preset: of `mixedres.precision`; fused: whether norms are.
+      config: file of the config; options: further arguments.
+    """
+
+    gpu: str
+    batch: int
+    preset: str
+    fused: bool
+    config: str = "configs/imagenet.py"
+    options: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line."""
+        given = [f"--config={self.config}:{self.preset}", "--config.data.name=synthetic", "--config.num_devices=1"]
+        fused = f"--config.model.fused={'true' if self.fused else 'false'}"
+        return [*given, f"--config.batch_size={self.batch}", fused, *self.options]
+
+    @property
+    def form(self) -> str:
+        """'fused' or 'plain'."""
+        return "fused" if self.fused else "plain"
+
+
+def compile_step(case: Case) -> tuple[Any, set[int]]:
+    """The compiled training step, and the sizes of the network's parameters."""
+    setup = build(command_line.parse(["aot", *case.arguments]).config)
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS[gpu].target_config(), topology="1x1x1", topology_name=""
+        platform="cuda", target_config=GPUS[case.gpu].target_config(), topology="1x1x1", topology_name=""
     )
     setup = dataclasses.replace(setup, mesh=step.make_mesh(list(topology.devices)))
-    shapes = jax.eval_shape(setup.init_state)
-    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=setup.replicated), shapes)
-    return setup.train_step().lower(state, setup.batch_shapes).compile()
+    compiled = setup.train_step().lower(setup.state_shapes, setup.batch_shapes).compile()
+    return compiled, {leaf.size for leaf in jax.tree.leaves(setup.variable_shapes)}
 
 
-def measure(compiled: Any, batch: int) -> dict[str, Any]:
-    """What its text tells, bytes in MB an image."""
+def measure(case: Case) -> dict[str, Any]:
+    """What the compiled step tells, bytes in MB an image."""
+    started = time.perf_counter()
+    compiled, parameters = compile_step(case)
+    seconds = time.perf_counter() - started
     kernels = hlo.kernels(compiled.as_text())
     by_kind: Counter[str] = Counter()
     for kernel in kernels:
@@ -55,40 +103,92 @@ def measure(compiled: Any, batch: int) -> dict[str, Any]:
         for kernel in kernels
         if kernel.kind == "convolution"
     )
-    # An activation has the batch first, and four dimensions, or XLA has folded them.
-    wide = [
-        kernel.name
-        for kernel in kernels
-        for dtype, shape in kernel.results
-        if dtype == "f32" and shape[:1] == (batch,) and len(shape) == 4
-    ]
     memory = compiled.memory_analysis()
     return {
-        "mb_per_image": sum(by_kind.values()) / batch / 1e6,
-        "mb_per_image_by_kind": {kind: by_kind[kind] / batch / 1e6 for kind in KINDS if by_kind[kind]},
+        "gpu": case.gpu,
+        "batch": case.batch,
+        "preset": case.preset,
+        "form": case.form,
+        "mb_per_image": sum(by_kind.values()) / case.batch / 1e6,
+        "mb_per_image_by_kind": {kind: by_kind[kind] / case.batch / 1e6 for kind in KINDS if by_kind[kind]},
         "kernels": len(kernels),
         "kernels_by_kind": dict(Counter(kernel.kind for kernel in kernels)),
         "temp_gb": memory.temp_size_in_bytes / 1e9,
         "argument_gb": memory.argument_size_in_bytes / 1e9,
+        "compile_seconds": seconds,
         "convolution_dtypes": dict(convolutions),
-        "float32_activations": len(wide),
         "transposes": sum(kernel.kind == "transpose" for kernel in kernels),
+        "large": large(kernels, parameters),
     }
+
+
+def large(kernels: list[hlo.Kernel], parameters: set[int]) -> dict[str, int]:
+    """How many results are at least as large as the smallest activation, by dtype and by what moves them.
+
+    Activations are what convolutions return, but for gradients of weights. One that happens to have as many values as
+    some parameter is not counted.
+    """
+
+    def sizes(kernel: hlo.Kernel) -> Iterator[tuple[str, int]]:
+        results = kernel.results[:1] if kernel.kind == "convolution" else kernel.results  # the rest is scratch memory
+        return ((dtype, math.prod(shape)) for dtype, shape in results)
+
+    forward = [k for k in kernels if k.kind == "convolution" and not k.target.endswith("BackwardFilter")]
+    smallest = min((size for k in forward for _, size in sizes(k) if size not in parameters), default=1)
+    found = Counter(dict.fromkeys((*WIDE, *MOVING), 0))
+    for kernel in kernels:
+        for dtype, size in sizes(kernel):
+            if size >= smallest and size not in parameters:
+                found.update(name for name in (dtype, kernel.kind) if name in found)
+    return dict(found)
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
     lines = [
-        "| GPU | batch | preset | MB/image | convolutions | reductions | elementwise | kernels | temp GB | f32 act. |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| GPU | batch | preset | norms | MB/image | convolutions | reductions | elementwise | pooling | kernels "
+        "| transposes | temp GB | large f32, s32, pred | large pooled, copied, transposed |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         kinds = row["mb_per_image_by_kind"]
-        cells = [row["gpu"], str(row["batch"]), f"`{row['preset']}`", f"{row['mb_per_image']:.1f}"]
-        cells += [f"{kinds.get(kind, 0):.1f}" for kind in ("convolution", "reduction", "elementwise")]
-        cells += [str(row["kernels"]), f"{row['temp_gb']:.2f}", str(row["float32_activations"])]
+        cells = [row["gpu"], str(row["batch"]), f"`{row['preset']}`", row["form"], f"{row['mb_per_image']:.1f}"]
+        cells += [f"{kinds.get(kind, 0):.1f}" for kind in ("convolution", "reduction", "elementwise", "pooling")]
+        cells += [str(row["kernels"]), str(row["transposes"]), f"{row['temp_gb']:.2f}"]
+        cells += [", ".join(str(row["large"][name]) for name in names) for names in (WIDE, MOVING)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def passed(row: dict[str, Any], most: dict[str, Any]) -> list[str]:
+    """A line for every figure of `row` that is above its limit."""
+    found = row | {f"large {name}": count for name, count in row["large"].items()}
+    what = f"{row['gpu']}, batch {row['batch']}, {row['preset']}, {row['form']}"
+    return [
+        f"{what}: {name} is {found[name]:g}, and may be {limit:g}"
+        for name, limit in most.items()
+        if not found[name] <= limit
+    ]
+
+
+def cases(options: argparse.Namespace, rest: list[str]) -> list[Case]:
+    """Everything that was asked for."""
+    return [
+        Case(gpu, batch, preset, fused, options.config, tuple(rest))
+        for gpu in options.gpu
+        for batch in options.batch
+        for preset in options.presets
+        for fused in ((False,) if preset.endswith("_rewrite") else (False, True))
+    ]
+
+
+def limited(path: pathlib.Path) -> list[tuple[Case, dict[str, Any]]]:
+    """The cases of a file of limits, with them."""
+    found = []
+    for entry in json.loads(path.read_text()):
+        given = {name: value for name, value in entry.items() if name != "most"}
+        found.append((Case(**given | {"options": tuple(given.get("options", ()))}), entry["most"]))
+    return found
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -101,28 +201,35 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
     parser.add_argument("--batch", default="256", help="images, comma-separated")
     parser.add_argument("--name", help="of the file of results (default aot_GPU)")
+    parser.add_argument("--check", action="store_true", help="compare with the committed limits instead")
     options, rest = parser.parse_known_args(argv)
-    options.presets = runs.names("presets", options.presets)
-    unknown = [gpu for gpu in options.gpu.split(",") if gpu not in GPUS]
+    options.presets, options.gpu = runs.names("presets", options.presets), options.gpu.split(",")
+    unknown = [gpu for gpu in options.gpu if gpu not in GPUS]
     if unknown:
         raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
     if not all(size.isdigit() and int(size) > 0 for size in options.batch.split(",")):
         raise ConfigError(f"--batch={options.batch} is not a list of numbers > 0; write such as --batch=256,32")
+    options.batch = [int(size) for size in options.batch.split(",")]
+    if any(argument.startswith("--config.model.fused") for argument in rest):
+        raise ConfigError("--config.model.fused is set here: both forms are compiled; leave it out")
+    if options.check and len(argv) > 1:
+        other = next(argument for argument in argv if argument != "--check")
+        raise ConfigError(f"--check compiles what {LIMITS.name} names; leave out {other}")
     return options, rest
 
 
 def main(argv: list[str]) -> int:
     """Compiles everything that was asked for; returns the exit status."""
-    rows = []
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")  # the plugin would look for a GPU, and fail where there is no driver
     try:
         options, rest = parse(argv)
-        for gpu in options.gpu.split(","):
-            for batch in map(int, options.batch.split(",")):
-                for preset in options.presets:
-                    given = [f"--config={options.config}:{preset}", f"--config.batch_size={batch}", *rest]
-                    compiled = compile_step([*given, "--config.data.name=synthetic"], gpu)
-                    rows.append({"gpu": gpu, "batch": batch, "preset": preset} | measure(compiled, batch))
-                    print(table(rows)[-1], flush=True)
+        asked = limited(LIMITS) if options.check else [(case, {}) for case in cases(options, rest)]
+        rows, over = [], []
+        for case, most in asked:
+            rows.append(measure(case))
+            over += passed(rows[-1], most)
+            print(table(rows)[-1], flush=True)
     except ConfigError as error:
         print(f"aot: {error}", file=sys.stderr)
         return 2
@@ -130,11 +237,16 @@ def main(argv: list[str]) -> int:
         if "cuda" not in str(error).lower():
             raise
         print(
-            "aot: JAX's CUDA plugin is not here; with Python 3.12 or newer, pip install 'jax[cuda13]'", file=sys.stderr
+            "aot: JAX's CUDA plugin is not here; with Python 3.12 or newer, pip install 'jax[cuda13]' "
+            f"({runs.one_line(error)})",
+            file=sys.stderr,
         )
         return 2
-    print("\n".join(["", *table(rows)]))
-    name = options.name or f"aot_{options.gpu.replace(',', '_')}"
+    print("\n".join(["", *table(rows), *over]))
+    if options.check:
+        print(f"{len(over)} limits are passed" if over else "every figure is within its limits")
+        return 1 if over else 0
+    name = options.name or f"aot_{'_'.join(options.gpu)}"
     print(runs.write(name, {"versions": summary.versions(), "rows": rows}))
     return 0
 

@@ -3,8 +3,11 @@
 python -m experiments.benchmark --config=configs/imagenet.py --presets=fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite
 python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16 --config.model.name=cifar_resnet8
 
-Compiles the step of every preset, then times them in turns: a round gives each of them --steps steps, in an order drawn
-anew, and a ratio is the median of the rounds' own, so that it holds where the machine does other things besides.
+python -m experiments.benchmark --presets=bf16,fp16 --norms=plain,fused
+
+Compiles the step of every preset, with --norms in each of these forms, then times them in turns: a round gives each of
+them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own, so that it holds where the
+machine does other things besides.
 --data=fixed (default) leaves one batch of synthetic images on the device and times the step alone; --data=pipeline
 takes what the config names through the input pipeline. --profile=DIR writes a trace of five steps each, for xprof and
 Perfetto. Arguments such as --config.batch_size=64 or --config.num_devices=1 go to every config.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import os
 import statistics
 import sys
@@ -30,13 +34,15 @@ import jax
 
 from experiments import hlo, plots, runs
 from experiments.gpus import GPUS
-from mixedres import data, summary
+from mixedres import data, start, summary
 from mixedres import main as command_line
 from mixedres.build import build
 from mixedres.config import ConfigError
 from mixedres.setup import Setup
 
 WARMUP, PROFILED = 3, 5
+# How norms are computed: config.model.fused.
+FORMS = {"auto": "auto", "plain": "false", "fused": "true"}
 # Of synthetic images where the config does not say.
 IMAGENET = {"num_classes": 1000, "train_examples": 1_281_167}
 
@@ -46,16 +52,23 @@ class Contender:
     """The compiled step of a preset, with its state and what feeds it.
 
     Attributes:
+      norms: 'plain', 'fused' or, as the config has it, 'auto'.
       seconds: per step, one figure a round.
     """
 
     preset: str
+    norms: str
     setup: Setup
     step: Any
     state: Any
     batches: Iterator[Any]
     compile_seconds: float
     seconds: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables: 'fp16', or 'fp16 fused'."""
+        return label(self.preset, self.norms)
 
     def take(self, steps: int) -> None:
         """Takes so many steps and waits for the last one."""
@@ -64,15 +77,22 @@ class Contender:
         jax.block_until_ready((self.state, metrics))
 
 
-def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
+def label(preset: str, norms: str) -> str:
+    """The name of a contender."""
+    return preset if norms == "auto" else f"{preset} {norms}"
+
+
+def prepare(preset: str, norms: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
     """Compiles the step of a preset and initialises its state."""
     config = command_line.parse(["benchmark", *arguments]).config
+    if norms != "auto":
+        config.model.fused = FORMS[norms]
     if fixed:
         config.data.name = "synthetic"
         config.data.num_classes = config.data.num_classes or IMAGENET["num_classes"]
         config.data.train_examples = config.data.train_examples or IMAGENET["train_examples"]
     setup = build(config)
-    state = jax.jit(setup.init_state, out_shardings=setup.replicated)()
+    state = start.fresh(setup)
     source = setup.source.train_batches(setup.batch_size, seed=0, first_step=0, shard=setup.shard)
     started = time.perf_counter()
     step = setup.train_step().lower(state, setup.batch_shapes).compile()
@@ -83,15 +103,20 @@ def prepare(preset: str, arguments: list[str], stack: contextlib.ExitStack, *, f
     else:
         ready = stack.enter_context(data.Prefetch(source, setup.put))
         batches = iter(lambda: ready.take(lambda: False), None)
-    return Contender(preset, setup, step, state, batches, compile_seconds)
+    return Contender(preset, norms, setup, step, state, batches, compile_seconds)
 
 
 def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
     """What is told of a preset."""
     setup, median = contender.setup, statistics.median(contender.seconds)
-    by_preset = {one.preset: one for one in all_of_them}
+    by_label = {one.label: one for one in all_of_them}
+    bases = {base: label(base, contender.norms) for base in ("fp32", "tf32")}
+    bases |= {"plain": label(contender.preset, "plain")}
     return {
+        "name": contender.label,
         "preset": contender.preset,
+        "norms": contender.norms,
+        "fused": setup.model.fused,
         "batch_size": setup.batch_size,
         "compile_seconds": contender.compile_seconds,
         "step_ms": 1e3 * median,
@@ -100,9 +125,9 @@ def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
         "step_bytes": runs.program_bytes(contender.step),
         "temp_bytes": contender.step.memory_analysis().temp_size_in_bytes,
         "speedup": {
-            base: runs.paired_ratio(by_preset[base].seconds, contender.seconds)
-            for base in ("fp32", "tf32")
-            if base in by_preset and base != contender.preset
+            base: runs.paired_ratio(by_label[name].seconds, contender.seconds)
+            for base, name in bases.items()
+            if name in by_label and name != contender.label
         },
         **_roofline(contender, median),
     }
@@ -121,7 +146,7 @@ def _roofline(contender: Contender, seconds: float) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
-    bases = [base for base in ("fp32", "tf32") if any(base in r["speedup"] for r in rows)]
+    bases = [base for base in ("fp32", "tf32", "plain") if any(base in r["speedup"] for r in rows)]
     with_share = any("bandwidth_share" in r for r in rows)
     head = [
         "preset",
@@ -135,7 +160,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for r in rows:
         low, high = r["step_ms_range"]
-        cells = [f"`{r['preset']}`", f"{r['images_per_second']:,.0f}", f"{r['step_ms']:.1f} ({low:.1f} to {high:.1f})"]
+        cells = [f"`{r.get('name', r['preset'])}`", f"{r['images_per_second']:,.0f}"]
+        cells += [f"{r['step_ms']:.1f} ({low:.1f} to {high:.1f})"]
         for base in bases:
             found = r["speedup"].get(base)
             interval = found and "{:.2f} to {:.2f}".format(*found["interval"])
@@ -155,6 +181,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--config", default="configs/imagenet.py", help="config file, without a preset")
     parser.add_argument("--presets", default="fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite", help="comma-separated")
+    parser.add_argument("--norms", default="auto", help=f"comma-separated: {', '.join(FORMS)} (default auto)")
     parser.add_argument("--rounds", type=int, default=7, help="default 7")
     parser.add_argument("--steps", type=int, default=10, help="steps of each preset in a round (default 10)")
     parser.add_argument("--data", default="fixed", choices=("fixed", "pipeline"), help="default fixed")
@@ -164,6 +191,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     wrong = [argument for argument in rest if not argument.startswith("--config.")]
     if wrong:
         raise ConfigError(f"{wrong[0]!r} is no option of the benchmark; --help lists them")
+    options.presets, options.norms = (runs.names(name, getattr(options, name)) for name in ("presets", "norms"))
+    unknown = [norms for norms in options.norms if norms not in FORMS]
+    if unknown:
+        raise ConfigError(f"--norms={unknown[0]} is not known; use {' or '.join(FORMS)}")
     for name in ("rounds", "steps"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name}={getattr(options, name)} must be >= 1")
@@ -177,20 +208,20 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
             options, rest = parse(argv)
-            for preset in runs.names("presets", options.presets):
+            for preset, norms in itertools.product(options.presets, options.norms):
                 given = [f"--config={options.config}:{preset}", *rest]
                 try:
-                    one = prepare(preset, given, stack, fixed=options.data == "fixed")
+                    one = prepare(preset, norms, given, stack, fixed=options.data == "fixed")
                     one.take(WARMUP)
                 except RuntimeError as error:  # XLA's: memory that does not suffice, a kernel that it cannot make
-                    failed.append(f"{preset}: {runs.one_line(error)}")
+                    failed.append(f"{label(preset, norms)}: {runs.one_line(error)}")
                 else:
                     contenders.append(one)
-                    print(f"{preset}: compiled in {one.compile_seconds:.1f} s", flush=True)
+                    print(f"{one.label}: compiled in {one.compile_seconds:.1f} s", flush=True)
         except (ConfigError, data.DataError) as error:
             print(f"benchmark: {error}", file=sys.stderr)
             return 2
-        failed += runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.preset)
+        failed += runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.label)
         for line in failed:
             print(f"benchmark: failed: {line}", file=sys.stderr)
         if not contenders:
@@ -198,7 +229,7 @@ def main(argv: list[str]) -> int:
         if options.profile:
             with jax.profiler.trace(options.profile, create_perfetto_trace=True):
                 for contender in contenders:
-                    with jax.profiler.TraceAnnotation(contender.preset):
+                    with jax.profiler.TraceAnnotation(contender.label):
                         contender.take(PROFILED)
     rows = [row(contender, contenders) for contender in contenders]
     print("\n".join(["", *table(rows)]))

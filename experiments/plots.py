@@ -51,7 +51,7 @@ def benchmark(rows: list[dict[str, Any]], title: str) -> plt.Figure:
         slowest, fastest = (1e3 * row["batch_size"] / ms for ms in (high, low))
         panel.barh(index, rate, xerr=[[rate - slowest], [fastest - rate]], height=0.6, ecolor="gray", color=f"C{index}")
         panel.annotate(f" {rate:,.0f}", (fastest, index), va="center")
-    panel.set_yticks(range(len(rows)), [row["preset"] for row in rows])
+    panel.set_yticks(range(len(rows)), [row.get("name", row["preset"]) for row in rows])
     panel.invert_yaxis()
     panel.margins(x=0.12)
     panel.set(title=title, xlabel="images per second, median of the rounds")

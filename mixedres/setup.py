@@ -107,6 +107,13 @@ class Setup:
             "label": jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=self.split),
         }
 
+    @property
+    def state_shapes(self) -> step.TrainState:
+        """The state as `train_step` takes it, as shapes, for compiling ahead."""
+        shapes = jax.eval_shape(self.init_state)
+        where = self._state_format() if self.has_ohwi_kernels else jax.tree.map(lambda _: self.replicated, shapes)
+        return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, where)
+
     def zero_sums(self) -> step.Metrics:
         """The sums at the start of an evaluation, on every device."""
         return jax.tree.map(partial(jax.make_array_from_process_local_data, self.replicated), step.zero_sums())

@@ -30,9 +30,9 @@ def fresh(setup: Setup, initial: Initial | None = None) -> step.TrainState:
     quick = once.options(setup.devices[0].platform)
     init = jax.jit(setup.init_state, out_shardings=setup.replicated, compiler_options=quick)
     if initial is None:
-        return init()
+        return setup.placed(init())
     print(initial.note)
-    return initial.into(init(), setup.replicated)
+    return setup.placed(initial.into(init(), setup.replicated))
 
 
 def restored(
@@ -68,7 +68,7 @@ def restored(
             saved.set_aside(damaged)
     if set_aside:
         _note_changes(setup, record)
-    return state, record
+    return setup.placed(state), record
 
 
 def newest(setup: Setup, directory: pathlib.Path) -> step.TrainState | None:

@@ -163,7 +163,7 @@ def _begin(setup: Setup, saved: Checkpoints, initial: Initial | None) -> tuple[s
     """The state to start from, and its record: the newest checkpoint's, else a fresh one and nothing."""
     state, record = start.restored(setup, saved, set_aside=True) or (start.fresh(setup, initial), {})
     saved.remove_partial()
-    return setup.placed(state), record
+    return state, record
 
 
 def _writers(

@@ -26,7 +26,7 @@ class Ours:
         built = setup(task.model, preset, len(task.labels), task.images.shape[1], task.num_classes, task.learning_rate)
         state = jax.jit(built.init_state, out_shardings=built.replicated)()
         given = jax.device_put((task.params, task.batch_stats), built.replicated)
-        self._state = dataclasses.replace(state, params=given[0], batch_stats=given[1])
+        self._state = built.placed(dataclasses.replace(state, params=given[0], batch_stats=given[1]))
         self._batch = built.put({"image": task.images, "label": task.labels})
         self._step = built.train_step().lower(self._state, built.batch_shapes).compile()
 

@@ -22,9 +22,8 @@ def results(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", ["fixed", "pipeline"])
-def test_a_benchmark_tells_what_was_timed(data, results, capsys):
-    arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", f"--data={data}"]
+def test_a_benchmark_tells_what_was_timed(results, capsys):
+    arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", "--data=pipeline"]
     assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
     told = json.loads((results / "benchmark_small.json").read_text())
     assert (results / "benchmark_small.png").stat().st_size > 3000
@@ -39,12 +38,23 @@ def test_a_benchmark_tells_what_was_timed(data, results, capsys):
     assert "| `fp16` |" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_a_benchmark_sets_fused_norms_beside_plain_ones(results, capsys):
+    arguments = ["--config=configs/digits.py", "--presets=fp16", "--norms=plain,fused", "--rounds=3", "--steps=2"]
+    assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
+    plain, fused = json.loads((results / "benchmark_small.json").read_text())["rows"]
+    assert (plain["norms"], plain["fused"]) == ("plain", False) and (fused["norms"], fused["fused"]) == ("fused", True)
+    assert plain["speedup"] == {} and fused["speedup"]["plain"]["ratio"] > 0
+    assert "| `fp16 fused` |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
         (["--presets=fp8"], "fp8"),
         (["--presets="], "--presets= must name each of one or more once"),
         (["--presets=fp16,fp16"], "--presets=fp16,fp16 must name each"),
+        (["--norms=pallas"], "--norms=pallas is not known; use auto or plain or fused"),
         (["--rounds=0"], "--rounds=0 must be >= 1"),
         (["--config=configs/none.py"], "cannot be read"),
         (["--fast"], "'--fast' is no option of the benchmark"),
