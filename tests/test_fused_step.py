@@ -1,12 +1,14 @@
 """Training steps with fused norms: the same as plain ones, over devices and microbatches; every overflow is seen."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import runs
 from mixedres import kernel_layout, start, train
 from mixedres.build import FUSED_IS_FASTER_ON, build
 from mixedres.config import ConfigError
@@ -131,7 +133,19 @@ def test_the_finite_check_sees_kernels_in_any_order(ohwi):
 # ---- what a config says
 
 
-def test_auto_is_plain_where_nothing_was_measured():
+def test_auto_is_what_was_measured():
+    """Fused where every benchmark of the platform in experiments/results has it faster, in every preset."""
+    gains: dict[str, list[float]] = {}
+    for path in runs.RESULTS.glob("benchmark_*.json"):
+        told = json.loads(path.read_text())
+        for row in told["rows"]:
+            if row.get("norms") == "fused":
+                gains.setdefault(told["device"]["platform"], []).append(row["speedup"]["plain"]["interval"][0])
+    assert "cpu" in gains
+    assert {platform for platform, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
+
+
+def test_auto_is_plain_elsewhere():
     assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in FUSED_IS_FASTER_ON)
     assert build(run_cases.tiny("fp16", model__fused="true")).model.fused
     assert not build(run_cases.tiny("fp16", model__fused="false")).model.fused
