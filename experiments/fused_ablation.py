@@ -25,15 +25,8 @@ from mixedres.fused import normalization, norms
 from mixedres.models.norms import Norms, max_pool
 from mixedres.setup import Setup
 
-_channel_sums = normalization.channel_sums
-
-
 def _one_stage(*maps: jax.Array) -> jax.Array:
     return jnp.stack([x.reshape(-1, x.shape[-1]).sum(0) for x in maps])
-
-
-def _one_by_one(*maps: jax.Array) -> jax.Array:
-    return jnp.stack([_channel_sums(x)[0] for x in maps])
 
 
 def _few_parts(values: int) -> int:
@@ -55,7 +48,6 @@ WITHOUT: dict[str, list[tuple[Any, str, Any]]] = {
     "the mask as a product": [(norms, "_mask_by_product", norms._mask)],
     "the pool of the stem": [(Norms, "relu_pool", _plain_pool)],
     "two stages of sums": [(normalization, "channel_sums", _one_stage), (norms, "channel_sums", _one_stage)],
-    "one second stage": [(normalization, "channel_sums", _one_by_one), (norms, "channel_sums", _one_by_one)],
     "as many parts": [(normalization, "_parts", _few_parts)],
     "kernels in cuDNN's order": [(Setup, "has_ohwi_kernels", False)],
     "the check in that order": [(kernel_layout, "in_memory_order", _as_it_is)],

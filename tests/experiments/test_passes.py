@@ -27,7 +27,7 @@ def resnet(name):
     ],
 )
 def test_the_bytes_of_a_call(call, moved):
-    assert passes.count([call], 0, 0) == {"elementwise": 0} | moved
+    assert {kind: found for kind, found in passes.count([call], 0, 0).items() if found} == moved
 
 
 def test_later_convolutions_have_a_third_pass_and_projections_add_to_the_gradient_of_a_block():
