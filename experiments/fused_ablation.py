@@ -25,6 +25,7 @@ from mixedres.fused import normalization, norms
 from mixedres.models.norms import Norms, max_pool
 from mixedres.setup import Setup
 
+
 def _one_stage(*maps: jax.Array) -> jax.Array:
     return jnp.stack([x.reshape(-1, x.shape[-1]).sum(0) for x in maps])
 

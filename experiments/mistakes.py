@@ -110,6 +110,13 @@ CONFIGS = (
     Case("a policy that is none", (*RUN, "--config.precision.policy=half"), ("p=f16", "params=float32")),
     Case("half-precision parameters", (*RUN, "--config.precision.policy=half,half,half"), ("policy",)),
     Case("a primitive that is none", (*RUN, "--config.autocast.allow=convolve"), ("convolve",)),
+    Case(
+        "fused norms of a kind that is none", (*RUN, "--config.model.fused=pallas"), ("pallas", "auto or true or false")
+    ),
+    Case(
+        "fused norms in a rewritten graph", (f"{DIGITS}:fp16_rewrite", "--config.model.fused=true"), ("graph rewrite",)
+    ),
+    Case("a cache where there is a file", (*RUN, "--config.compilation_cache=notes.txt"), ("notes.txt", "none")),
     Case("smoothing above one", (*RUN, "--config.label_smoothing=1.5"), ("label_smoothing", "1.5")),
     Case("keeping no checkpoint", (*RUN, "--config.keep_checkpoints=0"), ("keep_checkpoints", "0")),
     Case("a config file with an error", ("--config=mine.py",), ("mine.py", "NameError"), _write("mine.py", "x = y\n")),

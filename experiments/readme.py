@@ -62,7 +62,10 @@ def speed(result: dict[str, Any]) -> str:
 def deviceless(result: dict[str, Any]) -> str:
     """What compiled steps would move on a GPU that was not there."""
     rows = [row for row in result["rows"] if row["batch"] == 256]
-    lines = ["| preset | MB moved per image: plain / fused norms | kernels | temporary memory |", "|---|---:|---:|---:|"]
+    lines = [
+        "| preset | MB moved per image: plain / fused norms | kernels | temporary memory |",
+        "|---|---:|---:|---:|",
+    ]
     for preset, forms in itertools.groupby(rows, lambda row: row["preset"]):
         both = list(forms)
         figures = (("{:.0f}", "mb_per_image"), ("{:,}", "kernels"), ("{:.1f} GB", "temp_gb"))
