@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
                         stack.enter_context(mock.patch.object(*patch))
                     row = aot.measure(aot.Case("h200", batch, "bf16", True, options.config, tuple(rest)))
                 rows.append({"without": without} | row)
-                print(table(rows)[-1], flush=True)
+                print(f"batch {batch}, without {without}: {row['mb_per_image']:.1f} MB an image", flush=True)
     except ConfigError as error:
         print(f"fused_ablation: {error}", file=sys.stderr)
         return 2
@@ -80,11 +80,15 @@ def main(argv: list[str]) -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = ["| batch | without | MB/image | kernels | temp GB |", "|---:|---|---:|---:|---:|"]
-    for row in rows:
-        numbers = f"{row['mb_per_image']:.1f} | {row['kernels']} | {row['temp_gb']:.2f}"
-        lines.append(f"| {row['batch']} | {row['without']} | {numbers} |")
+    """The lines of a Markdown table: a row for each construct, two columns for each batch."""
+    found = {(row["without"], row["batch"]): row for row in rows}
+    batches = list(dict.fromkeys(row["batch"] for row in rows))
+    heads = [head for batch in batches for head in (f"MB/image, {batch} images", "kernels")]
+    lines = [f"| without | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    for without in dict.fromkeys(row["without"] for row in rows):
+        both = [found[without, batch] for batch in batches if (without, batch) in found]
+        cells = [cell for row in both for cell in (f"{row['mb_per_image']:.1f}", str(row["kernels"]))]
+        lines.append(f"| {' | '.join([without, *cells])} |")
     return lines
 
 

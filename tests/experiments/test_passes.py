@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import aot, passes, runs
+from experiments import aot, fused_ablation, passes, runs
 from experiments.passes import Call
 from mixedres import models, precision
 
@@ -62,6 +62,14 @@ def test_results_that_are_not_there_are_asked_for(tmp_path, monkeypatch, capsys)
     assert passes.main([]) == 2
     assert "lacks bf16, batch 256" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["aot_h200.json"]
+
+
+def test_the_table_of_what_each_construct_is_worth_is_that_of_the_file():
+    rows = json.loads((runs.RESULTS / "fused_ablation.json").read_text())["rows"]
+    whole, *without = [row for row in rows if row["batch"] == 32]
+    assert all(whole["mb_per_image"] < row["mb_per_image"] for row in without)  # each is worth something
+    text = (runs.RESULTS.parents[1] / "docs" / "performance.md").read_text()
+    assert "\n".join(fused_ablation.table(rows)) in text
 
 
 def test_what_is_committed_is_within_the_limits():
