@@ -213,7 +213,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if any(argument.startswith("--config.model.fused") for argument in rest):
         raise ConfigError("--config.model.fused is set here: both forms are compiled; leave it out")
     if options.check and len(argv) > 1:
-        other = next(argument for argument in argv if argument != "--check")
+        other = next((argument for argument in argv if argument != "--check"), "the second one")
         raise ConfigError(f"--check compiles what {LIMITS.name} names; leave out {other}")
     return options, rest
 

@@ -81,15 +81,9 @@ def build(config: ConfigDict) -> Setup:
 
 def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform: str) -> bool:
     """Whether batch norms are fused with what follows them; raises ConfigError where they cannot be and must."""
-    obstacle = None
-    if chosen.implementation == "graph_rewrite":
-        obstacle = (
-            f"precision {chosen.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
-        )
-    elif config.batch_norm.frozen:
+    obstacle = chosen.obstacle_to_fusing
+    if config.batch_norm.frozen:
         obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
-    elif jnp.promote_types(chosen.norm_policy.compute_dtype, jnp.float32) != chosen.norm_policy.compute_dtype:
-        obstacle = f"norm_policy '{chosen.norm_policy}': it computes in float32 or float64; write compute=float32"
     if given == "true" and obstacle:
         raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
     return not obstacle and (given == "true" or (given == "auto" and platform in FUSED_IS_FASTER_ON))

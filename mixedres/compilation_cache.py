@@ -32,7 +32,7 @@ def kept(where: str, workdir: pathlib.Path, group: Processes = ALONE) -> Iterato
       group: the processes that run together, which all call this.
 
     Raises:
-      ConfigError: where a directory that was named cannot be written.
+      ConfigError: for a name that is none of them, and where a directory that was named cannot be written.
     """
     has_own = bool(jax.config.jax_compilation_cache_dir) or not jax.config.jax_enable_compilation_cache
     directory = None if has_own or not group.is_writer else _directory(where, workdir)
@@ -68,6 +68,11 @@ def _directory(where: str, workdir: pathlib.Path) -> str | None:
     if where == "none":
         return None
     if where != "auto":
+        if "://" in where or where.lower() in ("auto", "none", "true", "false"):
+            raise ConfigError(
+                f"config.compilation_cache={where} is neither auto nor none nor a directory of this machine; write one "
+                "of them, or set JAX_COMPILATION_CACHE_DIR to a place that JAX knows how to reach"
+            )
         directory = pathlib.Path(where).expanduser().absolute()
         problem = _unwritable(directory)
         if problem:

@@ -25,7 +25,7 @@ layers that should stay in float32, and whether bfloat16 is the better choice.
 
 Real batches go through a training step in float32; nothing of a run is changed. What is written is the report: a page
 to look at, and the same as JSON beside it; and compiled programs, for the next time.
-exit status: 0; 1 where it failed; 2 for a mistake, and nothing was written
+exit status: 0; 1 where it failed; 2 for a mistake, and no report was written
 """
 
 

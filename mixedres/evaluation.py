@@ -26,9 +26,9 @@ BASELINE = "fp32"
 
 
 def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: Processes = ALONE) -> dict[str, Any]:
-    """Evaluates the newest checkpoint in `directory`, writes nothing, and returns top1, top5, loss and examples.
+    """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
-    Where there is no run, but weights in ``config.init_from``, these are evaluated.
+    Where there is no run, but weights in ``config.init_from``, these are. Writes nothing but compiled programs.
 
     Raises:
       ConfigError: for a mistake in the config, and where there are no weights for it.

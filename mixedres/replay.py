@@ -84,11 +84,14 @@ def replay(workdir: pathlib.Path, preset: str | None) -> None:
 
 
 def in_preset(config: dict[str, Any], preset: str | None) -> dict[str, Any]:
-    """The flat config with another preset, whose policies and loss scale are its own."""
+    """The flat config with another preset, whose policies and loss scale are its own; norms fused where it allows."""
     if preset is None:
         return config
     kept = {key: value for key, value in config.items() if not key.startswith("precision.")}
-    return kept | {"precision.name": preset}
+    fused = config.get("model.fused", "auto")
+    if precision.get(preset).obstacle_to_fusing:
+        fused = "false"
+    return kept | {"precision.name": preset, "model.fused": fused}
 
 
 def main(argv: Sequence[str]) -> int:

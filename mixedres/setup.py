@@ -171,6 +171,7 @@ class Setup:
             norm_policy=norm_policy,
             precision=chosen.matmul_precision,
             keep_float32=chosen.keep_float32,
+            fused=self.model.fused and chosen.obstacle_to_fusing is None,
         )
         return dataclasses.replace(self, precision=chosen, model=model)
 

@@ -10,12 +10,14 @@ They cost nothing: none is left in the compiled program.
 What is kept for the backward pass: the maps that come in, a few vectors, and the result of `norm_add_relu`, which the
 next convolution keeps anyway. Nothing here can be differentiated in forward mode.
 
-Shapes: maps (batch, ..., channels), vectors (channels,). Arithmetic is float32, or the maps' dtype where it is wider;
-the result has `how.dtype`, and gradients the dtype of what they are of.
+Shapes: the maps y, x and z are (batch, ..., channels), all alike, scales and biases (channels,), in any float dtypes.
+Arithmetic is float32, or the maps' dtype where it is wider; the result has the shape of y and `how.dtype`, a gradient
+the dtype of what it is of. All four raise ValueError for other shapes and dtypes.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -40,13 +42,22 @@ from mixedres.fused.pool import max_pool, unpool
 _together = jax.lax.optimization_barrier
 
 
-def _varying_alike(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` of arrays that vary over the same axes of a `shard_map`; else a gradient would not vary as its argument."""
+def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` of arrays that fit, and vary over the same axes of a `shard_map`, as its gradients do."""
+    signature = inspect.signature(fn)
 
     @wraps(fn)
-    def call(*arrays_and_how: Any) -> Any:
-        *arrays, how = arrays_and_how
-        return fn(*varying.alike(*arrays), how)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        how = given.pop("how")
+        shape = given["y"].shape
+        if len(shape) < 2 or 0 in shape:
+            raise ValueError(f"y has the shape {shape}; it must be (batch, ..., channels) with something in it")
+        for name, array in given.items():
+            wanted = shape if name in ("x", "y", "z") else shape[-1:]
+            if array.shape != wanted or not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"{name} is {array.dtype}{list(array.shape)}; beside y it must be float{list(wanted)}")
+        return fn(*varying.alike(*given.values()), how)
 
     return call
 
@@ -58,7 +69,7 @@ def _relu(x: jax.Array, dtype: Any) -> jax.Array:
 # ---- norm and ReLU
 
 
-@_varying_alike
+@_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm_relu(y: jax.Array, scale: jax.Array, bias: jax.Array, how: How) -> tuple[jax.Array, Statistics]:
     """relu(norm(y)) and the statistics of y."""
@@ -78,7 +89,8 @@ def _norm_relu_backward(how: How, saved: Any, gradients: Any) -> Any:
 def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
     """g where z > 0, else 0, as a product: of a comparison XLA for GPUs makes a map of booleans.
 
-    Where z is not finite, or g is not and z <= 0, it is NaN.
+    Where z is not finite, or g is not and z <= 0, it is NaN: a loss scale then sees an overflow that was masked, too.
+    In the stem it would make a float32 map.
     """
     return g * jnp.maximum(jnp.sign(z), 0)
 
@@ -111,17 +123,20 @@ norm_relu.__wrapped__.defvjp(_norm_relu_forward, _norm_relu_backward)
 # ---- the stem: norm, ReLU and max-pool
 
 
-@_varying_alike
+@_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, how: How) -> tuple[jax.Array, Statistics]:
-    """max_pool(relu(norm(y))), as `mixedres.fused.pool.max_pool` does it, and the statistics of y; (b, h, w, c) alone.
+    """max_pool(relu(norm(y))), as `mixedres.fused.pool.max_pool` does it, and the statistics of y.
 
-    What is pooled is neither written nor kept.
+    For y of (b, h, w, c) alone; the result is (b, ceil(h / 2), ceil(w / 2), c). What is pooled is neither written nor
+    kept.
     """
     return _norm_relu_pool_forward(y, scale, bias, how)[0]
 
 
 def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, how: How) -> Any:
+    if y.ndim != 4:
+        raise ValueError(f"y has the shape {y.shape}; to pool it must be (batch, height, width, channels)")
     vectors, statistics = measured(y, scale, bias, how)
     y_here, here = _together((y, vectors))
     pooled, where = _together(max_pool(_relu(here.applied(y_here), how.dtype)))
@@ -139,7 +154,7 @@ norm_relu_pool.__wrapped__.defvjp(_norm_relu_pool_forward, _norm_relu_pool_backw
 # ---- the end of a block: norm, sum and ReLU
 
 
-@_varying_alike
+@_checked
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def norm_add_relu(
     y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, how: How
@@ -151,7 +166,7 @@ def norm_add_relu(
 def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, how: How) -> Any:
     vectors, statistics = measured(y, scale, bias, how)
     y_here, x_here, here = _together((y, x, vectors))
-    out = _relu(here.applied(y_here) + x_here.astype(wide(y)), how.dtype)
+    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(wide(y), x.dtype)), how.dtype)
     # An empty array of the dtype of `x`, as only arrays can be kept.
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
@@ -173,7 +188,7 @@ norm_add_relu.__wrapped__.defvjp(_norm_add_relu_forward, _norm_add_relu_backward
 # ---- the end of a block with a projection: two norms, sum and ReLU
 
 
-@_varying_alike
+@_checked
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
 def norms_add_relu(
     y: jax.Array,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 import jmp
 
 from mixedres.models import resnet
@@ -71,8 +72,8 @@ def create(
       axis_name: mesh axis over which batch statistics are synchronised; None: per device.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
-      fused: in training, compute every batch norm with what follows it, which moves fewer bytes; needs norms that
-        compute in float32 or wider.
+      fused: in training, compute every batch norm with what follows it, which moves fewer bytes; norms compute in
+        float32, or in the policy's compute dtype where that is wider.
 
     Raises:
       ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says
@@ -85,6 +86,9 @@ def create(
         raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
     if not epsilon > 0:
         raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+    wide = jnp.promote_types(policy.compute_dtype, jnp.float32)
+    if fused and norm_policy is not None and norm_policy.compute_dtype != wide:
+        raise ValueError(f"fused norms compute in {wide}, and norm_policy in {norm_policy.compute_dtype}")
     try:
         re.compile(keep_float32)
     except re.error as error:

@@ -17,7 +17,8 @@ from mixedres.models.norm import BatchNorm, HeldBatchNorm, NormVariables
 class Norms:
     """Makes the batch norms of a network, each inside the flax module that calls for it.
 
-    A fused one works outside its own module, under a scope of the same name.
+    A fused one works outside its own module: under a scope of its name where its result is that of the norm, and as part
+    of the block where it is the sum, whose dtype is the block's.
 
     Attributes:
       train: normalise by the statistics of the batch, else by the running averages.
@@ -59,8 +60,7 @@ class Norms:
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), x, dtype))
         own = self._held(name, y, **options)
-        with jax.named_scope(name):
-            out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._how(dtype))
+        out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._how(dtype))
         own.remember(*statistics)
         return out
 
@@ -71,10 +71,9 @@ class Norms:
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
         of_y, of_z = self._held(name, y, **options), self._held(name_z, z)
-        with jax.named_scope(f"{name}+{name_z}"):
-            out, statistics_y, statistics_z = fused.norms_add_relu(
-                y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias, self._how(dtype)
-            )
+        out, statistics_y, statistics_z = fused.norms_add_relu(
+            y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias, self._how(dtype)
+        )
         of_y.remember(*statistics_y)
         of_z.remember(*statistics_z)
         return out

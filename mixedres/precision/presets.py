@@ -53,6 +53,16 @@ class Precision:
             return full, full
         return self.policy, self.norm_policy
 
+    @property
+    def obstacle_to_fusing(self) -> str | None:
+        """Why `mixedres.fused` cannot compute the norms as this precision wants them; None where it can."""
+        if self.implementation == "graph_rewrite":
+            return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
+        computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
+        if computes != fused:
+            return f"norm_policy '{self.norm_policy}': fused norms compute in {fused}; write compute={fused}"
+        return None
+
     def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` as this precision computes it: itself where the layers cast, else its graph rewritten."""
         if self.implementation == "casting":
