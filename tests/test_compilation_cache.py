@@ -148,6 +148,14 @@ def test_an_entry_that_a_kill_cut_short_is_compiled_again(tmp_path):
         assert twice() == 34.0
 
 
+@pytest.mark.parametrize("name", ["gs://bucket/cache", "None", "AUTO", "false"])
+def test_a_name_that_is_no_directory_is_a_mistake(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["mixedres", *TINY, f"--config.compilation_cache={name}", f"--workdir={tmp_path / 'run'}"]) == 2
+    assert f"compilation_cache={name} is neither auto nor none nor a directory" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_cannot_be_written_is_a_mistake(tmp_path, capsys):
     flag = "--config.compilation_cache=/dev/null/directory"
     for mode in ("train", "eval"):

@@ -5,13 +5,14 @@ import json
 
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 
 from experiments import runs
-from mixedres import kernel_layout, start, train
+from mixedres import kernel_layout, models, precision, replay, start, train
 from mixedres.build import FUSED_IS_FASTER_ON, build
-from mixedres.config import ConfigError
+from mixedres.config import ConfigError, unflatten
 from mixedres.leaves import fingerprint
 from mixedres.setup import Setup
 from tests import run_cases
@@ -164,6 +165,20 @@ def test_auto_is_plain_elsewhere():
 def test_what_cannot_be_fused_is_refused(preset, options, words):
     with pytest.raises(ConfigError, match=words):
         build(run_cases.tiny(preset, **options))
+
+
+def test_other_precisions_of_a_fused_run_are_fused_where_they_can_be():
+    """What the doctor compares with, and what a replay takes."""
+    setup = build(run_cases.tiny("fp16", model__fused="true"))
+    for preset, fused in (("bf16", True), ("fp16_rewrite", False), ("fp32", True)):
+        assert setup.in_precision(precision.get(preset)).model.fused == fused
+        build(unflatten(replay.in_preset(setup.resolved, preset)))
+
+
+def test_a_network_with_norms_in_half_is_refused():
+    policy, half = precision.get("fp16").policy, jmp.get_policy("p=f32,c=f16,o=f16")
+    with pytest.raises(ValueError, match="fused norms compute in float32, and norm_policy in float16"):
+        models.create("resnet18", num_classes=10, policy=policy, norm_policy=half, fused=True)
 
 
 @pytest.mark.parametrize("preset", ["fp16_rewrite", "bf16_rewrite"])

@@ -88,7 +88,7 @@ def create(
         raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
     wide = jnp.promote_types(policy.compute_dtype, jnp.float32)
     if fused and norm_policy is not None and norm_policy.compute_dtype != wide:
-        raise ValueError(f"fused norms compute in {wide}, and norm_policy in {norm_policy.compute_dtype}")
+        raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norm_policy.compute_dtype)}")
     try:
         re.compile(keep_float32)
     except re.error as error:

@@ -17,8 +17,8 @@ from mixedres.models.norm import BatchNorm, HeldBatchNorm, NormVariables
 class Norms:
     """Makes the batch norms of a network, each inside the flax module that calls for it.
 
-    A fused one works outside its own module: under a scope of its name where its result is that of the norm, and as part
-    of the block where it is the sum, whose dtype is the block's.
+    A fused one works outside its own module: in a scope of its name where its result is that of the norm, and in the
+    block's where it is the sum, whose dtype is the block's.
 
     Attributes:
       train: normalise by the statistics of the batch, else by the running averages.
