@@ -20,7 +20,7 @@ from mixedres.devices import devices_and_batch
 from mixedres.setup import Setup
 
 # Platforms on which every benchmark in experiments/results has the step faster with fused norms. On the CPU it is the
-# same within 5 %, and a GPU was not at hand; docs/performance.md has the numbers.
+# same within 6 %, and a GPU was not at hand; docs/performance.md has the numbers.
 FUSED_IS_FASTER_ON: frozenset[str] = frozenset()
 
 

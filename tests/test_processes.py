@@ -209,7 +209,8 @@ def test_a_dead_process_0_is_named():
     assert (status, killed) == (4, -9), err
     # JAX's own stack trace, which nothing can prevent, stands before our line.
     assert len(lines(err)) == 1 and err.endswith(lines(err)[0] + "\n")
-    assert re.search(r"mixedres: process 0 \(.*\) (is gone|gave no sign of life).*same command", err)
+    # Host and step are told where it had said them: thirty of these steps may take no longer than that.
+    assert re.search(r"mixedres: process 0( \(.*\))? (is gone|gave no sign of life).*same command", err)
 
 
 @pytest.mark.long
