@@ -141,8 +141,8 @@ def train_step(
         frozen_statistics=frozen_statistics,
         ohwi=ohwi,
     )
-    checked = kernel_layout.in_memory_order(grads) if ohwi else grads
-    updates, opt_state = tx.update(grads, state.opt_state, state.params, value=metrics["loss"], checked=checked)
+    checked = {"checked": kernel_layout.in_memory_order(grads)} if ohwi else {}
+    updates, opt_state = tx.update(grads, state.opt_state, state.params, value=metrics["loss"], **checked)
     params = optax.apply_updates(state.params, updates)
     finite = opt_state.grads_finite
     ema = _average(state, {"params": params, "batch_stats": batch_stats}, ema_decay)
