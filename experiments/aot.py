@@ -20,6 +20,7 @@ exit status: 0; 1 where a limit is passed; 2 for a mistake in what was given
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -32,6 +33,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from experiments import hlo, runs
 from experiments.gpus import GPUS
@@ -85,8 +87,22 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
         platform="cuda", target_config=GPUS[case.gpu].target_config(), topology="1x1x1", topology_name=""
     )
     setup = dataclasses.replace(setup, mesh=step.make_mesh(list(topology.devices)))
-    compiled = setup.train_step().lower(setup.state_shapes, setup.batch_shapes).compile()
+    with _without_cache():
+        compiled = setup.train_step().lower(setup.state_shapes, setup.batch_shapes).compile()
     return compiled, {leaf.size for leaf in jax.tree.leaves(setup.variable_shapes)}
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """No compilation cache inside: a program without its device cannot be loaded from there."""
+    before = jax.config.jax_enable_compilation_cache
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()  # JAX asks once whether there is one
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        reset_cache()
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_every_convolution_is_in_half_and_kernels_are_few(preset, gpu):
     large = found["large"]
     assert large["f32"] <= 8 and (not form or large["pred"] == large["copy"] == large["transpose"] == 0)
     # Vectors are checked and updated together; one by one they would take some thirty kernels more.
-    assert found["kernels"] <= (150 if form else 195)
+    assert found["kernels"] <= (165 if form else 195)
     # The weights are updated where they are.
     assert found["kernels_by_kind"].get("copy", 0) <= 2
     # Each activation is read and written a few times, and no more: 26 MB would be ten times.
