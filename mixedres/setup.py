@@ -80,9 +80,8 @@ class Setup:
 
     def placed(self, state: step.TrainState) -> step.TrainState:
         """A state that is on the devices, as `train_step` takes it."""
-        if not self.has_ohwi_kernels:
-            return state
-        return jax.jit(lambda state: state, out_shardings=self._state_format())(state)
+        form = self._state_format()
+        return state if form is None else jax.jit(lambda state: state, out_shardings=form)(state)
 
     @property
     def split(self) -> NamedSharding:
@@ -111,7 +110,7 @@ class Setup:
     def state_shapes(self) -> step.TrainState:
         """The state as `train_step` takes it, as shapes, for compiling ahead."""
         shapes = jax.eval_shape(self.init_state)
-        where = self._state_format() if self.has_ohwi_kernels else jax.tree.map(lambda _: self.replicated, shapes)
+        where = self._state_format() or jax.tree.map(lambda _: self.replicated, shapes)
         return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, where)
 
     def zero_sums(self) -> step.Metrics:
@@ -146,7 +145,7 @@ class Setup:
             tx=self.tx,
             ema_decay=self.config.ema_decay,
             stop_after_skipped=self.config.stop_after_skipped,
-            state_format=self._state_format() if self.has_ohwi_kernels else None,
+            state_format=self._state_format(),
         )
 
     def loss_and_grads(self) -> Callable[..., Any]:
@@ -182,6 +181,9 @@ class Setup:
         )
 
     def _state_format(self) -> Any:
+        """How the arrays of the state lie, and their sharding; None where they lie as ever."""
+        if not self.has_ohwi_kernels:
+            return None
         return kernel_layout.formats(jax.eval_shape(self.init_state), self.replicated)
 
     def _gradient_options(self) -> dict[str, Any]:
