@@ -6,7 +6,7 @@ WEIGHTS is the workdir of a run, a .safetensors or .pth file of torchvision's or
 transformers saved. The head is made anew where the number of classes is another one. All layers learn, those near the
 images more slowly (layer_decay), for 20 epochs from a fifth of the rate of configs/folder.py.
 
-  --config.train_only=^/head/ --config.batch_norm.frozen   the head alone, on a backbone that keeps its bits
+  --config.trainable=^/head/ --config.batch_norm.frozen   the head alone, on a backbone that keeps its bits
   --config.batch_norm.frozen                               all layers, normalised as the weights were trained: for small
                                                            batches, whose own statistics are poor
 Hardware: one GPU; a few hundred pictures at 64 pixels are minutes on two CPU cores.
@@ -28,7 +28,7 @@ def get_config(argument: str = "fp16"):
     config.data.flip = True
     config.model.name = "resnet50"
     config.optimizer.learning_rate = 0.01
-    config.optimizer.lr_batch_size = 64
+    config.optimizer.lr_reference_batch = 64
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 1e-4
     config.optimizer.layer_decay = 0.9

@@ -3,7 +3,7 @@
 python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=DIR
 
 ResNet-18 from random weights, 60 epochs of cosine schedule. The number of classes comes from the data. Without val/, a
-fifth of every class is held out for testing (config.data.eval_share), always the same one. For more than some 100,000
+fifth of every class is held out for testing (config.data.eval_fraction), always the same one. For more than some 100,000
 pictures model=resnet50 is worth its time; for small ones --config.data.image_size=64,model=cifar_resnet20 is enough.
 
 Hardware: one GPU, or patience. Two CPU cores learn ten photographs from 640 crops at 32 pixels in a minute, to 94 to
@@ -25,7 +25,7 @@ def get_config(argument: str = "fp32"):
     config.data.flip = True
     config.model.name = "resnet18"
     config.optimizer.learning_rate = 0.05
-    config.optimizer.lr_batch_size = 64
+    config.optimizer.lr_reference_batch = 64
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.schedule.name = "cosine"

@@ -35,12 +35,12 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from experiments import hlo, runs
-from experiments.gpus import GPUS
-from mixedres import main as command_line
-from mixedres import step, summary
-from mixedres.build import build
-from mixedres.config import ConfigError
+from experiments.lib import hlo, runs
+from experiments.lib.gpus import GPUS
+from mixedres._internal.errors import ConfigError
+from mixedres.config import flags as command_flags
+from mixedres.train import step, summary
+from mixedres.train.build import build
 
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
 
@@ -82,14 +82,14 @@ class Case:
 
 def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step, and the sizes of the network's parameters."""
-    setup = build(command_line.parse(["aot", *case.arguments]).config)
+    experiment = build(command_flags.parse(["aot", *case.arguments]).config)
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=GPUS[case.gpu].target_config(), topology="1x1x1", topology_name=""
     )
-    setup = dataclasses.replace(setup, mesh=step.make_mesh(list(topology.devices)))
+    experiment = dataclasses.replace(experiment, mesh=step.make_mesh(list(topology.devices)))
     with _without_cache():
-        compiled = setup.train_step().lower(setup.state_shapes, setup.batch_shapes).compile()
-    return compiled, {leaf.size for leaf in jax.tree.leaves(setup.variable_shapes)}
+        compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
+    return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}
 
 
 @contextlib.contextmanager

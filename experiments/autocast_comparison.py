@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import networks, runs
-from mixedres import summary
+from experiments.lib import networks, runs
+from mixedres._internal.jax_compat import equations
 from mixedres.autocast import autocast
-from mixedres.autocast.compat import equations
 from mixedres.autocast.explain import casts
+from mixedres.train import summary
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 RESNETS = {f"resnet{size} v{version}": (f"resnet{size}", version) for size in (18, 50) for version in ("1.5", "2")}

@@ -32,13 +32,14 @@ from typing import Any
 
 import jax
 
-from experiments import hlo, plots, runs
-from experiments.gpus import GPUS
-from mixedres import data, start, summary
-from mixedres import main as command_line
-from mixedres.build import build
-from mixedres.config import ConfigError
-from mixedres.setup import Setup
+from experiments.lib import hlo, plots, runs
+from experiments.lib.gpus import GPUS
+from mixedres import data
+from mixedres._internal.errors import ConfigError
+from mixedres.config import flags as command_flags
+from mixedres.train import start, summary
+from mixedres.train.build import build
+from mixedres.train.experiment import Experiment
 
 WARMUP, PROFILED = 3, 5
 # How norms are computed: config.model.fused.
@@ -58,7 +59,7 @@ class Contender:
 
     preset: str
     norms: str
-    setup: Setup
+    experiment: Experiment
     step: Any
     state: Any
     batches: Iterator[Any]
@@ -84,31 +85,31 @@ def label(preset: str, norms: str) -> str:
 
 def prepare(preset: str, norms: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
     """Compiles the step of a preset and initialises its state."""
-    config = command_line.parse(["benchmark", *arguments]).config
+    config = command_flags.parse(["benchmark", *arguments]).config
     if norms != "auto":
         config.model.fused = FORMS[norms]
     if fixed:
         config.data.name = "synthetic"
         config.data.num_classes = config.data.num_classes or IMAGENET["num_classes"]
         config.data.train_examples = config.data.train_examples or IMAGENET["train_examples"]
-    setup = build(config)
-    state = start.fresh(setup)
-    source = setup.source.train_batches(setup.batch_size, seed=0, first_step=0, shard=setup.shard)
+    experiment = build(config)
+    state = start.init_state(experiment)
+    source = experiment.source.train_batches(experiment.batch_size, seed=0, first_step=0, shard=experiment.shard)
     started = time.perf_counter()
-    step = setup.train_step().lower(state, setup.batch_shapes).compile()
+    step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
     compile_seconds = time.perf_counter() - started
     if fixed:
-        one = setup.put(next(iter(source)))
+        one = experiment.shard_batch(next(iter(source)))
         batches: Iterator[Any] = iter(lambda: one, None)
     else:
-        ready = stack.enter_context(data.Prefetch(source, setup.put))
+        ready = stack.enter_context(data.Prefetch(source, experiment.shard_batch))
         batches = iter(lambda: ready.take(lambda: False), None)
-    return Contender(preset, norms, setup, step, state, batches, compile_seconds)
+    return Contender(preset, norms, experiment, step, state, batches, compile_seconds)
 
 
 def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
     """What is told of a preset."""
-    setup, median = contender.setup, statistics.median(contender.seconds)
+    experiment, median = contender.setup, statistics.median(contender.seconds)
     by_label = {one.label: one for one in all_of_them}
     bases = {base: label(base, contender.norms) for base in ("fp32", "tf32")}
     bases |= {"plain": label(contender.preset, "plain")}
@@ -116,12 +117,12 @@ def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
         "name": contender.label,
         "preset": contender.preset,
         "norms": contender.norms,
-        "fused": setup.model.fused,
-        "batch_size": setup.batch_size,
+        "fused": experiment.model.fused,
+        "batch_size": experiment.batch_size,
         "compile_seconds": contender.compile_seconds,
         "step_ms": 1e3 * median,
         "step_ms_range": [1e3 * min(contender.seconds), 1e3 * max(contender.seconds)],
-        "images_per_second": setup.batch_size / median,
+        "images_per_second": experiment.batch_size / median,
         "step_bytes": runs.program_bytes(contender.step),
         "temp_bytes": contender.step.memory_analysis().temp_size_in_bytes,
         "speedup": {
@@ -233,13 +234,13 @@ def main(argv: list[str]) -> int:
                         contender.take(PROFILED)
     rows = [row(contender, contenders) for contender in contenders]
     print("\n".join(["", *table(rows)]))
-    setup = contenders[0].setup
-    device = summary.device(setup.devices)
+    experiment = contenders[0].setup
+    device = summary.device(experiment.devices)
     result = {"device": device, "versions": summary.versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
-    result |= {"model": setup.config.model.name, "image_size": setup.config.data.image_size, "rows": rows}
+    result |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size, "rows": rows}
     name = f"benchmark_{options.name or device['kind'].lower().replace(' ', '_')}"
     path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})
-    plots.save(plots.benchmark(rows, f"{setup.config.model.name}, {device['count']} x {device['kind']}"), path)
+    plots.save(plots.benchmark(rows, f"{experiment.config.model.name}, {device['count']} x {device['kind']}"), path)
     print(path)
     return int(bool(failed))
 

@@ -3,7 +3,7 @@
 python -m experiments.checkpoint_stall --saves=10
 
 The state of ResNet-50 with SGD (parameters and momentum, float32), and the same with a moving average, saved again and
-again by `mixedres.checkpoints`, as the loop does it. Stall: seconds within `save` and `poll`. Time: from the call until
+again by `mixedres.checkpoints.manager`, as the loop does it. Stall: seconds within `save` and `poll`. Time: from the call until
 the checkpoint has its name. The share is that of an interval of 100 steps of 0.5 s. Writes
 experiments/results/checkpoint_stall.json.
 """
@@ -20,10 +20,10 @@ from typing import Any
 import jax
 
 from configs import imagenet
-from experiments import runs
-from mixedres import summary
-from mixedres.build import build
-from mixedres.checkpoints import Checkpoints
+from experiments.lib import runs
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.train import summary
+from mixedres.train.build import build
 
 INTERVAL = 100 * 0.5
 

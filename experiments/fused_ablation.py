@@ -18,12 +18,14 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from experiments import aot, runs
-from mixedres import kernel_layout, summary
-from mixedres.config import ConfigError
-from mixedres.fused import normalization, norms
-from mixedres.models.norms import Norms, max_pool
-from mixedres.setup import Setup
+from experiments import aot
+from experiments.lib import runs
+from mixedres._internal.errors import ConfigError
+from mixedres.models import kernel_layout
+from mixedres.models.fused import norms, statistics
+from mixedres.models.layers import Norms, max_pool
+from mixedres.train import summary
+from mixedres.train.experiment import Experiment
 
 
 def _one_stage(*maps: jax.Array) -> jax.Array:
@@ -48,10 +50,10 @@ WITHOUT: dict[str, list[tuple[Any, str, Any]]] = {
     "barriers before the passes": [(norms, "_together", _as_it_is)],
     "the mask as a product": [(norms, "_mask_by_product", norms._mask)],
     "the pool of the stem": [(Norms, "relu_pool", _plain_pool)],
-    "two stages of sums": [(normalization, "channel_sums", _one_stage), (norms, "channel_sums", _one_stage)],
-    "as many parts": [(normalization, "_parts", _few_parts)],
-    "kernels in cuDNN's order": [(Setup, "has_ohwi_kernels", False)],
-    "the check in that order": [(kernel_layout, "in_memory_order", _as_it_is)],
+    "two stages of sums": [(statistics, "channel_sums", _one_stage), (norms, "channel_sums", _one_stage)],
+    "as many parts": [(statistics, "_parts", _few_parts)],
+    "kernels in cuDNN's order": [(Experiment, "has_ohwi_kernels", False)],
+    "the check in that order": [(kernel_layout, "to_ohwi", _as_it_is)],
 }
 
 

@@ -21,14 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import plots, runs
-from mixedres import losses, summary, workdir
-from mixedres import main as command_line
-from mixedres.build import build
-from mixedres.checkpoints import Checkpoints
-from mixedres.config import ConfigError
-from mixedres.models.conv import Conv
-from mixedres.setup import Setup
+from experiments.lib import plots, runs
+from mixedres._internal.errors import ConfigError
+from mixedres.checkpoints import workdir
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.config import flags as command_flags
+from mixedres.models.layers import Conv
+from mixedres.train import losses, summary
+from mixedres.train.build import build
+from mixedres.train.experiment import Experiment
 
 # float16: the largest value, the smallest normal one, and half of the smallest subnormal one, which rounds to zero.
 LARGEST, NORMAL, ZERO = 65504.0, 2.0**-14, 2.0**-25
@@ -36,9 +37,9 @@ SCALES = (1.0, 2.0**4, 2.0**8, 2.0**12, 2.0**15)
 BINS = np.arange(-60, 21)
 
 
-def activation_gradients(setup: Setup, variables: Any, batch: Any) -> dict[str, np.ndarray]:
+def activation_gradients(experiment: Experiment, variables: Any, batch: Any) -> dict[str, np.ndarray]:
     """{path of a convolution: gradient of the mean loss with respect to its output}, float32."""
-    images, labels = setup.normalize_fn(jnp.asarray(batch["image"])), jnp.asarray(batch["label"])
+    images, labels = experiment.normalize_fn(jnp.asarray(batch["image"])), jnp.asarray(batch["label"])
 
     def logits_and_shapes(added: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
         shapes = {}
@@ -52,11 +53,11 @@ def activation_gradients(setup: Setup, variables: Any, batch: Any) -> dict[str, 
             return out + added[name] if name in added else out
 
         with nn.intercept_methods(add):
-            logits, _ = setup.model.apply(variables, images, train=True, mutable=["batch_stats"])
+            logits, _ = experiment.model.apply(variables, images, train=True, mutable=["batch_stats"])
         return logits, shapes
 
     def loss(added: dict[str, jax.Array]) -> jax.Array:
-        return losses.cross_entropy(logits_and_shapes(added)[0], labels, setup.config.label_smoothing).mean()
+        return losses.cross_entropy(logits_and_shapes(added)[0], labels, experiment.config.label_smoothing).mean()
 
     found: dict[str, Any] = {}
     jax.eval_shape(lambda: found.update(logits_and_shapes({})[1]))
@@ -87,11 +88,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--name", default="digits", help="of the files of results (default digits)")
     options, rest = parser.parse_known_args(argv)
     try:
-        config = command_line.parse(["x", f"--config={options.config}", "--config.num_devices=1", *rest]).config
-        setup = build(config)
-        if setup.precision.policy.compute_dtype != jnp.float32:
+        config = command_flags.parse(["x", f"--config={options.config}", "--config.num_devices=1", *rest]).config
+        experiment = build(config)
+        if experiment.precision.policy.compute_dtype != jnp.float32:
             raise ConfigError(f"--config={options.config} computes in half; name a float32 preset such as :fp32")
-        state = jax.jit(setup.init_state)()
+        state = jax.jit(experiment.init_state)()
         if options.workdir:
             saved = Checkpoints((options.workdir / workdir.CHECKPOINTS).absolute())
             if saved.latest_step() is None:
@@ -100,8 +101,10 @@ def main(argv: list[str]) -> int:
     except (ConfigError, OSError, ValueError) as error:
         print(f"gradient_range: {error}", file=sys.stderr)
         return 2
-    batch = next(iter(setup.source.train_batches(setup.batch_size, seed=config.seed, first_step=int(state.step))))
-    gradients = activation_gradients(setup, state.variables, batch)
+    batch = next(
+        iter(experiment.source.train_batches(experiment.batch_size, seed=config.seed, first_step=int(state.step)))
+    )
+    gradients = activation_gradients(experiment, state.variables, batch)
     magnitudes = np.abs(np.concatenate([gradient.ravel() for gradient in gradients.values()]))
     magnitudes = magnitudes[magnitudes > 0]
     shares = [held(magnitudes, scale) for scale in SCALES]
@@ -113,7 +116,7 @@ def main(argv: list[str]) -> int:
     result = {"versions": summary.versions(), "step": int(state.step), "shares": shares}
     result |= {"log2_from": int(BINS[0]), "share_per_octave": (counts / magnitudes.size).tolist()}
     path = runs.write(f"gradient_range_{options.name}", result)
-    title = f"{config.model.name} on {config.data.name}, batch {setup.batch_size}, step {int(state.step)}"
+    title = f"{config.model.name} on {config.data.name}, batch {experiment.batch_size}, step {int(state.step)}"
     plots.save(plots.gradient_range(BINS, counts / magnitudes.size, SCALES, title), path)
     print(path)
     return 0

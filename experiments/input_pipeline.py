@@ -27,8 +27,8 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from experiments import runs
-from mixedres import summary
+from experiments.lib import runs
+from mixedres.train import summary
 
 PROGRAMS = pathlib.Path(__file__).parent / "pipelines"
 # (contender, against it, figure, what the ratio must be)

@@ -23,8 +23,8 @@ import threading
 import time
 from typing import Any
 
-from experiments import runs
-from mixedres import summary
+from experiments.lib import runs
+from mixedres.train import summary
 
 CONFIG = (
     "--config=configs/digits.py:fp16",

@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments import runs
-from mixedres import data, models, normalize, optimizers, precision, step, summary
+from experiments.lib import runs
+from mixedres import data, models, precision
+from mixedres.models import normalize
+from mixedres.train import optimizers, step, summary
 
 BATCH = 128
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from experiments import runs
-from mixedres import summary
+from experiments.lib import runs
+from mixedres.train import summary
 
 ROOT = pathlib.Path(__file__).parents[1]
 DIGITS, IMAGENET, FOLDER, CIFAR10, TFDS = (

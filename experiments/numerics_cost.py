@@ -16,10 +16,11 @@ import time
 
 import jax
 
-from experiments import runs
-from mixedres import examination, start, summary
-from mixedres.build import build
-from mixedres.main import parse
+from experiments.lib import runs
+from mixedres.config.flags import parse
+from mixedres.train import start, summary
+from mixedres.train.build import build
+from mixedres.train.debug import compare
 
 CONFIG = (
     "--config=configs/digits.py:fp16",
@@ -31,15 +32,17 @@ STEP, PLAIN, COUNTING = "training step, fp16", "forward and backward, fp32", "th
 
 
 def contenders():
-    """(setup, {name: (compiled, its arguments)}, {name: seconds of compiling})."""
-    setup = build(parse(["numerics_cost", *CONFIG]).config)
-    state = start.fresh(setup)
-    batch = setup.put(next(iter(setup.source.train_batches(setup.batch_size, seed=0, first_step=0))))
-    shadow = examination.shadow(setup)
+    """(experiment, {name: (compiled, its arguments)}, {name: seconds of compiling})."""
+    experiment = build(parse(["numerics_cost", *CONFIG]).config)
+    state = start.init_state(experiment)
+    batch = experiment.shard_batch(
+        next(iter(experiment.source.train_batches(experiment.batch_size, seed=0, first_step=0)))
+    )
+    shadow = compare.in_float32(experiment)
     functions = {
-        STEP: (setup.train_step(), (state, batch)),
+        STEP: (experiment.train_step(), (state, batch)),
         PLAIN: (shadow.loss_and_grads(), (state, batch)),
-        COUNTING: (shadow.seen(), (state.variables, batch)),
+        COUNTING: (shadow.numerics_step(), (state.variables, batch)),
     }
     made, seconds = {}, {}
     for name, (function, arguments) in functions.items():
@@ -47,7 +50,7 @@ def contenders():
         compiled = function.lower(*arguments).compile()
         seconds[name] = time.perf_counter() - began
         made[name] = (compiled, arguments)
-    return setup, made, seconds
+    return experiment, made, seconds
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
-    setup, made, compile_seconds = contenders()
+    experiment, made, compile_seconds = contenders()
     times: dict[str, list[float]] = {name: [] for name in made}
     for index in range(options.rounds + 2):
         for name, (compiled, arguments) in made.items():
@@ -85,10 +88,10 @@ def main() -> None:
         "compile_seconds": compile_seconds,
         "temporary_mb": memory,
         "rows": rows,
-        "device": summary.device(setup.devices),
+        "device": summary.device(experiment.devices),
         "versions": summary.versions(),
     }
-    print(runs.write(f"numerics_cost_{setup.devices[0].platform}", results))
+    print(runs.write(f"numerics_cost_{experiment.devices[0].platform}", results))
 
 
 if __name__ == "__main__":

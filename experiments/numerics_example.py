@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments import runs
-from mixedres import numerics, summary
+from experiments.lib import runs
+from mixedres import numerics
+from mixedres.train import summary
 
 
 class LayerScale(nn.Module):
@@ -87,9 +88,9 @@ def main() -> None:
     params = Network(jnp.float32).init(jax.random.key(0), x)["params"]
 
     report = numerics.examine(loss_in(jnp.float32), params, x, labels, title="Three blocks behind layer scale")
-    print(report.text())
+    print(report.to_text())
     if options.html:
-        report.html(options.html)
+        report.to_html(options.html)
     exact = jax.jit(jax.grad(loss_in(jnp.float32)))(params, x, labels)
     scale = report.recommended_scale
     # Without the advice, the best that any scale can do.

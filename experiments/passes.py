@@ -30,10 +30,10 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 
-from experiments import plots, runs
-from experiments.gpus import GPUS
+from experiments.lib import plots, runs
+from experiments.lib.gpus import GPUS
 from mixedres import models, precision
-from mixedres.config import ConfigError
+from mixedres._internal.errors import ConfigError
 
 HALF, INDEX, WIDE = 2, 1, 4  # bytes
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "other")
@@ -44,7 +44,7 @@ class Call:
     """A convolution or a fused norm of a network.
 
     Attributes:
-      name: 'conv_general_dilated', or that of the function in `mixedres.fused`.
+      name: 'conv_general_dilated', or that of the function in `mixedres.models.fused`.
       operands, results: sizes of its arrays, those of vectors left out.
     """
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mixedres import main as command_line
-from mixedres.config import ConfigError
+from mixedres._internal.errors import ConfigError
+from mixedres.config import flags as command_flags
 
 # In the directory of a sweep: a line for every run, and what its file says.
 RESULTS, SWEEP = "results.jsonl", "sweep.json"
@@ -52,7 +52,7 @@ class Run:
 
     def config(self) -> ConfigDict:
         """The config that the arguments mean; raises ConfigError for a mistake in them."""
-        return command_line.parse(["sweep", *self.arguments]).config
+        return command_flags.parse(["sweep", *self.arguments]).config
 
 
 def load(path: str) -> Sweep:

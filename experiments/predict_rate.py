@@ -24,36 +24,39 @@ import jax
 import numpy as np
 import psutil
 
-from experiments import runs
 from experiments.input_pipeline import make_pictures
-from mixedres import data, models, precision, predict, summary
-from mixedres.data import folder, loader, preprocessing, workers
-from mixedres.network import Network
+from experiments.lib import runs
+from mixedres import data, models, precision
+from mixedres.data.datasets import folder
+from mixedres.data.images import loader, preprocessing, worker_processes
+from mixedres.predict import predict
+from mixedres.predict.classifier import Classifier
+from mixedres.train import summary
 
 PICTURES, SIZES, BATCH = 1000, (16, 32), 64
 
 
-def network(size: int) -> Network:
+def network(size: int) -> Classifier:
     """A small one with random weights."""
     chosen, family = precision.get("fp32"), preprocessing.get("torch")
     model = models.create("cifar_resnet8", num_classes=8, policy=chosen.policy, precision="highest")
     variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, size, size, 3), np.float32))
     names = tuple(map(str, range(8)))
-    return Network("cifar_resnet8", model, chosen, family.input_spec(size), names, jax.device_get(variables))
+    return Classifier("cifar_resnet8", model, chosen, family.input_spec(size), names, jax.device_get(variables))
 
 
 def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
     """All of them through the loader, and nothing else; how many have come, after every batch."""
-    pictures = folder.Pictures("pictures", directory, paths, np.zeros(len(paths), np.int32))
-    both = data.DataSet(pictures, pictures, ("one",), upright=True)
-    family, threads = preprocessing.get("torch"), workers.available_cpus()
+    pictures = folder.ImageFolder("pictures", directory, paths, np.zeros(len(paths), np.int32))
+    both = data.Dataset(pictures, pictures, ("one",), apply_exif=True)
+    family, threads = preprocessing.get("torch"), worker_processes.available_cpus()
     count = 0
     for batch in loader.Loader(both, size, family, 1, threads=threads).eval_batches(BATCH):
         count += int(batch["mask"].sum())
         yield count
 
 
-def say(paths: list[str], chosen: Network) -> Iterator[int]:
+def say(paths: list[str], chosen: Classifier) -> Iterator[int]:
     """All of them through prediction; how many have come, after every batch."""
     for count, found in enumerate(predict.predictions(chosen, paths, 5, BATCH), start=1):
         assert not found.error

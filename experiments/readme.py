@@ -14,8 +14,9 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark, runs, versus
-from mixedres.files import replace_text
+from experiments import benchmark, versus
+from experiments.lib import runs
+from mixedres._internal.files import replace_text
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end of the results -->"

@@ -17,10 +17,10 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from experiments import plots, runs
-from experiments.comparison import Estimate, Results, Variant, difference, document, ratio, read
-from mixedres.config import ConfigError
-from mixedres.files import replace_text
+from experiments.lib import plots, runs
+from experiments.lib.comparison import Estimate, Results, Variant, difference, document, ratio, read
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import replace_text
 
 Table = tuple[list[str], list[list[str]]]
 # Rows of the two-column table: label, figure, format.

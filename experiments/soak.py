@@ -20,8 +20,8 @@ import tempfile
 import time
 from typing import Any
 
-from experiments import runs
-from mixedres import summary
+from experiments.lib import runs
+from mixedres.train import summary
 
 STEADY = 200  # steps until caches are filled
 PART = 0.1  # share of the samples that make the beginning and the end

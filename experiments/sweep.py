@@ -29,12 +29,14 @@ import rich.live
 import rich.markup
 import rich.table
 
-from experiments import jobs, plan, runs
+from experiments import plan
+from experiments.lib import jobs, runs
+from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
 from experiments.plan import RESULTS, SWEEP
-from experiments.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
-from mixedres import workdir
-from mixedres.config import ConfigError, flatten
-from mixedres.files import lock, write_json
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import lock, write_json
+from mixedres.checkpoints import workdir
+from mixedres.config import flatten
 
 _COLORS = {WAITING: "dim", RUNNING: "cyan", FINISHED: "green", FAILED: "red", INTERRUPTED: "yellow"}
 

@@ -28,11 +28,11 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 
-from experiments import plots, runs
+from experiments.lib import plots, runs
 from experiments.peers import flax_example, ours, pytorch
 from experiments.peers.task import Contender, MissingError, Task
-from mixedres import summary
-from mixedres.config import ConfigError
+from mixedres._internal.errors import ConfigError
+from mixedres.train import summary
 
 DTYPES = tuple(ours.PRESETS)
 

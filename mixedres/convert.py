@@ -1,4 +1,4 @@
-"""The command line that writes weights for other libraries."""
+"""The command that writes weights for other libraries."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mixedres import arguments, models, trained, weights
-from mixedres.config import ConfigError
-from mixedres.data import InputSpec
-from mixedres.files import write_json
-from mixedres.weights import pretrained
+from mixedres._internal import command_line
+from mixedres._internal.errors import ConfigError, WeightsError
+from mixedres._internal.files import write_json
+
+if TYPE_CHECKING:
+    from mixedres.checkpoints import WeightsFile
 
 DESCRIPTION = """\
 Writes the weights of a run, or of a file, in the layout of another library.
@@ -25,6 +26,8 @@ Writes the weights of a run, or of a file, in the layout of another library.
   timm.create_model("resnet50", checkpoint_path=FILE), or load_state_dict(safetensors.torch.load_file(FILE))
 --to=DIR is a folder for ResNetForImageClassification.from_pretrained, with its config.json.
 """
+# Those of `mixedres.checkpoints.LAYOUTS`, spelled here so that --help need not wait for JAX.
+LAYOUTS = ("mixedres", "torchvision", "transformers")
 
 
 def convert(given: Sequence[str]) -> None:
@@ -33,10 +36,10 @@ def convert(given: Sequence[str]) -> None:
     Raises:
       ConfigError: for a mistake in them; nothing has been written then.
     """
-    parser = arguments.Parser("mixedres.convert", DESCRIPTION)
+    parser = command_line.Parser("python -m mixedres.convert", DESCRIPTION)
     parser.add_argument("--from", dest="source", required=True, help="a workdir, .safetensors, .pth or a folder")
-    parser.add_argument("--to", required=True, type=arguments.path, help="FILE.safetensors, or a folder to make")
-    parser.add_argument("--layout", choices=weights.LAYOUTS, help="default torchvision; transformers for a folder")
+    parser.add_argument("--to", required=True, type=command_line.path, help="FILE.safetensors, or a folder to make")
+    parser.add_argument("--layout", choices=LAYOUTS, help="default torchvision; transformers for a folder")
     options = parser.parse_args(given)
     is_file = options.to.suffix == ".safetensors"
     layout = options.layout or ("torchvision" if is_file else "transformers")
@@ -44,21 +47,23 @@ def convert(given: Sequence[str]) -> None:
         raise ConfigError(f"--to={options.to} is a folder, which is for transformers; write --to=FILE.safetensors")
     if options.to.exists():
         raise ConfigError(f"--to={options.to} is there already; name another")
+    from mixedres import checkpoints
+
     try:
-        file = trained.read(arguments.path(options.source))
+        file = checkpoints.read(command_line.path(options.source))
         tensors = converted(file, layout)
         if is_file:
-            weights.write(options.to, tensors, file.about)
+            checkpoints.write(options.to, tensors, file.metadata)
         else:
-            _write_folder(options.to, tensors, _beside(file))
-    except (weights.WeightsError, ValueError) as error:
+            _write_folder(options.to, tensors, _sidecar_files(file))
+    except (WeightsError, ValueError) as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror}); name another") from None
     if file.note:
         print(f"warning: {file.note}")
     print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
-    found = weights.architecture(tensors, layout)
+    found = checkpoints.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):
         print(f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries take 1e-05 unless told")
     if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
@@ -68,46 +73,54 @@ def convert(given: Sequence[str]) -> None:
         print("         load them and compute something else; the stride belongs on a block's first convolution")
 
 
-def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], beside: dict[str, Any]) -> None:
-    """Weights and the JSON files beside them, or nothing."""
+def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], sidecar_files: dict[str, Any]) -> None:
+    """Writes weights and the JSON files beside them, or nothing."""
+    from mixedres import checkpoints
+
     folder.mkdir(parents=True)
     try:
-        weights.write(folder / "model.safetensors", tensors)
-        for name, content in beside.items():
+        checkpoints.write(folder / "model.safetensors", tensors)
+        for name, content in sidecar_files.items():
             write_json(folder / name, content)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def converted(file: weights.WeightsFile, layout: str) -> dict[str, Any]:
+def converted(file: WeightsFile, layout: str) -> dict[str, Any]:
     """The tensors of a file in another layout; the same ones in its own.
 
     Raises:
       ValueError: where the layout does not have such a network.
     """
+    from mixedres import checkpoints
+
     if file.layout == layout:
         return file.tensors
-    return weights.to_tensors(trained.variables(file), layout, file.batches)
+    return checkpoints.to_tensors(checkpoints.variables(file), layout, file.batches)
 
 
-def _beside(file: weights.WeightsFile) -> dict[str, Any]:
+def _sidecar_files(file: WeightsFile) -> dict[str, Any]:
     """{name: content} of the JSON files that transformers wants beside these weights."""
+    from mixedres import checkpoints, models
+    from mixedres.checkpoints import huggingface, load
+    from mixedres.data import InputSpec
+
     if file.input:
         InputSpec.from_json(file.input)  # raises where it is none
-    found, name = weights.architecture(file.tensors, file.layout), trained.name(file)
+    found, name = checkpoints.architecture(file.tensors, file.layout), load.name(file)
     if found is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network such as {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)
-    config = pretrained.config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
-    files = {pretrained.CONFIG: config, pretrained.PROCESSOR: pretrained.processor(file.input)}
+    config = huggingface.config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
+    files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor(file.input)}
     return {name: content for name, content in files.items() if content}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return arguments.run("mixedres.convert", convert, argv[1:])
+    """Runs the command line, `argv[0]` being the program; returns the exit status."""
+    return command_line.run("mixedres.convert", convert, argv[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    command_line.leave(main(sys.argv))

@@ -1,14 +1,14 @@
 """The command line: each mistake ends in one line and status 2, and touches nothing."""
 
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from mixedres import main, train
+from mixedres import main
+from mixedres.train import run as train_run
+from tests import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 DIGITS = f"--config={ROOT}/configs/digits.py"
 IMAGENET = f"--config={ROOT}/configs/imagenet.py"
 CIFAR, FOLDER, TFDS = (f"--config={ROOT}/configs/{name}.py" for name in ("cifar10", "folder", "tfds"))
@@ -182,7 +182,7 @@ def environment():
 
 
 def test_help_lists_every_key_and_exits_with_0(capsys):
-    from mixedres.config_keys import KEYS
+    from mixedres.config.keys import KEYS
 
     assert main.main(["mixedres", "--help"]) == 0
     out = capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_help_lists_every_key_and_exits_with_0(capsys):
 
 def test_flags_reach_the_run(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(train, "train", lambda config, directory, clean, group: seen.update(locals()))
+    monkeypatch.setattr(train_run, "train", lambda config, directory, clean, group: seen.update(locals()))
     monkeypatch.chdir(tmp_path)
     arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
     assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0
@@ -203,13 +203,13 @@ def test_flags_reach_the_run(tmp_path, monkeypatch):
 
 
 def test_a_failed_run_exits_with_1_and_an_interrupted_one_with_130(tmp_path, monkeypatch, capsys):
-    from mixedres.config import TrainingError
+    from mixedres._internal.errors import TrainingError
 
     for error, status in ((TrainingError("it broke"), 1), (KeyboardInterrupt(), 130)):
 
         def fail(*_, error=error, **__):
             raise error
 
-        monkeypatch.setattr(train, "train", fail)
+        monkeypatch.setattr(train_run, "train", fail)
         assert main.main(["mixedres", DIGITS]) == status
         assert capsys.readouterr().err.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import autocast_comparison, input_pipeline, readme
 from mixedres import precision
-from mixedres.config_keys import KEYS
+from mixedres.config.keys import KEYS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

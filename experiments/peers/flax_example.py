@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import runs
+from experiments.lib import runs
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task
-from mixedres.leaves import named_leaves
+from mixedres._internal.tree import named_leaves
 
 DTYPES = ("fp32", "tf32", "fp16")
 _UNUSED = ("clu", "clu.metric_writers", "clu.periodic_actions", "tensorflow", "tensorflow_datasets", "input_pipeline")

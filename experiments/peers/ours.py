@@ -7,11 +7,11 @@ import dataclasses
 import jax
 import numpy as np
 
-from experiments import runs
+from experiments.lib import runs
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, Task
-from mixedres import main as command_line
-from mixedres.build import build
-from mixedres.setup import Setup
+from mixedres.config import flags as command_flags
+from mixedres.train.build import build
+from mixedres.train.experiment import Experiment
 
 # The presets in which a dtype is trained; the first is what the others' steps are compared with.
 PRESETS = {"fp32": ["fp32"], "tf32": ["tf32"], "bf16": ["bf16", "bf16_rewrite"], "fp16": ["fp16", "fp16_rewrite"]}
@@ -23,11 +23,13 @@ class Ours:
     def __init__(self, task: Task, dtype: str, preset: str):
         self.name, self.dtype = f"mixedres, {preset}", dtype
         self.seconds: list[float] = []
-        built = setup(task.model, preset, len(task.labels), task.images.shape[1], task.num_classes, task.learning_rate)
-        state = jax.jit(built.init_state, out_shardings=built.replicated)()
-        given = jax.device_put((task.params, task.batch_stats), built.replicated)
-        self._state = built.placed(dataclasses.replace(state, params=given[0], batch_stats=given[1]))
-        self._batch = built.put({"image": task.images, "label": task.labels})
+        built = experiment(
+            task.model, preset, len(task.labels), task.images.shape[1], task.num_classes, task.learning_rate
+        )
+        state = jax.jit(built.init_state, out_shardings=built.replicated_sharding)()
+        given = jax.device_put((task.params, task.batch_stats), built.replicated_sharding)
+        self._state = built.place_state(dataclasses.replace(state, params=given[0], batch_stats=given[1]))
+        self._batch = built.shard_batch({"image": task.images, "label": task.labels})
         self._step = built.train_step().lower(self._state, built.batch_shapes).compile()
 
     def take(self, steps: int) -> float:
@@ -42,7 +44,7 @@ class Ours:
         return runs.program_bytes(self._step)
 
 
-def setup(model: str, preset: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Setup:
+def experiment(model: str, preset: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Experiment:
     """What `mixedres.main` builds for this task; raises ConfigError where it cannot."""
     overrides = {
         "model.name": model,
@@ -53,7 +55,7 @@ def setup(model: str, preset: str, batch: int, size: int, num_classes: int, lear
         "batch_size": batch,
         "num_devices": 1,
         "optimizer.learning_rate": learning_rate,
-        "optimizer.lr_batch_size": 0,
+        "optimizer.lr_reference_batch": 0,
         "optimizer.momentum": MOMENTUM,
         "optimizer.nesterov": True,
         "optimizer.weight_decay": WEIGHT_DECAY,
@@ -62,12 +64,12 @@ def setup(model: str, preset: str, batch: int, size: int, num_classes: int, lear
         "schedule.warmup": 0,
     }
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return build(command_line.parse(["versus", f"--config=configs/imagenet.py:{preset}", *flags]).config)
+    return build(command_flags.parse(["versus", f"--config=configs/imagenet.py:{preset}", *flags]).config)
 
 
 def task(model: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Task:
     """Our initial weights with a batch of random images, for everyone."""
-    ours = setup(model, "fp32", batch, size, num_classes, learning_rate)
+    ours = experiment(model, "fp32", batch, size, num_classes, learning_rate)
     state = jax.device_get(jax.jit(ours.init_state)())
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (batch, size, size, 3), np.uint8)

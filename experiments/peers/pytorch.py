@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task
-from mixedres.leaves import named_leaves
+from mixedres._internal.tree import named_leaves
 
 try:
     import torch

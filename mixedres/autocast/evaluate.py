@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from mixedres.autocast import calls, compat, custom_rules
-from mixedres.autocast.cells import Cell, cast, cells, is_f32, plain
-from mixedres.autocast.compat import Equation
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.autocast import control_flow, custom_derivatives
 from mixedres.autocast.graph import Graph, Node, Path
 from mixedres.autocast.rules import BROADCASTING, COPIES
+from mixedres.autocast.values import Cell, as_float32, cast, cells, is_f32
 
 
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -29,9 +30,9 @@ def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[
     `rewrite` is the transformation itself, for the derivatives of custom rules, which are programs of their own: it
     takes a function and the scope that it is called in.
     """
-    inner, _ = compat.opened(graph.jaxpr)
+    inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
-    return [plain(value) for value in results]
+    return [as_float32(value) for value in results]
 
 
 class Evaluator:
@@ -42,7 +43,7 @@ class Evaluator:
 
     def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
         """The results of a body, as cells where they are float32, each in the dtype it was computed in."""
-        inner, consts = compat.opened(jaxpr)
+        inner, consts = jax_compat.opened(jaxpr)
         env = dict(zip(inner.constvars, cells(inner.constvars, consts), strict=True))
         env.update(zip(inner.invars, args, strict=True))
 
@@ -52,7 +53,7 @@ class Evaluator:
             return Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val
 
         for index, eqn in enumerate(inner.eqns):
-            with compat.as_written(eqn):
+            with jax_compat.as_written(eqn):
                 results = self.equation(eqn, (*path, index), [read(atom) for atom in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in inner.outvars]
@@ -61,16 +62,16 @@ class Evaluator:
         """The results of the equation at `path`: as its node says, or of its bodies where it is a call."""
         node = self.graph.by_path.get(path)
         if node is None and self.graph.has_half(path):
-            return calls.EVALUATE[eqn.primitive.name](self, eqn, path, args)
+            return control_flow.EVALUATE[eqn.primitive.name](self, eqn, path, args)
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
-            results = custom_rules.rewritten(eqn, [plain(arg) for arg in args], rewrite)
+            results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
         elif eqn.primitive.name == "convert_element_type":
             return [self.convert(eqn, args[0], half=node is not None and node.half)]
         elif node is not None and node.half:
             results = self.half_node(node, args)
         else:
-            results = compat.bind(eqn, *(plain(arg) for arg in args))
+            results = jax_compat.bind(eqn, *(as_float32(arg) for arg in args))
         return cells(eqn.outvars, results)
 
     def half_node(self, node: Node, args: list[Any]) -> list[Any]:
@@ -79,12 +80,12 @@ class Evaluator:
         name = eqn.primitive.name
         if name == "custom_jvp_call":
             operands = [arg.half(dtype) if isinstance(arg, Cell) else arg for arg in args]
-            return custom_rules.in_half(eqn, operands, dtype, self.graph.lists)
+            return custom_derivatives.call_in_half(eqn, operands, dtype, self.graph.lists)
         if name in COPIES and _copies(eqn):
-            return [cast(result, dtype) for result in compat.bind(eqn, *(plain(arg) for arg in args))]
+            return [cast(result, dtype) for result in jax_compat.bind(eqn, *(as_float32(arg) for arg in args))]
         shape = eqn.outvars[0].aval.shape
         operands = [_operand(node, arg, shape, dtype) for arg in args]
-        return compat.bind(eqn, *operands, **custom_rules.in_dtype(eqn.params, dtype))
+        return jax_compat.bind(eqn, *operands, **custom_derivatives.in_dtype(eqn.params, dtype))
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
         """A conversion of the original program: from what is there, without rounding twice."""
@@ -94,7 +95,7 @@ class Evaluator:
         elif isinstance(arg, Cell) and target != jnp.float32:
             result = cast(arg.array, target)
         else:
-            result = cast(plain(arg), target) if half else compat.bind(eqn, plain(arg))[0]
+            result = cast(as_float32(arg), target) if half else jax_compat.bind(eqn, as_float32(arg))[0]
         if not is_f32(eqn.outvars[0].aval):
             return result
         return Cell(result, None if isinstance(arg, Cell) else arg)

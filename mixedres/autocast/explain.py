@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres.autocast import compat, page
+from mixedres._internal import jax_compat
+from mixedres.autocast import report_html
 from mixedres.autocast.evaluate import run
 from mixedres.autocast.graph import Graph, Node
 from mixedres.autocast.transform import ListsLike, checked, rewrite, traced
@@ -82,12 +83,15 @@ class Report:
 
     def to_html(self, path: str | pathlib.Path) -> None:
         """Writes the report as a page to browse: filters by dtype and category, the reason of each operation."""
-        pathlib.Path(path).write_text(page.render(self), encoding="utf-8")
+        pathlib.Path(path).write_text(report_html.render(self), encoding="utf-8")
 
     def __str__(self) -> str:
         floats = [d for d in self.decisions if d.dtype is not None]
         head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
-        rows = [(d.primitive, d.category, str(d.dtype), d.reason, d.path, page.short_source(d.source)) for d in floats]
+        rows = [
+            (d.primitive, d.category, str(d.dtype), d.reason, d.path, report_html.short_source(d.source))
+            for d in floats
+        ]
         return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *_table(rows)])
 
 
@@ -118,7 +122,7 @@ def explain(
 def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
     """Conversions (float32 to `dtype`, back) that a jaxpr contains, in all its bodies."""
     down = up = 0
-    for eqn in compat.equations(jaxpr):
+    for eqn in jax_compat.equations(jaxpr):
         if eqn.primitive.name == "convert_element_type":
             pair = (eqn.invars[0].aval.dtype, eqn.params["new_dtype"])
             down += pair == (jnp.float32, dtype)
@@ -138,7 +142,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
         # A body that JAX traced earlier does not know who called it now: the call does.
-        source = next(filter(None, map(compat.source_line, (node.eqn, *graph.callers(node)))), "")
+        source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs)
 
 

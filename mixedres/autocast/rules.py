@@ -122,7 +122,7 @@ class Lists:
         """'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
         return next((category for category in CATEGORIES if name in getattr(self, category)), "unlisted")
 
-    def moved(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
+    def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
         """These lists with the names in `changes`, {'deny': {'tanh'}}, moved from where they were to where it says.
 
         The key 'unlisted' takes names off every list.
@@ -162,10 +162,10 @@ class Lists:
     @classmethod
     def default(cls, dtype: Any) -> Lists:
         """The lists for a half dtype: bfloat16 has the range of float32, so that powers are safe in it."""
-        return cls() if jnp.dtype(dtype) == jnp.float16 else cls().moved({"infer": BFLOAT16_INFER})
+        return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 
     @classmethod
-    def of(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: Any) -> Lists:
+    def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: Any) -> Lists:
         """The lists that a user means: None for the default, a mapping of moves on it, or lists.
 
         Raises:
@@ -177,7 +177,7 @@ class Lists:
         if isinstance(lists, Lists):
             return lists
         if isinstance(lists, Mapping):
-            return cls.default(dtype).moved(lists)
+            return cls.default(dtype).replace(lists)
         raise TypeError(f"lists must be a Lists, a dict such as {{'deny': {{'tanh'}}}} or None, got {lists!r}")
 
 

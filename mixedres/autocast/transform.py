@@ -14,11 +14,10 @@ import numpy as np
 
 from mixedres.autocast.coloring import color
 from mixedres.autocast.evaluate import run
-from mixedres.autocast.flatten import build
-from mixedres.autocast.graph import Graph
-from mixedres.autocast.keep import Keep
+from mixedres.autocast.graph import Graph, Scope
+from mixedres.autocast.graph_builder import build
+from mixedres.autocast.keep_float32 import Keep
 from mixedres.autocast.rules import Lists
-from mixedres.autocast.scope import Scope
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
@@ -81,7 +80,7 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, ke
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}") from None
     if half.name not in DTYPES:
         raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}")
-    return Settings(half, Lists.of(lists, half).at_level(level), Keep(keep_float32))
+    return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
 
 
 def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:

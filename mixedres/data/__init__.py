@@ -1,17 +1,17 @@
 """Data sets as batches of numpy arrays; importing this starts no device."""
 
-from mixedres.data.examples import DataError, DataSet, Example, Examples
+from mixedres._internal.errors import DataError
+from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.load import NAMES, Options, load
 from mixedres.data.prefetch import Prefetch
-from mixedres.data.sources import WHOLE, Batch, InMemory, Shard, Source, Synthetic
+from mixedres.data.sources import Batch, InMemory, Shard, Source, Synthetic
 
 __all__ = [
     "NAMES",
-    "WHOLE",
     "Batch",
     "DataError",
-    "DataSet",
+    "Dataset",
     "Example",
     "Examples",
     "InMemory",

@@ -6,10 +6,6 @@ import dataclasses
 from typing import NamedTuple, Protocol
 
 
-class DataError(Exception):
-    """Data that cannot be used or stopped coming: one line that names data set, example and file."""
-
-
 class Example(NamedTuple):
     """One example: the file of a picture as it was stored, and its class."""
 
@@ -44,14 +40,14 @@ class Examples(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSet:
+class Dataset:
     """Two parts that share their classes.
 
     Attributes:
       train, eval: the parts.
       class_names: by label.
       channels: of every picture: 3 (RGB) or 1 (luma).
-      upright: heed the orientation in EXIF data.
+      apply_exif: heed the orientation in EXIF data.
       note: what a person who starts a run should know of it, such as how the parts were divided; or ''.
     """
 
@@ -59,5 +55,5 @@ class DataSet:
     eval: Examples
     class_names: tuple[str, ...]
     channels: int = 3
-    upright: bool = False
+    apply_exif: bool = False
     note: str = ""

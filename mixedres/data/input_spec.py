@@ -15,14 +15,14 @@ class InputSpec:
     Attributes:
       shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
       mean, std: per channel on the scale 0 to 255; None: every image is standardised by itself.
-      central: share of the picture's shorter side that the central square keeps, in (0, 1].
+      crop_pct: share of the picture's shorter side that the central square keeps, in (0, 1].
       antialias: average over areas where the picture becomes smaller, instead of interpolating between four pixels.
     """
 
     shape: tuple[int, int, int]
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    central: float = 1.0
+    crop_pct: float = 1.0
     antialias: bool = True
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class InputSpec:
             and all(math.isfinite(value) for value in numbers)
             and all(value > 0 for value in self.std or ())
             and min(height, width, channels) >= 1
-            and 0 < self.central <= 1
+            and 0 < self.crop_pct <= 1
         )
         if not good:
             raise ValueError(f"{self} is no shape with a normalisation")
@@ -56,6 +56,6 @@ class InputSpec:
         try:
             lists = {key: None if given[key] is None else tuple(map(float, given[key])) for key in ("mean", "std")}
             height, width, channels = map(int, given["shape"])
-            return cls((height, width, channels), **lists, central=given["central"], antialias=given["antialias"])
+            return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], antialias=given["antialias"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{given!r} says not how pictures become squares ({error})") from None

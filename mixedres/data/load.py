@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from mixedres.data.examples import DataSet
+from mixedres.data.examples import Dataset
 from mixedres.data.sources import Source, Synthetic
 
 NAMES = ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
@@ -25,9 +25,9 @@ class Options:
       channels, train_examples: of synthetic data.
       num_classes: of synthetic data; of others, where the network should have more outputs than the data has classes.
       pad, flip: augmentation.
-      preprocessing: of stored pictures: 'official' or 'torch', see `mixedres.data.preprocessing`.
+      preprocessing: of stored pictures: 'official' or 'torch', see `mixedres.data.images.preprocessing`.
       train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
-      eval_share, split_seed: of a folder that has no part for evaluation.
+      eval_fraction, split_seed: of a folder that has no part for evaluation.
       threads: that decode pictures, in every process that does; None: together as many as there are CPU cores.
       workers: processes that decode pictures; 0: threads alone.
       on_error: 'raise' or 'skip': what to do with a picture that cannot be read.
@@ -44,7 +44,7 @@ class Options:
     preprocessing: str = "torch"
     train_split: str | None = None
     eval_split: str | None = None
-    eval_share: float = 0.2
+    eval_fraction: float = 0.2
     split_seed: int = 0
     threads: int | None = None
     workers: int = 0
@@ -67,13 +67,13 @@ def load(name: str, **options: Any) -> Source:
         if value is not None and value < least:
             raise ValueError(f"{field} must be >= {least}, got {value}")
     if name == "digits":
-        from mixedres.data import digits
+        from mixedres.data.datasets import digits
 
         return digits.load(image_size=given.image_size, pad=given.pad, flip=given.flip)
     if name == "synthetic":
         return _synthetic(given)
     if name == "cifar10":
-        from mixedres.data import cifar10
+        from mixedres.data.datasets import cifar10
 
         return cifar10.load(given.dir, image_size=given.image_size, pad=given.pad, flip=given.flip)
     if name in ("folder", "imagenet2012") or name.startswith(PREFIX):
@@ -104,7 +104,8 @@ def _synthetic(given: Options) -> Source:
 
 def _pictures(name: str, given: Options) -> Source:
     """A loader of stored pictures."""
-    from mixedres.data import folder, loader, prepared, preprocessing, workers
+    from mixedres.data.datasets import folder, tfds
+    from mixedres.data.images import loader, preprocessing, worker_processes
 
     if given.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {given.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
@@ -113,9 +114,9 @@ def _pictures(name: str, given: Options) -> Source:
     if name == "folder":
         if given.dir is None:
             raise ValueError("data.dir is not set; name the folder of pictures with --config.data.dir=DIR")
-        data_set = folder.scan(given.dir, **splits, eval_share=given.eval_share, split_seed=given.split_seed)
+        data_set = folder.scan(given.dir, **splits, eval_fraction=given.eval_fraction, split_seed=given.split_seed)
     else:
-        data_set = prepared.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)
+        data_set = tfds.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)
     data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, given))))
     classes = len(data_set.class_names)
     if given.num_classes is not None and given.num_classes < classes:
@@ -123,7 +124,7 @@ def _pictures(name: str, given: Options) -> Source:
             f"num_classes is {given.num_classes}, but the data has {classes} classes; leave it unset "
             "(--config.data.num_classes=None)"
         )
-    cpus = workers.available_cpus()
+    cpus = worker_processes.available_cpus()
     return loader.Loader(
         data_set,
         given.image_size,
@@ -136,7 +137,7 @@ def _pictures(name: str, given: Options) -> Source:
     )
 
 
-def _notes(data_set: DataSet, given: Options) -> Iterator[str]:
+def _notes(data_set: Dataset, given: Options) -> Iterator[str]:
     """What a person should know of the data before a run."""
     yield data_set.note
     if given.num_classes is not None and given.num_classes > len(data_set.class_names):

@@ -24,6 +24,11 @@ class Shard(NamedTuple):
     index: int = 0
     count: int = 1
 
+    @classmethod
+    def all(cls) -> Shard:
+        """Whole batches, for one host alone."""
+        return cls()
+
     def rows(self, batch_size: int) -> range:
         """The rows of a global batch that are this host's; raises ValueError where the hosts do not divide it."""
         if batch_size % self.count:
@@ -32,7 +37,7 @@ class Shard(NamedTuple):
         return range(self.index * size, (self.index + 1) * size)
 
 
-WHOLE = Shard()
+ALL = Shard.all()
 
 
 def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
@@ -87,13 +92,11 @@ class Source(Protocol):
         """See above."""
         ...
 
-    def train_batches(
-        self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE
-    ) -> Iterator[Batch]:
+    def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Endless batches; the k-th is a function of (seed, first_step + k) alone, so that a run can continue."""
         ...
 
-    def eval_batches(self, batch_size: int, *, shard: Shard = WHOLE) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Every test example once, in order; the last batch is padded and masked."""
         ...
 
@@ -151,9 +154,7 @@ class InMemory:
             digest.update(np.ascontiguousarray(part))
         return digest.hexdigest()
 
-    def train_batches(
-        self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE
-    ) -> Iterator[Batch]:
+    def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Whole batches of a new permutation each epoch; what does not fill a batch is left out of that epoch."""
         per_epoch = self.train_examples // batch_size
         if not per_epoch:
@@ -167,7 +168,7 @@ class InMemory:
             labels = self.train_labels[chosen].astype(np.int32)
             yield {"image": images[rows.start : rows.stop], "label": labels[rows.start : rows.stop]}
 
-    def eval_batches(self, batch_size: int, *, shard: Shard = WHOLE) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Every test example once, in order; the last batch is padded with zeros and masked."""
         rows = shard.rows(batch_size)
         for start in range(0, self.eval_examples, batch_size):
@@ -219,16 +220,14 @@ class Synthetic:
         """The whole square."""
         return InputSpec(self.image_shape, self.mean, self.std)
 
-    def train_batches(
-        self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = WHOLE
-    ) -> Iterator[Batch]:
+    def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """The same batch object for ever, which lets the loop keep it on the device."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, seed).items()}
         while True:
             yield batch
 
-    def eval_batches(self, batch_size: int, *, shard: Shard = WHOLE) -> Iterator[Batch]:
+    def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """One batch of which `eval_examples` count."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, 0).items()}

@@ -16,9 +16,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mixedres.models.conv import Conv
-from mixedres.models.kept import policy_of
-from mixedres.models.norms import Norms, add, max_pool
+from mixedres.models.layers import Conv, Norms, add, max_pool, policy_of
 
 ModuleFn = Callable[..., nn.Module]
 
@@ -31,7 +29,7 @@ class Block(nn.Module):
       conv: makes its convolutions.
       norms: its batch norms, and what follows them.
       policy: the sum of the two branches, and the result, have its compute dtype.
-      keep_float32: see `mixedres.models.kept.policy_of`.
+      keep_float32: see `mixedres.models.layers.policy_of`.
     """
 
     filters: int
@@ -161,7 +159,7 @@ class ResNet(nn.Module):
       precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 as well, and whatever is not kept casts its operands to the compute dtype.
-      fused: in training, compute every batch norm with what follows it; see `mixedres.models.norms.Norms`.
+      fused: in training, compute every batch norm with what follows it; see `mixedres.models.layers.Norms`.
     """
 
     stage_sizes: Sequence[int]

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres.numerics import once, taps
+from mixedres._internal import jax_compat
+from mixedres.numerics import taps
 from mixedres.numerics.exponents import Exponents, exponents
 from mixedres.numerics.report import Report, ordered
-from mixedres.numerics.rows import Row, shift_of
+from mixedres.numerics.rows import TensorRow, shift_of
 
 
 def examine(
@@ -72,12 +73,14 @@ def examine(
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} is found in no name; there are {_some([*(found | floats)])}")
 
-    def counted(floats: dict[str, Any], *batch: Any) -> Seen:
+    def counted(floats: dict[str, Any], *batch: Any) -> TensorCounts:
         _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
-        return Seen(statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)))
+        return TensorCounts(
+            statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats))
+        )
 
     try:
-        seen = jax.jit(counted, compiler_options=once.options())(floats, *batch)
+        seen = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
     except jax.errors.UnexpectedTracerError:
         raise ValueError(
             "a tap is inside a function with a derivative of its own (jax.custom_vjp or custom_jvp), or in a transform "
@@ -89,7 +92,7 @@ def examine(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class TensorCounts:
     """What was counted, on the device: a pytree of arrays that add up.
 
     Attributes:
@@ -101,7 +104,7 @@ class Seen:
     gradients: dict[str, jax.Array]
     parameters: dict[str, jax.Array]
 
-    def rows(self, params: Mapping[str, Any]) -> tuple[Row, ...]:
+    def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
         """In the order in which the modules are executed, `params` being arrays or shapes by name.
 
         Raises:
@@ -110,12 +113,14 @@ class Seen:
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in taps.read(self.taps).items():
             about = (name, _module(name), np.dtype(tapped.dtype), ())
-            row = Row("activation", *about, (tapped.value,), tapped.executions)
+            row = TensorRow("activation", *about, (tapped.value,), tapped.executions)
             rows += [row, dataclasses.replace(row, kind="gradient", parts=(tapped.gradient,))]
         gradients, parameters = jax.device_get((self.gradients, self.parameters))
         for name, gradient in gradients.items():
             dtype, shape = np.dtype(jnp.result_type(params[name])), jnp.shape(params[name])
-            row = Row("parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameters[name]),), 1)
+            row = TensorRow(
+                "parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameters[name]),), 1
+            )
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
         return ordered(rows, modules)
 

@@ -149,11 +149,11 @@ class Exponents:
         moved = self._exponents + shift
         return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
 
-    def largest_safe_shift(self) -> int | None:
+    def max_safe_log2_scale(self) -> int | None:
         """The largest scale at which every element stays finite in float16; None where all are zero."""
         return None if self.top is None else TOP - self.top
 
-    def enough_shift(self, share: float = 1e-3) -> int | None:
+    def min_sufficient_log2_scale(self, share: float = 1e-3) -> int | None:
         """The smallest scale at which less than `share` of the mass is lost; None where all are zero."""
         if self.bottom is None:
             return None

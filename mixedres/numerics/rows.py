@@ -26,7 +26,7 @@ LARGE_ERROR = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row:
+class TensorRow:
     """One tensor, with all that was seen of it.
 
     Attributes:
@@ -65,9 +65,11 @@ class Row:
         return max(part.lost_mass(self.at(shift)) for part in self.parts)
 
     @cached_property
-    def enough_shift(self) -> int | None:
+    def min_sufficient_log2_scale(self) -> int | None:
         """Exponent of the smallest loss scale at which it keeps 99.9 % of its mass; None where all is zero."""
-        return max((s for part in self.parts if (s := part.enough_shift(FLUSHING)) is not None), default=None)
+        return max(
+            (s for part in self.parts if (s := part.min_sufficient_log2_scale(FLUSHING)) is not None), default=None
+        )
 
     @property
     def is_scaled(self) -> bool:
@@ -130,7 +132,7 @@ class Row:
             return "flushing"
         return "low" if any(_is_low(part, moved) for part in self.parts) else "ok"
 
-    def __add__(self, other: Row) -> Row:
+    def __add__(self, other: TensorRow) -> TensorRow:
         """The same tensor, seen more often."""
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
@@ -183,3 +185,8 @@ def shift_of(scale: Any) -> int:
         return exponent - 1
     near = f"; {2.0 ** (exponent - 1):g} and {2.0**exponent:g} are next to it" if mantissa > 0 else ""
     raise ValueError(f"scale must be a power of two, such as 2**15 = 32768, got {scale}{near}")
+
+
+def format_power(log2_scale: int) -> str:
+    """'2**15' for 15, in an HTML page and in a terminal alike."""
+    return f"2**{log2_scale}"

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from mixedres import varying
+from mixedres._internal import jax_compat
 from mixedres.numerics.exponents import BINS, Exponents, exponents
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
     dummy = capture.dummies.get(name)
     if dummy is None:
         return leaf
-    return _identity(_Mark(name, capture.reached), leaf, varying.over(varying.axes(leaf), dummy))
+    return _identity(_Mark(name, capture.reached), leaf, jax_compat.vary_over(jax_compat.varying_axes(leaf), dummy))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -124,7 +124,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
         return jnp.ones((), jnp.float32)
 
     @property
-    def exhausted(self) -> jax.Array:
+    def at_minimum(self) -> jax.Array:
         """True, a boolean scalar: what overflows without a scale is not mended by skipping a step."""
         return jnp.asarray(True)
 
@@ -174,7 +174,7 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
         self._convert(loss_scale=jnp.float32)
 
     @property
-    def exhausted(self) -> jax.Array:
+    def at_minimum(self) -> jax.Array:
         """False, a boolean scalar: under a fixed scale a large gradient now and then is skipped."""
         return jnp.asarray(False)
 
@@ -238,7 +238,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
             )
 
     @property
-    def exhausted(self) -> jax.Array:
+    def at_minimum(self) -> jax.Array:
         """Whether the scale is at its minimum, so that skipping a step mends nothing; a boolean scalar."""
         return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 

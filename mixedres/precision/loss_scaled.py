@@ -1,15 +1,17 @@
-"""The optax wrapper that lets any optimizer take scaled gradients."""
+"""The graph rewrite and the loss-scaled optimizer in one call."""
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mixedres.precision.loss_scale import LossScale, is_inexact
+from mixedres.autocast import ListsLike, autocast
+from mixedres.precision.loss_scale import LossScale, is_inexact, make_loss_scale
 
 
 class LossScaledState(NamedTuple):
@@ -136,3 +138,51 @@ def _held(x: jax.Array) -> jax.Array:
     """`x`, which XLA must have in one piece."""
     held: jax.Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
     return held
+
+
+class Rewritten(NamedTuple):
+    """What `enable_rewrite` returns.
+
+    Attributes:
+      fn: the function, its products in half.
+      tx: the optimizer, which takes gradients of the scaled loss.
+    """
+
+    fn: Callable[..., Any]
+    tx: optax.GradientTransformationExtraArgs
+
+
+def enable_rewrite(
+    fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    dtype: Any = jnp.float16,
+    *,
+    loss_scale: str | float | None = None,
+    lists: ListsLike = None,
+    level: str = "default",
+    keep_float32: str = "",
+) -> Rewritten:
+    """Mixed precision for a model or loss written in float32, and for its optimizer.
+
+    The counterpart of TensorFlow's `enable_mixed_precision_graph_rewrite`, without its process-wide switch: only the
+    returned function is rewritten.
+
+        loss_fn, tx = enable_rewrite(loss_fn, optax.sgd(0.1))
+        state = tx.init(params)
+        grads = jax.grad(lambda p: state.loss_scale.scale(loss_fn(p, batch)))(params)
+        updates, state = tx.update(grads, state, params)
+
+    Args:
+      fn: any function of float32 parameters: a model's `apply`, or a loss.
+      tx: any optax optimizer that is not loss-scaled yet.
+      dtype: float16 or bfloat16.
+      loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
+      lists, level, keep_float32: see `mixedres.autocast.autocast`.
+
+    Raises:
+      ValueError, TypeError: as `autocast`, `make_loss_scale` and `loss_scaled` do.
+    """
+    if loss_scale is None:
+        loss_scale = "dynamic" if jnp.dtype(dtype) == jnp.float16 else "none"
+    rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
+    return Rewritten(rewritten, loss_scaled(tx, make_loss_scale(loss_scale)))

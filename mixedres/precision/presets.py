@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres.autocast import LEVELS, Lists, ListsLike, autocast
-from mixedres.autocast.keep import Keep
+from mixedres.autocast.keep_float32 import Keep
 from mixedres.precision.loss_scale import LossScale, make_loss_scale
 
 IMPLEMENTATIONS = ("casting", "graph_rewrite")
@@ -54,8 +54,8 @@ class Precision:
         return self.policy, self.norm_policy
 
     @property
-    def obstacle_to_fusing(self) -> str | None:
-        """Why `mixedres.fused` cannot compute the norms as this precision wants them; None where it can."""
+    def why_not_fusable(self) -> str | None:
+        """Why `mixedres.models.fused` cannot compute the norms as this precision wants them; None where it can."""
         if self.implementation == "graph_rewrite":
             return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
         computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
@@ -139,7 +139,7 @@ def get(
         matmul_precision=_one_of(
             "matmul precision", preset_matmul if matmul_precision is None else matmul_precision, MATMUL_PRECISIONS
         ),
-        lists=None if lists is None else Lists.of(lists, network.compute_dtype),
+        lists=None if lists is None else Lists.parse(lists, network.compute_dtype),
         level=_one_of("level", level, LEVELS),
         keep_float32=Keep(keep_float32).pattern,
     )

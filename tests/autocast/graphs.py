@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
+from mixedres._internal.jax_compat import bodies, equations, name_stack, opened
 from mixedres.autocast import explain
-from mixedres.autocast.compat import bodies, equations, name_stack, opened
 
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "None": "none"}
 PRODUCTS = ("dot_general", "conv_general_dilated")

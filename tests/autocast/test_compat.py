@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from mixedres.autocast import compat
+from mixedres._internal import jax_compat
 
 TABLE = np.arange(8, dtype=np.float32)
 
@@ -17,11 +17,11 @@ def function(x):
 def test_constants_become_arguments():
     x = jnp.linspace(0, 1, 8)
     closed = jax.make_jaxpr(function)(x)
-    jaxpr, consts = compat.without_consts(closed)
+    jaxpr, consts = jax_compat.without_consts(closed)
     assert len(consts) == 1 and not list(jaxpr.constvars)
-    (result,) = jaxpr_as_fun(compat.closed(jaxpr))(*consts, x)
+    (result,) = jaxpr_as_fun(jax_compat.closed(jaxpr))(*consts, x)
     np.testing.assert_array_equal(result, function(x))
-    assert compat.without_consts(jax.make_jaxpr(jnp.sin)(x))[1] == ()
+    assert jax_compat.without_consts(jax.make_jaxpr(jnp.sin)(x))[1] == ()
 
 
 def test_arity_of_a_scan():
@@ -29,21 +29,21 @@ def test_arity_of_a_scan():
         return jax.lax.scan(lambda carry, x: ((carry[0] + w * x, carry[1] + 1), x), (c, d), xs)
 
     jaxpr = jax.make_jaxpr(scan)(1.0, 2.0, 3, jnp.arange(3.0))
-    (eqn,) = [e for e in compat.equations(jaxpr) if e.primitive.name == "scan"]
-    assert compat.scan_arity(eqn.params) == (1, 2)
+    (eqn,) = [e for e in jax_compat.equations(jaxpr) if e.primitive.name == "scan"]
+    assert jax_compat.scan_arity(eqn.params) == (1, 2)
 
 
 def test_equations_of_all_bodies():
     def nested(x):
         return jax.lax.cond(x > 0, jax.jit(jnp.sin), lambda x: jax.lax.fori_loop(0, 2, lambda _, c: jnp.cos(c), x), x)
 
-    names = [eqn.primitive.name for eqn in compat.equations(jax.make_jaxpr(nested)(1.0))]
+    names = [eqn.primitive.name for eqn in jax_compat.equations(jax.make_jaxpr(nested)(1.0))]
     assert names.count("sin") == names.count("cos") == 1
 
 
 def test_the_line_is_that_of_the_user():
-    eqns = list(compat.equations(jax.make_jaxpr(lambda x: jax.nn.relu(x) + function(x))(jnp.ones(8))))
-    lines = {eqn.primitive.name: compat.source_line(eqn) for eqn in eqns}
+    eqns = list(jax_compat.equations(jax.make_jaxpr(lambda x: jax.nn.relu(x) + function(x))(jnp.ones(8))))
+    lines = {eqn.primitive.name: jax_compat.source_line(eqn) for eqn in eqns}
     number = function.__code__.co_firstlineno + 1
     assert lines["sin"] == f"{__file__}:{number} (function)"
     assert "test_the_line_is_that_of_the_user" in lines["add"]
@@ -54,9 +54,9 @@ def test_errors_and_scopes_are_those_of_the_equation():
         (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).jaxpr.eqns
 
     def replay(x):
-        with jax.named_scope("replay"), compat.as_written(eqn):
-            return compat.bind(eqn, x)[0]
+        with jax.named_scope("replay"), jax_compat.as_written(eqn):
+            return jax_compat.bind(eqn, x)[0]
 
     (again,) = jax.make_jaxpr(replay)(1.0).jaxpr.eqns
-    assert compat.name_stack(again).startswith("replay")
-    assert compat.source_line(again) == compat.source_line(eqn)
+    assert jax_compat.name_stack(again).startswith("replay")
+    assert jax_compat.source_line(again) == jax_compat.source_line(eqn)

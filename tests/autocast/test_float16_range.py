@@ -13,9 +13,10 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres import losses
-from mixedres.autocast import autocast, compat
-from mixedres.models.norm import BatchNorm
+from mixedres._internal import jax_compat
+from mixedres.autocast import autocast
+from mixedres.models.layers import BatchNorm
+from mixedres.train import losses
 
 HALF = pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["f16", "bf16"])
 RNG = np.random.default_rng(0)
@@ -42,7 +43,7 @@ def assert_close(got, want, bound):
 
 
 def assert_products_in(jaxpr, dtype):
-    products = [e for e in compat.equations(jaxpr) if e.primitive.name in PRODUCTS]
+    products = [e for e in jax_compat.equations(jaxpr) if e.primitive.name in PRODUCTS]
     assert products
     assert all(atom.aval.dtype == dtype for e in products for atom in e.invars)
 

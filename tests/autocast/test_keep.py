@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixedres.autocast import autocast, explain
-from mixedres.autocast.keep import nearest
+from mixedres.autocast.keep_float32 import nearest
 from tests.autocast.graphs import dtypes_by, product_dtypes
 
 X = jax.random.normal(jax.random.key(0), (4, 4))

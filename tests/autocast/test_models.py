@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from experiments.autocast_comparison import distance, products, residual_bytes
-from experiments.networks import LOSS_SCALE, NETWORKS, network
-from mixedres import losses, models, precision
-from mixedres.autocast import autocast, compat
+from experiments.lib.networks import LOSS_SCALE, NETWORKS, network
+from mixedres import models, precision
+from mixedres._internal import jax_compat
+from mixedres.autocast import autocast
 from mixedres.autocast.explain import casts
+from mixedres.train import losses
 
 # Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.
 SEEDS, MARGIN = 3, 1.1
@@ -55,7 +57,9 @@ def assert_all_products_half(jaxpr, dtype=jnp.float16):
 
 def half_sums(jaxpr):
     sums = ("reduce_sum", "cumsum", "reduce_window_sum")
-    return [e for e in compat.equations(jaxpr) if e.primitive.name in sums and e.invars[0].aval.dtype != jnp.float32]
+    return [
+        e for e in jax_compat.equations(jaxpr) if e.primitive.name in sums and e.invars[0].aval.dtype != jnp.float32
+    ]
 
 
 # ResNets
@@ -92,7 +96,7 @@ def test_resnet50_sums_and_statistics_in_float32(resnet50):
     jaxpr, _ = resnet50["rewrite"]
     assert not half_sums(jaxpr)
     fine = ("rsqrt", "sqrt", "square", "integer_pow", "exp", "log")
-    eqns = [e for e in compat.equations(jaxpr) if e.primitive.name in fine]
+    eqns = [e for e in jax_compat.equations(jaxpr) if e.primitive.name in fine]
     assert eqns
     assert all(atom.aval.dtype == jnp.float32 for e in eqns for atom in (*e.invars, *e.outvars))
 
@@ -100,7 +104,7 @@ def test_resnet50_sums_and_statistics_in_float32(resnet50):
 @pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "1.5"), ("resnet50", "2")])
 def test_resnet_convolutions_read_half_activations(name, version):
     loss, model = resnet_loss(name, version, "rewrite")
-    inner, _ = compat.opened(jax.make_jaxpr(loss)(*resnet_avals(model)))
+    inner, _ = jax_compat.opened(jax.make_jaxpr(loss)(*resnet_avals(model)))
     made_by = {var: eqn for eqn in inner.eqns for var in eqn.outvars}
     convolutions = [eqn for eqn in inner.eqns if eqn.primitive.name == "conv_general_dilated"]
     makers = [made_by[eqn.invars[0]] for eqn in convolutions]
@@ -180,7 +184,7 @@ def test_network_sums_and_exponentials_in_float32(name):
     sums = half_sums(rewritten)
     assert len(sums) < len(half_sums(cast))
     assert all(e.invars[0].aval.shape[-1] <= 12 and len(e.params["axes"]) == 1 for e in sums)
-    unsafe = [e for e in compat.equations(rewritten) if e.primitive.name in ("exp", "log", "rsqrt")]
+    unsafe = [e for e in jax_compat.equations(rewritten) if e.primitive.name in ("exp", "log", "rsqrt")]
     assert all(e.invars[0].aval.dtype == jnp.float32 for e in unsafe)
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from mixedres.autocast import autocast, compat, explain
+from mixedres._internal import jax_compat
+from mixedres.autocast import autocast, explain
 
 SIZE, ARGUMENTS = 4, 3
 HALF_EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -205,16 +206,16 @@ def test_decisions_and_dtypes(program, dtype):
     fn, args = function(program), arguments()
     report = explain(fn, dtype)(*args)
     # Results have no half dtype, products nothing else.
-    plain = compat.opened(jax.make_jaxpr(fn)(*args))[0]
-    assert [v.aval.dtype for v in compat.opened(report.jaxpr)[0].outvars] == [v.aval.dtype for v in plain.outvars]
-    products = [e for e in compat.equations(report.jaxpr) if e.primitive.name == "dot_general"]
+    plain = jax_compat.opened(jax.make_jaxpr(fn)(*args))[0]
+    assert [v.aval.dtype for v in jax_compat.opened(report.jaxpr)[0].outvars] == [v.aval.dtype for v in plain.outvars]
+    products = [e for e in jax_compat.equations(report.jaxpr) if e.primitive.name == "dot_general"]
     assert products
     assert all(atom.aval.dtype == dtype for e in products for atom in (*e.invars, *e.outvars))
     unsafe = [d for d in report.decisions if d.category in ("deny", "unlisted") and d.dtype is not None]
     assert all(d.dtype == jnp.float32 for d in unsafe)
     assert all(d.dtype == dtype for d in report.decisions if d.category == "allow")
     denied = ("exp", "log1p", "reduce_sum")
-    eqns = [e for e in compat.equations(report.jaxpr) if e.primitive.name in denied]
+    eqns = [e for e in jax_compat.equations(report.jaxpr) if e.primitive.name in denied]
     assert all(e.invars[0].aval.dtype == jnp.float32 for e in eqns)
 
 

@@ -28,7 +28,7 @@ def test_lists_of_the_same_names_are_equal_and_hash_alike():
     same = Lists(**{category: list(getattr(LISTS, category)) for category in CATEGORIES})
     assert same == LISTS
     assert hash(same) == hash(LISTS)
-    assert LISTS.moved({"deny": {"tanh"}}) != LISTS
+    assert LISTS.replace({"deny": {"tanh"}}) != LISTS
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -66,14 +66,14 @@ def test_bfloat16_may_square():
 
 
 def test_of_takes_none_lists_and_moves():
-    assert Lists.of(None, jnp.bfloat16) == Lists.default(jnp.bfloat16)
+    assert Lists.parse(None, jnp.bfloat16) == Lists.default(jnp.bfloat16)
     # Lists are taken as they are, a mapping changes the default of the dtype.
-    assert Lists.of(LISTS, jnp.bfloat16) is LISTS
-    assert Lists.of({"deny": {"tanh"}}, jnp.bfloat16) == Lists.default(jnp.bfloat16).moved({"deny": {"tanh"}})
+    assert Lists.parse(LISTS, jnp.bfloat16) is LISTS
+    assert Lists.parse({"deny": {"tanh"}}, jnp.bfloat16) == Lists.default(jnp.bfloat16).replace({"deny": {"tanh"}})
 
 
 def test_a_move_takes_the_name_from_its_list():
-    moved = LISTS.moved({"deny": {"tanh"}})
+    moved = LISTS.replace({"deny": {"tanh"}})
     assert names(moved) == {
         "allow": LISTS.allow,
         "infer": LISTS.infer - {"tanh"},
@@ -84,56 +84,56 @@ def test_a_move_takes_the_name_from_its_list():
 
 
 def test_several_moves_at_once():
-    moved = LISTS.moved({"deny": ["tanh", "max"], "infer": ("exp",), "unlisted": {"dot_general"}})
+    moved = LISTS.replace({"deny": ["tanh", "max"], "infer": ("exp",), "unlisted": {"dot_general"}})
     found = {name: moved.category(name) for name in ("tanh", "max", "exp", "dot_general", "sin")}
     assert found == {"tanh": "deny", "max": "deny", "exp": "infer", "dot_general": "unlisted", "sin": "infer"}
 
 
 def test_a_move_to_where_a_name_is_changes_nothing():
-    assert LISTS.moved({"infer": {"tanh"}, "unlisted": {"reduce_precision"}}) == LISTS
-    assert LISTS.moved({}) == LISTS
+    assert LISTS.replace({"infer": {"tanh"}, "unlisted": {"reduce_precision"}}) == LISTS
+    assert LISTS.replace({}) == LISTS
 
 
 def test_one_name_needs_no_set():
-    assert LISTS.moved({"deny": "tanh"}) == LISTS.moved({"deny": {"tanh"}})
-    assert LISTS.moved({"deny": primitives.tanh_p}) == LISTS.moved({"deny": {"tanh"}})
+    assert LISTS.replace({"deny": "tanh"}) == LISTS.replace({"deny": {"tanh"}})
+    assert LISTS.replace({"deny": primitives.tanh_p}) == LISTS.replace({"deny": {"tanh"}})
 
 
 def test_a_primitive_of_ones_own():
     own = Primitive("my_activation")
-    lists = LISTS.moved({"infer": {own}})
+    lists = LISTS.replace({"infer": {own}})
     assert lists.category("my_activation") == "infer"
     # Its name stays known: lists that hold it can be moved, levelled and made again.
-    assert lists.moved({"deny": {"tanh"}}).category("my_activation") == "infer"
-    assert lists.moved({"deny": {own}}).category("my_activation") == "deny"
-    assert lists.moved({"deny": {own}}).infer == LISTS.infer
+    assert lists.replace({"deny": {"tanh"}}).category("my_activation") == "infer"
+    assert lists.replace({"deny": {own}}).category("my_activation") == "deny"
+    assert lists.replace({"deny": {own}}).infer == LISTS.infer
     assert lists.at_level("infer_as_deny").category("my_activation") == "deny"
     assert dataclasses.replace(lists) == lists
 
 
 def test_a_primitive_of_ones_own_by_name_alone_is_unknown():
     with pytest.raises(ValueError, match="'my_activation', on the infer list, is no primitive of JAX"):
-        LISTS.moved({"infer": {"my_activation"}})
+        LISTS.replace({"infer": {"my_activation"}})
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in STRUCTURE])
 def test_every_public_primitive_can_be_moved(name):
     for category in CATEGORIES:
-        assert LISTS.moved({category: {name}}).category(name) == category
-    assert LISTS.moved({"unlisted": {name}}).category(name) == "unlisted"
+        assert LISTS.replace({category: {name}}).category(name) == category
+    assert LISTS.replace({"unlisted": {name}}).category(name) == "unlisted"
 
 
 @pytest.mark.parametrize("name", sorted(STRUCTURE))
 def test_a_call_can_be_on_no_list(name):
     with pytest.raises(ValueError, match=f"'{name}' is a call: what is inside is coloured"):
-        LISTS.moved({"deny": {name}})
+        LISTS.replace({"deny": {name}})
     with pytest.raises(ValueError, match=f"'{name}' is a call"):
         Lists(clear={name})
 
 
 def test_a_call_as_an_object_can_be_on_no_list():
     with pytest.raises(ValueError, match="'scan' is a call"):
-        LISTS.moved({"deny": {primitives.scan_p}})
+        LISTS.replace({"deny": {primitives.scan_p}})
 
 
 def test_known_primitives_hold_the_public_ones_and_no_call():
@@ -144,25 +144,29 @@ def test_known_primitives_hold_the_public_ones_and_no_call():
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda: LISTS.moved({"deny": {"tanh"}, "clear": {"tanh"}}), ValueError, "'tanh' is on two lists, .* leave it"),
-        (lambda: LISTS.moved({"deny": {"tanh"}, "unlisted": {"tanh"}}), ValueError, "'tanh' is on two lists, 'deny'"),
+        (
+            lambda: LISTS.replace({"deny": {"tanh"}, "clear": {"tanh"}}),
+            ValueError,
+            "'tanh' is on two lists, .* leave it",
+        ),
+        (lambda: LISTS.replace({"deny": {"tanh"}, "unlisted": {"tanh"}}), ValueError, "'tanh' is on two lists, 'deny'"),
         (lambda: Lists(infer=LISTS.infer | {"exp"}), ValueError, "'exp' is on two lists, 'infer' and 'deny'; leave it"),
         (
-            lambda: LISTS.moved({"deny": {"tahn"}}),
+            lambda: LISTS.replace({"deny": {"tahn"}}),
             ValueError,
             "'tahn', on the deny list, is no primitive of JAX; .*jax.make_jaxpr",
         ),
         (lambda: Lists(clear={"tahn"}), ValueError, "'tahn', on the clear list, is no primitive of JAX"),
         (
-            lambda: LISTS.moved({"denied": {"tanh"}}),
+            lambda: LISTS.replace({"denied": {"tanh"}}),
             ValueError,
             "'denied' is not a list; use allow, infer, deny, clear or unlisted",
         ),
-        (lambda: LISTS.moved({"deny": 3}), TypeError, "the deny list must hold names of primitives, got 3"),
-        (lambda: LISTS.moved({"deny": None}), TypeError, "the deny list must hold names of primitives, got None"),
-        (lambda: LISTS.moved({"deny": {jnp.tanh}}), TypeError, "the deny list must hold names of primitives, got"),
+        (lambda: LISTS.replace({"deny": 3}), TypeError, "the deny list must hold names of primitives, got 3"),
+        (lambda: LISTS.replace({"deny": None}), TypeError, "the deny list must hold names of primitives, got None"),
+        (lambda: LISTS.replace({"deny": {jnp.tanh}}), TypeError, "the deny list must hold names of primitives, got"),
         (lambda: Lists(allow=["tanh", 1]), TypeError, "the allow list must hold names of primitives, got 1"),
-        (lambda: Lists.of(["tanh"], jnp.float16), TypeError, r"must be a Lists, a dict .* or None, got \['tanh'\]"),
+        (lambda: Lists.parse(["tanh"], jnp.float16), TypeError, r"must be a Lists, a dict .* or None, got \['tanh'\]"),
     ],
 )
 def test_a_mistake_is_named(make, kind, message):

@@ -3,7 +3,7 @@
 import pytest
 
 from mixedres.data.prepare.__main__ import main
-from tests.data import prepare_cases as cases
+from tests.data.prepare import prepare_cases as cases
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Data sets by name, and what importing all this does not do."""
 
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -9,9 +8,8 @@ import sys
 import pytest
 
 from mixedres.data import NAMES, InMemory, Synthetic, load
+from tests import ROOT
 from tests.data import made
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_digits_by_name():

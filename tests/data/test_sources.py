@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from mixedres.data import WHOLE, InMemory, Shard, Synthetic
+from mixedres.data import InMemory, Shard, Synthetic
 
 HEIGHT, WIDTH = 5, 4
 
@@ -220,7 +220,7 @@ def test_synthetic_evaluation(examples, batch_size):
 
 def test_the_rows_of_hosts():
     assert [list(Shard(index, 3).rows(6)) for index in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    assert Shard(0, 1) == WHOLE and list(WHOLE.rows(3)) == [0, 1, 2]
+    assert Shard(0, 1) == Shard.all() and list(Shard.all().rows(3)) == [0, 1, 2]
     with pytest.raises(ValueError, match="batch_size 7 is not a multiple of the 2 hosts"):
         Shard(0, 2).rows(7)
 

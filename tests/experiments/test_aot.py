@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from experiments import aot, hlo
+from experiments import aot
+from experiments.lib import hlo
 
 HAS_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 needs_plugin = pytest.mark.skipif(not HAS_PLUGIN, reason="needs JAX's CUDA plugin: pip install 'jax[cuda13]'")

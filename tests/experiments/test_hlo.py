@@ -1,7 +1,7 @@
 """Bytes and kinds of kernels, of a program written by hand."""
 
-from experiments import hlo
-from experiments.gpus import GPUS
+from experiments.lib import hlo
+from experiments.lib.gpus import GPUS
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true

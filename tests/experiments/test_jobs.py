@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from experiments import jobs
+from experiments.lib import jobs
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])

@@ -6,11 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, gradient_range, loss_scale_overhead, runs
-from mixedres import losses, optimizers, precision
-from mixedres import main as command_line
-from mixedres.build import build
-from mixedres.models.conv import Conv
+from experiments import benchmark, gradient_range, loss_scale_overhead
+from experiments.lib import runs
+from mixedres import precision
+from mixedres.config import flags as command_flags
+from mixedres.models.layers import Conv
+from mixedres.train import losses, optimizers
+from mixedres.train.build import build
 
 SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
 
@@ -113,10 +115,12 @@ def test_what_float16_holds_is_what_a_cast_to_it_holds(scale):
 
 
 def test_gradients_of_activations_are_the_slope_of_the_loss():
-    setup = build(command_line.parse(["x", "--config=configs/digits.py:fp32", "--config.num_devices=1", *SMALL]).config)
-    variables = jax.jit(setup.init_state)().variables
-    batch = next(iter(setup.source.train_batches(16, seed=0, first_step=0)))
-    gradients = gradient_range.activation_gradients(setup, variables, batch)
+    experiment = build(
+        command_flags.parse(["x", "--config=configs/digits.py:fp32", "--config.num_devices=1", *SMALL]).config
+    )
+    variables = jax.jit(experiment.init_state)().variables
+    batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
+    gradients = gradient_range.activation_gradients(experiment, variables, batch)
     assert len(gradients) == 9 and gradients["stem_conv"].shape == (16, 8, 8, 16)
 
     # Adding a small multiple of a convolution's gradient to its output raises the loss by its squared norm times that.
@@ -129,9 +133,9 @@ def test_gradients_of_activations_are_the_slope_of_the_loss():
             return out + eps * gradients["stem_conv"] if is_it and context.method_name == "__call__" else out
 
         with nn.intercept_methods(add):
-            images = setup.normalize_fn(jax.numpy.asarray(batch["image"]))
-            logits, _ = setup.model.apply(variables, images, train=True, mutable=["batch_stats"])
-        return losses.cross_entropy(logits, batch["label"], setup.config.label_smoothing).mean()
+            images = experiment.normalize_fn(jax.numpy.asarray(batch["image"]))
+            logits, _ = experiment.model.apply(variables, images, train=True, mutable=["batch_stats"])
+        return losses.cross_entropy(logits, batch["label"], experiment.config.label_smoothing).mean()
 
     slope = jax.jit(jax.grad(loss))(0.0)
     np.testing.assert_allclose(slope, np.sum(gradients["stem_conv"].astype(np.float64) ** 2), rtol=1e-3)

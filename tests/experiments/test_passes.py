@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import aot, fused_ablation, passes, runs
+from experiments import aot, fused_ablation, passes
+from experiments.lib import runs
 from experiments.passes import Call
 from mixedres import models, precision
 

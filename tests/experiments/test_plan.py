@@ -1,14 +1,12 @@
 """Sweeps are checked whole before their first run starts."""
 
-import pathlib
-
 import pytest
 
 from experiments import plan
 from experiments.plan import Sweep
-from mixedres.config import ConfigError
+from mixedres._internal.errors import ConfigError
+from tests import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 DIGITS = f"{ROOT}/configs/digits.py"
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments import comparison, report, runs
-from mixedres.config import ConfigError
+from experiments import report
+from experiments.lib import comparison, runs
+from mixedres._internal.errors import ConfigError
 
 TOP1 = {"fp32": (0.90, 0.92, 0.94), "fp16": (0.91, 0.92, 0.96), "fp16,loss_scale=1": (0.5,)}
 RATE = {"fp32": (100.0, 110.0, 90.0), "fp16": (150.0, 165.0, 180.0), "fp16,loss_scale=1": (150.0,)}

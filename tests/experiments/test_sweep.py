@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import time
 import pytest
 
 from experiments import sweep
+from tests import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 FILE = """
 from experiments.plan import Sweep
 SWEEP = Sweep(

@@ -7,7 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import runs, versus
+from experiments import versus
+from experiments.lib import runs
 from experiments.peers import flax_example, ours, pytorch
 from experiments.peers.task import MissingError
 

@@ -11,8 +11,8 @@ import pytest
 
 from mixedres import precision
 from mixedres.models import create, module_paths, policy_at
-from mixedres.models.conv import Conv
-from mixedres.numerics.finding import module_path
+from mixedres.models.layers import Conv
+from mixedres.numerics.nonfinite.finding import module_path
 from tests.autocast.graphs import SHORT, dtypes_by
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))

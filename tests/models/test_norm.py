@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from mixedres.models.norm import BatchNorm
+from mixedres.models.layers import BatchNorm
 from tests.models import reference
 
 FULL = jmp.get_policy("params=float32,compute=float32,output=float32")

@@ -13,7 +13,8 @@ import optax
 from sklearn import datasets
 
 from experiments import numerics_example
-from mixedres import losses, models
+from mixedres import models
+from mixedres.train import losses
 
 F32, F16 = jnp.float32, jnp.float16
 

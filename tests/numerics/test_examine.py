@@ -133,12 +133,12 @@ def test_scales_against_a_search_over_all_of_them():
     gradients = [row.exponents for row in report.scaled if row.exponents.top is not None]
     safe = [s for s in range(-60, 60) if not any(e.overflowing(s) for e in gradients)]
     enough = [s for s in range(-60, 60) if all(e.lost_mass(s) < FLUSHING for e in gradients)]
-    assert report.largest_safe_shift == max(safe) and report.enough_shift == min(enough)
+    assert report.max_safe_log2_scale == max(safe) and report.min_sufficient_log2_scale == min(enough)
     assert report.limited_by.exponents.top == max(e.top for e in gradients)
     rest = [row for row in report.scaled if row.module not in report.keep_float32 and row.exponents.top is not None]
     bad = {s: sum(r.is_near_overflow(s) + (r.exponents.lost_mass(s) > FLUSHING) for r in rest) for s in range(-24, 25)}
-    assert report.recommended_shift == max(s for s, count in bad.items() if count == min(bad.values()))
-    assert report.recommended_scale == 2.0**report.recommended_shift
+    assert report.recommended_log2_scale == max(s for s, count in bad.items() if count == min(bad.values()))
+    assert report.recommended_scale == 2.0**report.recommended_log2_scale
     assert "2**" in report.advice and report.advice.count(". ") == 1
 
 
@@ -164,11 +164,11 @@ def test_of_several_examinations_the_worst_counts():
 
     reports = [examine(fn, {"k": PARAMS["b"]}, 2.0**power) for power in (4, -32)]
     both = reports[0].at_step(0) + reports[1].at_step(1000)
-    assert both.enough_shift == reports[1].enough_shift > reports[0].enough_shift
-    assert both.largest_safe_shift == reports[0].largest_safe_shift
+    assert both.min_sufficient_log2_scale == reports[1].min_sufficient_log2_scale > reports[0].min_sufficient_log2_scale
+    assert both.max_safe_log2_scale == reports[0].max_safe_log2_scale
     assert by_name(reports[0])["gradient", "k"].verdict(0) == "ok"
     assert by_name(both)["gradient", "k"].verdict(0) == by_name(reports[1])["gradient", "k"].verdict(0) == "LOST"
-    assert [len(row["parts"]) for row in both.json()["rows"]] == [2] * len(both.rows)
+    assert [len(row["parts"]) for row in both.to_json()["rows"]] == [2] * len(both.rows)
     # No one scale fits both, and then no float16 is advised.
     assert both.keep_float32 == ("k",) and both.dtype == "bfloat16"
 
@@ -181,14 +181,14 @@ def test_where_no_scale_is_good_none_is_praised(power):
         return x.sum() * jnp.float32(2.0) ** power
 
     report = examine(fn, {name: np.float32(1) for name in "abcdef"}, X)
-    assert report.recommended_shift == (-24 if power > 0 else 24)
+    assert report.recommended_log2_scale == (-24 if power > 0 else 24)
     assert report.dtype == "bfloat16" and report.advice.startswith("Take bfloat16: 6 of 6 layers do not fit")
-    assert "do not fit:      a, b, c, d, e, f (*)" in report.text() and "recommended:" not in report.text()
+    assert "do not fit:      a, b, c, d, e, f (*)" in report.to_text() and "recommended:" not in report.to_text()
 
 
 def test_gradients_that_are_all_zero_ask_for_no_scale():
     report = examine(lambda p, x: (numerics.tap(x @ p["b"], "b") * 0.0).sum(), PARAMS, X, scale=64)
-    assert report.recommended_shift == 6 and report.largest_safe_scale is None and report.enough_scale is None
+    assert report.recommended_log2_scale == 6 and report.max_safe_scale is None and report.min_sufficient_scale is None
     assert report.advice.endswith("All gradients are zero, so nothing is known of the scale that they need.")
 
 
@@ -227,16 +227,16 @@ def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     second = examine(loss, PARAMS, 4 * X, scale=8).at_step(100)
     both = first + second
     assert [probe.step for probe in both.probes] == [0, 100] and both.title == "two steps"
-    assert both.largest_safe_shift == min(first.largest_safe_shift, second.largest_safe_shift)
+    assert both.max_safe_log2_scale == min(first.max_safe_log2_scale, second.max_safe_log2_scale)
     assert by_name(both)["activation", "a"].exponents.size == 2 * 32
-    lines = both.text().splitlines()
+    lines = both.to_text().splitlines()
     assert max(map(len, lines)) <= 100 and any("100" in line and "recommended" not in line for line in lines)
-    assert str(both) == both.text() and len(both.text(problems_only=True)) < len(both.text())
-    document = json.loads(json.dumps(both.json(), allow_nan=False))
+    assert str(both) == both.to_text() and len(both.to_text(problems_only=True)) < len(both.to_text())
+    document = json.loads(json.dumps(both.to_json(), allow_nan=False))
     assert [row["name"] for row in document["rows"]] == [row.name for row in both.rows]
     for row, written in zip(both.rows, document["rows"], strict=True):
         assert sum(written["counts"]) + written["zeros"] == row.exponents.size
-    both.html(tmp_path / "page.html")
+    both.to_html(tmp_path / "page.html")
     assert "two steps" in (tmp_path / "page.html").read_text()
     with pytest.raises(ValueError, match="different functions"):
         both + examine(lambda p, x: loss(p, x), PARAMS, X, select="a")
@@ -252,8 +252,8 @@ def test_long_names_and_every_verdict_fit_into_100_columns():
 
     name = "very/long/path/of/a/module/that/has/no/end"
     report = examine(fn, {name: np.full((1, 7), 1e-30, np.float32)}, X[:, :1], scale=2.0**-3)
-    assert max(map(len, report.text().splitlines())) <= 100 and "already in float32" in report.advice
-    json.dumps(report.json(), allow_nan=False)
+    assert max(map(len, report.to_text().splitlines())) <= 100 and "already in float32" in report.advice
+    json.dumps(report.to_json(), allow_nan=False)
 
 
 def test_half_activations_and_a_loss_without_taps_are_noted():
@@ -336,5 +336,5 @@ def test_the_expected_errors_of_casts():
     for dtype, name in ((F16, "float16"), (jnp.bfloat16, "bfloat16")):
         real = np.linalg.norm(np.asarray(jnp.asarray(values, dtype), np.float64) - values) / np.linalg.norm(values)
         np.testing.assert_allclose(row.cast_error(name), real, rtol=0.2)
-    written = next(row for row in report.json()["rows"] if row["kind"] == "parameter")
+    written = next(row for row in report.to_json()["rows"] if row["kind"] == "parameter")
     assert written["bfloat16_error"] == row.cast_error("bfloat16") > 7 * written["float16_error"]

@@ -138,9 +138,9 @@ def test_the_scales_that_are_safe_and_enough(draw):
         with np.errstate(over="ignore"):
             return np.ldexp(x, shift).astype(np.float16)
 
-    safe = found.largest_safe_shift()
+    safe = found.max_safe_log2_scale()
     assert np.isfinite(half(safe)).all() and np.isinf(half(safe + 1)).any()
-    enough = found.enough_shift()
+    enough = found.min_sufficient_log2_scale()
     assert found.lost_mass(enough) < 1e-3 <= found.lost_mass(enough - 1)
     assert (half(SMALLEST - found.bottom) != 0).sum() == (x != 0).sum()
 
@@ -155,8 +155,8 @@ def test_counts_add_up():
 
 def test_nothing_but_zeros():
     found = Exponents.of(np.zeros(5, np.float32))
-    assert (found.zeros, found.top, found.bottom, found.largest_safe_shift(), found.enough_shift()) == (1.0,) + (
-        None,
-    ) * 4
+    assert (found.zeros, found.top, found.bottom, found.max_safe_log2_scale(), found.min_sufficient_log2_scale()) == (
+        1.0,
+    ) + (None,) * 4
     assert found.flushed() == found.overflowing() == found.lost_mass() == found.relative_error() == 0.0
     assert Exponents.of(np.zeros(0, np.float32)).zeros == 0.0

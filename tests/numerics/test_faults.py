@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mixedres import losses
-from mixedres.numerics import first_nonfinite
+from mixedres.numerics.nonfinite import first_nonfinite
+from mixedres.train import losses
 from tests.numerics import cases
 from tests.numerics.cases import F16, F32
 
@@ -41,12 +41,12 @@ def kernel_changed(block, layer, change):
 
 def about(origin):
     """(path, direction, primitive) of an origin."""
-    return origin.row.path, origin.row.direction, origin.row.primitive
+    return origin.array.path, origin.array.direction, origin.array.primitive
 
 
 def source(origin):
     """(file, text of the line) where the operation was written."""
-    file, _, rest = origin.row.source.rpartition(":")
+    file, _, rest = origin.array.source.rpartition(":")
     return file, linecache.getline(file, int(rest.split()[0])).strip()
 
 
@@ -115,7 +115,7 @@ def test_a_mask_that_leaves_nothing_is_named():
     fn, params, (x, bias) = attention(given=True)
     bias[2] = -np.inf
     origin = first_nonfinite(fn, params, x, bias, names=("params", "x", "bias")).origin
-    assert origin.is_argument and origin.row.path == "bias"
+    assert origin.is_argument and origin.array.path == "bias"
 
 
 def test_an_infinity_in_the_batch_is_named_as_the_batch():
@@ -123,8 +123,8 @@ def test_an_infinity_in_the_batch_is_named_as_the_batch():
     images = images.copy()
     images[3, 2, 2, 1] = np.inf
     finding = of_resnet(batch=(images, labels))
-    assert finding.origin.is_argument and finding.origin.row.path == "batch/0"
-    assert finding.origin.row.largest == 1  # of the finite ones
+    assert finding.origin.is_argument and finding.origin.array.path == "batch/0"
+    assert finding.origin.array.largest == 1  # of the finite ones
     assert finding.nonfinite_results[0] == "0"
 
 
@@ -134,8 +134,8 @@ def test_a_nan_in_one_weight_is_named_by_the_path_of_the_weight():
         return kernel
 
     origin = of_resnet(kernel_changed("block_layer2_1", "conv1", one)).origin
-    assert origin.is_argument and origin.row.path == "params/block_layer2_1/conv1/kernel"
-    assert origin.inputs == () and 0 < origin.row.largest < 1
+    assert origin.is_argument and origin.array.path == "params/block_layer2_1/conv1/kernel"
+    assert origin.inputs == () and 0 < origin.array.largest < 1
 
 
 def test_a_large_weight_overflows_in_its_convolution():
@@ -144,7 +144,7 @@ def test_a_large_weight_overflows_in_its_convolution():
     assert largest < LARGEST  # so it is not the kernel that overflows
     origin = of_resnet(params).origin
     assert about(origin) == ("ResNet/block_layer2_1/conv2", "forward", "conv_general_dilated")
-    assert origin.row.dtype == F16 and origin.row.shape == (8, 4, 4, 32) and origin.row.largest <= LARGEST
+    assert origin.array.dtype == F16 and origin.array.shape == (8, 4, 4, 32) and origin.array.largest <= LARGEST
     before, kernel = origin.inputs
     assert before.path == "ResNet/block_layer2_1" and before.largest < 10
     assert kernel.largest == np.float16(largest)
@@ -164,7 +164,7 @@ def test_a_weight_beyond_float16_overflows_where_it_is_cast():
 def test_a_huge_loss_scale_overflows_where_the_gradient_of_the_logits_is_cast():
     origin = of_resnet(scale=2.0**30).origin
     assert about(origin) == ("ResNet", "backward", "convert_element_type")
-    assert origin.row.dtype == F16 and origin.row.shape == (8, 10)
+    assert origin.array.dtype == F16 and origin.array.shape == (8, 10)
     (wide,) = origin.inputs
     assert wide.dtype == F32 and 2**24 < wide.largest < 2**30 / 8  # a mean over 8 examples
     file, line = source(origin)
@@ -190,7 +190,7 @@ def test_the_sum_of_a_bias_gradient_overflows_at_a_scale_that_the_cast_survives(
     finding = first_nonfinite(gradients(model), params, batch, scale, names=("params", "batch", "scale"))
     assert about(finding.origin) == ("Dense/head", "backward", "reduce_sum")
     (summed,) = finding.origin.inputs
-    assert (summed.dtype, summed.shape, finding.origin.row.shape) == (F16, (32, 10), (10,))
+    assert (summed.dtype, summed.shape, finding.origin.array.shape) == (F16, (32, 10), (10,))
     np.testing.assert_allclose(summed.largest, jnp.abs(each).max() / 32 * scale, rtol=1e-3)
     assert "1/head/bias" in finding.nonfinite_results and "0" not in finding.nonfinite_results
 
@@ -269,8 +269,8 @@ def test_an_infinite_input_that_is_sharded_over_eight_devices_is_named():
     batch = jax.device_put((x, labels), NamedSharding(mesh, P("data")))
     params = jax.device_put(params, NamedSharding(mesh, P()))
     finding = first_nonfinite(jax.jit(gradients(model)), params, batch, 1.0, names=("params", "batch", "scale"))
-    assert finding.origin.is_argument and finding.origin.row.path == "batch/0"
-    assert finding.origin.row.shape == (16, 8) and finding.origin.row.largest == np.abs(x[np.isfinite(x)]).max()
+    assert finding.origin.is_argument and finding.origin.array.path == "batch/0"
+    assert finding.origin.array.shape == (16, 8) and finding.origin.array.largest == np.abs(x[np.isfinite(x)]).max()
 
 
 def test_large_values_on_one_device_of_eight_are_named_with_it():
@@ -288,7 +288,7 @@ def test_large_values_on_one_device_of_eight_are_named_with_it():
     origin = finding.origin
     assert origin.devices == (3,)
     assert about(origin) == ("Dense/body", "forward", "dot_general")
-    assert origin.row.shape == (2, 16) and origin.inputs[0].largest == np.float16(6e4)
+    assert origin.array.shape == (2, 16) and origin.inputs[0].largest == np.float16(6e4)
     file, line = source(origin)
     assert file == __file__ and 'name="body"' in line
 

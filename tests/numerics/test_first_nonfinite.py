@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics import first_nonfinite
+from mixedres.numerics.nonfinite import first_nonfinite
 
 F16 = jnp.float16
 
@@ -54,7 +54,7 @@ def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
 
     finding = first_nonfinite(fn, jnp.asarray([1.0, -300.0], F16))
     origin = finding.origin
-    assert (origin.row.path, origin.row.primitive, origin.row.largest) == ("first", "mul", 2000.0)
+    assert (origin.array.path, origin.array.primitive, origin.array.largest) == ("first", "mul", 2000.0)
     assert [(row.path, row.largest) for row in origin.inputs] == [("fine", 600.0)]
     assert finding.nonfinite_results == ("a", "b")
     assert (origin.devices, origin.iterations) == ((), ())
@@ -68,7 +68,7 @@ def test_an_infinity_that_reaches_no_result_is_not_blamed():
             return jnp.sqrt(padded + masked - 10)
 
     finding = first_nonfinite(fn, jnp.asarray([0.0, 1.0, 2.0]))
-    assert finding.origin.row.path == "culprit" and finding.origin.row.primitive == "sqrt"
+    assert finding.origin.array.path == "culprit" and finding.origin.array.primitive == "sqrt"
     assert any(row.primitive == "log" and not row.finite for row in finding.arrays)
 
 
@@ -86,8 +86,8 @@ def test_forward_and_backward_are_told_apart_also_inside_checkpoint_and_custom_r
     finding = first_nonfinite(jax.value_and_grad(fn), jnp.full(3, 0.1, F16))
     assert finding.origin is None
     finding = first_nonfinite(jax.grad(lambda x: 8 * fn(x)), jnp.full(3, 0.1, F16))
-    assert finding.origin.row.direction == "backward" and finding.origin.row.primitive == "mul"
-    assert finding.origin.row.path.startswith("outer") and finding.origin.row.path.endswith("rule")
+    assert finding.origin.array.direction == "backward" and finding.origin.array.primitive == "mul"
+    assert finding.origin.array.path.startswith("outer") and finding.origin.array.path.endswith("rule")
     assert finding.origin.inputs[0].largest < 9
 
 
@@ -104,7 +104,7 @@ def test_the_iteration_of_a_scan_is_named(reverse):
     # 10, 100, ..., and the fifth product is 1e6; in reverse the third is, at position 3 of 6.
     x = jnp.asarray([10, 10, 10, 10, 10, 10] if not reverse else [1, 1, 1, 200, 200, 10], F16)
     origin = first_nonfinite(fn, x).origin
-    assert (origin.row.path, origin.row.primitive) == ("grow", "mul")
+    assert (origin.array.path, origin.array.primitive) == ("grow", "mul")
     assert origin.iterations == (3,)
     assert [row.largest for row in origin.inputs] == ([10000.0, 10.0] if not reverse else [20000.0, 200.0])
 
@@ -123,11 +123,11 @@ def test_nested_scans_and_an_infinite_slice():
     assert first_nonfinite(fn, x).origin is None
     x[1, 2] = np.inf
     origin = first_nonfinite(fn, x, names=("x",)).origin
-    assert origin.is_argument and origin.row.path == "x" and origin.row.largest == 1
+    assert origin.is_argument and origin.array.path == "x" and origin.array.largest == 1
     x[1, 2] = 3.4e38
     x[2, 1] = 1e38
     origin = first_nonfinite(fn, x, names=("x",)).origin
-    assert origin.row.primitive == "add" and origin.iterations == (2, 1)
+    assert origin.array.primitive == "add" and origin.iterations == (2, 1)
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -146,9 +146,9 @@ def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
     x = np.zeros(24, np.float32)
     x[[5, 20]] = 100.0  # on device 1 in the third iteration, on device 6 in the third
     origin = first_nonfinite(fn, jnp.float32(1), x).origin
-    assert (origin.row.path, origin.row.primitive) == ("work", "exp")
+    assert (origin.array.path, origin.array.primitive) == ("work", "exp")
     assert origin.devices == (1, 6) and origin.iterations == (2,)
-    assert origin.row.shape == () and origin.row.largest == 1
+    assert origin.array.shape == () and origin.array.largest == 1
 
 
 def test_names_must_fit_the_arguments():

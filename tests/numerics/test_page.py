@@ -13,9 +13,9 @@ import pytest
 
 import mixedres.numerics
 from mixedres.numerics.exponents import BINS, Exponents
-from mixedres.numerics.page import render
+from mixedres.numerics.page.page import render
 
-FOLDER = pathlib.Path(mixedres.numerics.__file__).parent
+FOLDER = pathlib.Path(mixedres.numerics.__file__).parent / "page"
 RULES = {"top": 15, "smallest_normal": -14, "smallest": -24, "margin": 2, "lost": 0.01, "flushing": 0.001, "low": 0.5}
 HOSTILE = (
     '</script><script>alert(1)</script><!-- <img onerror=x> & {{script}} {{data}} \u2028\u2029 \ud800 "quoted" \'é'
@@ -37,15 +37,17 @@ def document(**others):
         "title": "a network, step 3",
         "advice": "Take this. Then that.",
         "notes": ["a note"],
-        "present_shift": 15,
-        "recommended_shift": 17,
-        "largest_safe_shift": 19,
+        "present_log2_scale": 15,
+        "recommended_log2_scale": 17,
+        "max_safe_log2_scale": 19,
         "limited_by": {"kind": "weight gradient", "name": "head/bias"},
-        "enough_shift": 3,
+        "min_sufficient_log2_scale": 3,
         "keep_float32": ["stem"],
         "keep_float32_pattern": "^/stem$",
         "rules": RULES,
-        "probes": [{"step": 0, "largest_safe_shift": 18, "enough_shift": 2, "recommended_shift": 16}],
+        "probes": [
+            {"step": 0, "max_safe_log2_scale": 18, "min_sufficient_log2_scale": 2, "recommended_log2_scale": 16}
+        ],
         "comparison": [{"preset": "fp16", "shift": 17, "worst": 0.01, "worst_name": "head/bias", "median": 0.003}],
         "rows": rows,
     } | others
@@ -139,7 +141,7 @@ def evaluate(expression, **given):
     return json.loads(done.stdout)
 
 
-# Row, shift, verdict; bins count |x| in [2**e, 2**(e + 1)).
+# TensorRow, shift, verdict; bins count |x| in [2**e, 2**(e + 1)).
 VERDICTS = [
     (row(first=-14), 0, "ok"),
     (row(first=-15), 0, "low"),

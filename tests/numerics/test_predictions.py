@@ -35,8 +35,8 @@ def test_the_largest_safe_scale_is_the_one_at_which_real_gradients_stay_finite(n
     case, report = examined(name)
     """Within a factor of 2."""
     finite = cases.is_finite(case)
-    assert finite(report.largest_safe_shift - 1) and not finite(report.largest_safe_shift + 2)
-    assert report.recommended_shift <= report.largest_safe_shift or report.keep_float32
+    assert finite(report.max_safe_log2_scale - 1) and not finite(report.max_safe_log2_scale + 2)
+    assert report.recommended_log2_scale <= report.max_safe_log2_scale or report.keep_float32
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
@@ -64,7 +64,7 @@ def test_acting_on_the_advice_mends_what_no_scale_does():
     assert report.keep_float32 == ("gamma0", "gamma1", "gamma2")
     assert report.keep_float32_pattern == "^/(gamma0|gamma1|gamma2)$"
     assert min(cases.worst_error(case, shift) for shift in (-12, -11, -10)) > 0.15
-    assert cases.worst_error(cases.badly_scaled(report.keep_float32), report.recommended_shift) < 0.02
+    assert cases.worst_error(cases.badly_scaled(report.keep_float32), report.recommended_log2_scale) < 0.02
     assert "with gamma0, gamma1 and gamma2 in float32" in report.advice
 
 
@@ -73,6 +73,6 @@ def test_without_a_scale_small_gradients_are_lost_and_with_the_recommended_one_t
     case, report = examined("ResNet-20, tiny loss")
     by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]
     assert by_verdict.count("LOST") > 0.5 * len(by_verdict)
-    assert not report.keep_float32 and report.enough_shift > 0
+    assert not report.keep_float32 and report.min_sufficient_log2_scale > 0
     # A cast costs about 0.02 %, and those of twenty layers 6 %; without a scale the worst gradient is off by 168 %.
-    assert cases.worst_error(case, 0) > 0.5 and cases.worst_error(case, report.recommended_shift) < 0.15
+    assert cases.worst_error(case, 0) > 0.5 and cases.worst_error(case, report.recommended_log2_scale) < 0.15

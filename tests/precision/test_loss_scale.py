@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixedres.precision import (
-    DynamicLossScale,
-    NoOpLossScale,
-    StaticLossScale,
-    make_loss_scale,
-)
+from mixedres.precision import DynamicLossScale, NoOpLossScale, StaticLossScale, make_loss_scale
 
 STEPS = 48
 # Not only powers of two: 3 and 1.5 make the division round.

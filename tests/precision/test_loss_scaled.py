@@ -8,13 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from mixedres.precision import (
-    DynamicLossScale,
-    LossScaledState,
-    NoOpLossScale,
-    StaticLossScale,
-    loss_scaled,
-)
+from mixedres.precision import DynamicLossScale, LossScaledState, NoOpLossScale, StaticLossScale, loss_scaled
 
 STEPS = 4
 OPTIMIZERS = {
@@ -304,7 +298,7 @@ def test_a_loss_that_is_not_finite_is_no_step_even_where_the_gradients_are():
 
 
 @pytest.mark.parametrize(
-    "scale, exhausted",
+    "scale, at_minimum",
     [
         (NoOpLossScale(), True),
         (StaticLossScale(1.0), False),
@@ -312,8 +306,8 @@ def test_a_loss_that_is_not_finite_is_no_step_even_where_the_gradients_are():
         (DynamicLossScale(loss_scale=4.0, min_loss_scale=2.0), False),
     ],
 )
-def test_when_skipping_a_step_mends_nothing(scale, exhausted):
-    assert scale.exhausted.dtype == bool and scale.exhausted == exhausted
+def test_when_skipping_a_step_mends_nothing(scale, at_minimum):
+    assert scale.at_minimum.dtype == bool and scale.at_minimum == at_minimum
 
 
 SHAPES = [(), (3,), (5000,), (0, 4), (2, 3), (100_000, 2), (3, 3, 16, 64), (512, 1000)]

@@ -1,7 +1,6 @@
 """The presets, literally; what can be replaced in them; what is refused and with which words."""
 
 import dataclasses
-import pathlib
 import subprocess
 import sys
 
@@ -11,16 +10,8 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres.precision import (
-    PRESETS,
-    DynamicLossScale,
-    NoOpLossScale,
-    StaticLossScale,
-    get,
-    parse_policy,
-)
-
-ROOT = pathlib.Path(__file__).parents[2]
+from mixedres.precision import PRESETS, DynamicLossScale, NoOpLossScale, StaticLossScale, get, parse_policy
+from tests import ROOT
 
 # policy (parameters, arithmetic, output), policy of normalisation, loss scale, float32 products.
 EXPECTED = {
@@ -232,10 +223,11 @@ def test_the_package_can_be_imported_alone():
     own = {name for name in loaded if name.startswith("mixedres") and not name.startswith("mixedres.autocast")}
     assert own == {
         "mixedres",
+        "mixedres._internal",
+        "mixedres._internal.jax_compat",
         "mixedres.precision",
         "mixedres.precision.loss_scale",
         "mixedres.precision.loss_scaled",
         "mixedres.precision.presets",
-        "mixedres.precision.rewritten",
     }
     assert not imported_by("mixedres.precision") & foreign - {"absl"}

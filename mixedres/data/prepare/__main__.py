@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from mixedres.data.examples import DataError
+from mixedres._internal.errors import ConfigError, DataError
 from mixedres.data.prepare import imagenet, recipes, writer
-from mixedres.data.prepare.writer import Recipe, UsageError, Written
+from mixedres.data.prepare.writer import Recipe, Written
 
 _DESCRIPTION = """\
 Writes a data set once, in the layout of TensorFlow Datasets (ArrayRecord) and without TensorFlow, for training on it
@@ -27,7 +27,7 @@ RGB JPEGs; all others are stored byte for byte. It takes about as much disk spac
 """
 _FOLDER = """\
 A folder of pictures, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or CLASS/*.jpg alone, packed into a few large
-files. Pictures that are not RGB or gray JPEG or PNG, or that lie on their side by their EXIF data, are stored upright
+files. ImageSpans that are not RGB or gray JPEG or PNG, or that lie on their side by their EXIF data, are stored upright
 and encoded anew; all others byte for byte.
 
   python -m mixedres.data.prepare folder --from=PICTURES --data_dir=DATA --name=flowers
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
     """Mistakes as one line, without the usage text that would push it off the screen."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.prog} --help tells more")
+        raise ConfigError(f"{message}; {self.prog} --help tells more")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipe = arguments.recipe(arguments)
         print(_summary(recipe, arguments.data_dir, writer.write(recipe, arguments.data_dir)))
         return 0
-    except UsageError as error:
+    except ConfigError as error:
         return _failed(2, str(error))
     except DataError as error:
         return _failed(1, str(error))
@@ -91,7 +91,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
     parser.add_argument("--eval_split", metavar="FOLDER", help="that of the other (default val, validation or test)")
     parser.add_argument(
-        "--eval_share", type=float, default=0.2, help="without it: share of every class to hold out (default 0.2)"
+        "--eval_fraction", type=float, default=0.2, help="without it: share of every class to hold out (default 0.2)"
     )
     parser.add_argument("--split_seed", type=int, default=0, help="another one holds out other pictures (default 0)")
     _add_common(parser)
@@ -130,7 +130,7 @@ def _folder_recipe(arguments: argparse.Namespace) -> Recipe:
         name=arguments.name,
         train_split=arguments.train_split,
         eval_split=arguments.eval_split,
-        eval_share=arguments.eval_share,
+        eval_fraction=arguments.eval_fraction,
         split_seed=arguments.split_seed,
     )
 
@@ -139,7 +139,7 @@ def _options(arguments: argparse.Namespace) -> recipes.Options:
     given = {"skip_unreadable": arguments.on_error == "skip"}
     if arguments.quality is not None:
         if arguments.short_side is None:
-            raise UsageError("--quality is that of smaller copies; give --short_side too")
+            raise ConfigError("--quality is that of smaller copies; give --short_side too")
         given["quality"] = arguments.quality
     return recipes.Options(short_side=arguments.short_side, **given)
 

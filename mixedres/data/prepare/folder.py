@@ -7,39 +7,43 @@ import pathlib
 
 import numpy as np
 
-from mixedres.data import folder
-from mixedres.data.prepare.pictures import Pictures
-from mixedres.data.prepare.writer import UsageError
+from mixedres._internal.errors import ConfigError
+from mixedres.data.datasets import folder
+from mixedres.data.prepare.spans import ImageSpans
 
 VERSION = "1.0.0"
 
 
 def from_folder(
-    directory: pathlib.Path, *, train_split: str | None, eval_split: str | None, eval_share: float, split_seed: int
-) -> tuple[dict[str, Pictures], tuple[str, ...]]:
+    directory: pathlib.Path, *, train_split: str | None, eval_split: str | None, eval_fraction: float, split_seed: int
+) -> tuple[dict[str, ImageSpans], tuple[str, ...]]:
     """The pictures under `directory` as the splits train and validation, and the names of their classes.
 
     Args:
-      directory, train_split, eval_split, eval_share, split_seed: see `mixedres.data.folder.scan`.
+      directory, train_split, eval_split, eval_fraction, split_seed: see `mixedres.data.datasets.folder.scan`.
 
     Raises:
-      UsageError: where the folder is not laid out as it says there.
+      ConfigError: where the folder is not laid out as it says there.
     """
     try:
         found = folder.scan(
-            directory, train_split=train_split, eval_split=eval_split, eval_share=eval_share, split_seed=split_seed
+            directory,
+            train_split=train_split,
+            eval_split=eval_split,
+            eval_fraction=eval_fraction,
+            split_seed=split_seed,
         )
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise ConfigError(str(error)) from error
     return {"train": _pictures(found.train), "validation": _pictures(found.eval)}, found.class_names
 
 
-def _pictures(part: folder.Pictures) -> Pictures:
+def _pictures(part: folder.ImageFolder) -> ImageSpans:
     paths = [str(part.root / path) for path in part.paths]
     where = np.zeros((len(paths), 3), np.int64)
     where[:, 0] = np.arange(len(paths))
     try:
         where[:, 2] = [os.path.getsize(path) for path in paths]
     except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}; mend or remove it") from error
-    return Pictures(list(part.paths), part.labels.astype(np.int64), paths, where)
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}; mend or remove it") from error
+    return ImageSpans(list(part.paths), part.labels.astype(np.int64), paths, where)

@@ -12,11 +12,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mixedres.data.examples import DataError
-from mixedres.data.imagenet import COUNTS, NAME, class_names, lines
-from mixedres.data.prepare.pictures import Pictures
-from mixedres.data.prepare.progress import Progress
-from mixedres.data.prepare.writer import UsageError
+from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.progress import ImageProgress
+from mixedres.data.datasets.imagenet import COUNTS, NAME, class_names, lines
+from mixedres.data.prepare.spans import ImageSpans
 
 VERSION = "5.1.0"
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
@@ -26,7 +25,7 @@ _TRAIN_NAME = re.compile(r"(n\d{8})_")
 _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
-def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, Pictures]:
+def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpans]:
     """Finds the pictures in the tar files, without reading them.
 
     Args:
@@ -34,14 +33,14 @@ def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, Pictures]
       partial: take what is there of a train or a validation set that is missing or not complete.
 
     Raises:
-      UsageError: for tar files that are not there, and for a number of pictures that is not ImageNet's.
+      ConfigError: for tar files that are not there, and for a number of pictures that is not ImageNet's.
       DataError: for a tar file that is damaged.
     """
     found = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
     missing = [name for split, name in TARS.items() if split not in found]
     if missing and not (found and partial):
         way_out = ", or prepare what is there with --partial" if found else ""
-        raise UsageError(
+        raise ConfigError(
             f"no {' and no '.join(missing)} in {manual_dir}; register at {HOMEPAGE} to download "
             f"{'them' if len(missing) > 1 else 'it'}, then type python -m mixedres.data.prepare {NAME} "
             f"--manual_dir=DIR --data_dir=DIR with the directory of the tar files{way_out}"
@@ -53,20 +52,20 @@ def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, Pictures]
 
 
 def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> None:
-    """Raises `UsageError` unless both parts are complete; with `partial`, unless one of them has a picture."""
+    """Raises `ConfigError` unless both parts are complete; with `partial`, unless one of them has a picture."""
     wrong = [
         f"{counts.get(split, 0):,} of {count:,} {split} pictures"
         for split, count in COUNTS.items()
         if counts.get(split, 0) != count
     ]
     if wrong and not partial:
-        raise UsageError(
+        raise ConfigError(
             f"{source} has {' and '.join(wrong)}, which is not all of ImageNet (a download that was cut?); "
             "prepare what is there with --partial"
         )
     empty = [split for split, count in counts.items() if not count]
     if empty:
-        raise UsageError(f"{source} has no {' and no '.join(empty)} pictures at all")
+        raise ConfigError(f"{source} has no {' and no '.join(empty)} pictures at all")
 
 
 def class_of(name: str, *, default: str) -> str:
@@ -83,13 +82,13 @@ def _validation_classes() -> tuple[str, ...]:
     return tuple(lines("validation_labels.txt"))
 
 
-def _index_train(path: pathlib.Path, partial: bool) -> Pictures:
+def _index_train(path: pathlib.Path, partial: bool) -> ImageSpans:
     label = {name: index for index, name in enumerate(class_names())}
     keys: list[str] = []
     labels: list[int] = []
     spans: list[tuple[int, int]] = []
     end = os.path.getsize(path)
-    with path.open("rb") as file, Progress(f"indexing {path.name}", COUNTS["train"]) as progress:
+    with path.open("rb") as file, ImageProgress(f"indexing {path.name}", COUNTS["train"]) as progress:
         for inner, start, size in _members(file, path, 0, end, partial):
             wnid = inner.removesuffix(".tar")
             if wnid not in label:
@@ -103,7 +102,7 @@ def _index_train(path: pathlib.Path, partial: bool) -> Pictures:
     return _pictures(keys, labels, spans, path)
 
 
-def _index_validation(path: pathlib.Path, partial: bool) -> Pictures:
+def _index_validation(path: pathlib.Path, partial: bool) -> ImageSpans:
     with path.open("rb") as file:
         members = _members(file, path, 0, os.path.getsize(path), partial)
     label = {name: index for index, name in enumerate(class_names())}
@@ -136,8 +135,8 @@ def _members(file: BinaryIO, path: pathlib.Path, start: int, end: int, partial: 
     return found
 
 
-def _pictures(keys: list[str], labels: list[int], spans: list[tuple[int, int]], path: pathlib.Path) -> Pictures:
+def _pictures(keys: list[str], labels: list[int], spans: list[tuple[int, int]], path: pathlib.Path) -> ImageSpans:
     where = np.zeros((len(keys), 3), np.int64)
     if spans:
         where[:, 1:] = spans
-    return Pictures(keys, np.asarray(labels, np.int64), [str(path)], where)
+    return ImageSpans(keys, np.asarray(labels, np.int64), [str(path)], where)

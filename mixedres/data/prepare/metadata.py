@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mixedres.data.examples import DataError
+from mixedres._internal.errors import DataError
 from mixedres.data.prepare.writer import Written
 
 INFO, FEATURES = "dataset_info.json", "features.json"

@@ -8,8 +8,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from mixedres.data.prepare import folder, imagenet, metadata, pictures, reencode, tfrecords
-from mixedres.data.prepare.writer import Recipe, Split, UsageError, final_directory
+from mixedres._internal.errors import ConfigError
+from mixedres.data.prepare import folder, imagenet, metadata, reencode, spans, tfrecords
+from mixedres.data.prepare.writer import Recipe, Split, final_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +37,12 @@ class Options:
         return {"source": str(source), "short_side": self.short_side, "quality": quality}
 
     def splits(
-        self, found: Mapping[str, pictures.Pictures], otherwise: reencode.Convert, *, turn: bool
+        self, found: Mapping[str, spans.ImageSpans], otherwise: reencode.Convert, *, turn: bool
     ) -> dict[str, Split]:
         """The splits with these pictures; see `reencode.converter`."""
         convert = reencode.converter(otherwise, turn=turn, short_side=self.short_side, quality=self.quality)
         return {
-            name: pictures.split(part, name, convert, skip_unreadable=self.skip_unreadable)
-            for name, part in found.items()
+            name: spans.split(part, name, convert, skip_unreadable=self.skip_unreadable) for name, part in found.items()
         }
 
 
@@ -76,7 +76,7 @@ def pictures_of_folder(
     """A folder of pictures; for `parts` and the errors see `folder.from_folder`."""
     _check_directory(source)
     if source.resolve() in (data_dir.resolve(), *data_dir.resolve().parents):
-        raise UsageError(
+        raise ConfigError(
             f"--data_dir={data_dir} lies in {source}, where it would become one of its classes; name another"
         )
     name = options.name(name)
@@ -94,7 +94,7 @@ def pictures_of_folder(
     return Recipe(name, folder.VERSION, options.origin(source) | parts, splits, write_info)
 
 
-def _imagenet(found: Mapping[str, pictures.Pictures], source: pathlib.Path, version: str, options: Options) -> Recipe:
+def _imagenet(found: Mapping[str, spans.ImageSpans], source: pathlib.Path, version: str, options: Options) -> Recipe:
     name = options.name(imagenet.NAME)
     write_info = functools.partial(
         metadata.write_info,
@@ -111,4 +111,4 @@ def _imagenet(found: Mapping[str, pictures.Pictures], source: pathlib.Path, vers
 
 def _check_directory(path: pathlib.Path) -> None:
     if not path.is_dir():
-        raise UsageError(f"{path} is no directory")
+        raise ConfigError(f"{path} is no directory")

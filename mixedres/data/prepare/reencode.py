@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from mixedres.data import images
+from mixedres.data.images import decode
 
 Convert = Callable[[bytes], bytes]
 
@@ -26,10 +26,10 @@ def repaired(data: bytes) -> bytes:
     Raises:
       ValueError: where it is no picture.
     """
-    head = images.header(data)
+    head = decode.header(data)
     if _is_plain_jpeg(head):
         return data
-    return jpeg(images.decode(data, head), quality=100, subsampling="4:4:4")
+    return jpeg(decode.decode(data, head), quality=100, subsampling="4:4:4")
 
 
 def upright(data: bytes) -> bytes:
@@ -42,12 +42,12 @@ def upright(data: bytes) -> bytes:
     Raises:
       ValueError: where it is no picture, or one whose pixels are not all there.
     """
-    head = images.header(data, upright=True)
+    head = decode.header(data, apply_exif=True)
     if head.orientation == 1 and (_is_plain_jpeg(head) or data.startswith(_PNG)):
-        images.decode(data, head, shrink=8)  # a damaged file would stop a training
+        decode.decode(data, head, shrink=8)  # a damaged file would stop a training
         return data
     channels = 1 if head.colorspace == "Gray" else 3
-    pixels = images.decode(data, head, channels=channels)
+    pixels = decode.decode(data, head, channels=channels)
     if head.is_jpeg or _is_webp(data):
         return jpeg(pixels, quality=95, subsampling="4:4:4")
     return _encoded(pixels, "PNG")
@@ -66,10 +66,10 @@ def shortened(data: bytes, *, short_side: int, quality: int, otherwise: Convert,
     Raises:
       ValueError: where it is no picture, or one whose pixels are not all there.
     """
-    head = images.header(data, upright=turn)
+    head = decode.header(data, apply_exif=turn)
     if min(head.height, head.width) <= short_side:
         return otherwise(data)
-    pixels = images.decode(data, head, channels=1 if head.colorspace == "Gray" else 3)
+    pixels = decode.decode(data, head, channels=1 if head.colorspace == "Gray" else 3)
     scale = short_side / min(head.height, head.width)
     size = (round(head.width * scale), round(head.height * scale))
     smaller = _image(pixels).resize(size, Image.Resampling.LANCZOS)
@@ -88,7 +88,7 @@ def jpeg(pixels: np.ndarray, *, quality: int, subsampling: str) -> bytes:
     return _encoded(pixels, "JPEG", quality=quality, subsampling=subsampling, optimize=True)
 
 
-def _is_plain_jpeg(head: images.Header) -> bool:
+def _is_plain_jpeg(head: decode.Header) -> bool:
     return head.is_jpeg and head.colorspace in _PLAIN
 
 

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from mixedres.data import tfrecord
-from mixedres.data.examples import DataError
-from mixedres.data.imagenet import MODELS_FEATURES, MODELS_FIRST_LABEL, models_files
+from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.progress import ImageProgress
+from mixedres.data.datasets import records
+from mixedres.data.datasets.imagenet import MODELS_FEATURES, MODELS_FIRST_LABEL, models_files
 from mixedres.data.prepare import imagenet, metadata
-from mixedres.data.prepare.pictures import Pictures
-from mixedres.data.prepare.progress import Progress
-from mixedres.data.prepare.writer import Split, UsageError
+from mixedres.data.prepare.spans import ImageSpans
+from mixedres.data.prepare.writer import Split
 
 
 def tfds_copy(directory: pathlib.Path) -> pathlib.Path | None:
     """The version directory of a TFRecord copy of TensorFlow Datasets, `directory` or one below; None: there is none.
 
     Raises:
-      UsageError: where a copy of something else is there, or a copy that needs no conversion.
+      ConfigError: where a copy of something else is there, or a copy that needs no conversion.
     """
     versions = [directory, *sorted(directory.glob("[0-9]*[0-9]"), reverse=True)]
     versions += sorted((directory / imagenet.NAME).glob("[0-9]*[0-9]"), reverse=True)
@@ -38,13 +38,13 @@ def tfds_copy(directory: pathlib.Path) -> pathlib.Path | None:
         return None
     info = _info(found)
     if info.get("name") != imagenet.NAME:
-        raise UsageError(f"{found} holds the data set {info.get('name')!r}, not {imagenet.NAME}")
+        raise ConfigError(f"{found} holds the data set {info.get('name')!r}, not {imagenet.NAME}")
     if info.get("fileFormat", "tfrecord") != "tfrecord":
-        raise UsageError(
+        raise ConfigError(
             f"{found} holds files of the format {info['fileFormat']}, not tfrecord; there is no need to convert"
         )
     if not (found / metadata.FEATURES).is_file():
-        raise UsageError(f"{found} has no {metadata.FEATURES}; it is not a whole copy")
+        raise ConfigError(f"{found} has no {metadata.FEATURES}; it is not a whole copy")
     return found
 
 
@@ -57,7 +57,7 @@ def tfds_splits(directory: pathlib.Path) -> dict[str, Split]:
     """The splits of the copy in `directory`, to be written record for record and shard for shard.
 
     Raises:
-      UsageError: where one of its files is missing.
+      ConfigError: where one of its files is missing.
     """
     return {
         name: Split(
@@ -69,30 +69,30 @@ def tfds_splits(directory: pathlib.Path) -> dict[str, Split]:
     }
 
 
-def tfds_pictures(directory: pathlib.Path) -> dict[str, Pictures]:
+def tfds_pictures(directory: pathlib.Path) -> dict[str, ImageSpans]:
     """The pictures of the copy in `directory`, for a conversion that does not keep its records; reads all of it.
 
     Raises:
-      UsageError: where one of its files is missing.
+      ConfigError: where one of its files is missing.
       DataError: for a damaged one.
     """
     keys = ("image", "label", "file_name")
     return {name: _pictures(name, paths, keys, first_label=0) for name, (paths, _) in _tfds_shards(directory).items()}
 
 
-def models_pictures(directory: pathlib.Path) -> dict[str, Pictures]:
+def models_pictures(directory: pathlib.Path) -> dict[str, ImageSpans]:
     """The pictures in files such as 'train-00000-of-01024' of the models repository's converter; reads all of them.
 
     Raises:
-      UsageError: where there are none, or one is missing.
+      ConfigError: where there are none, or one is missing.
       DataError: for a damaged one.
     """
     try:
         found = models_files(directory)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise ConfigError(str(error)) from error
     if not found:
-        raise UsageError(
+        raise ConfigError(
             f"{directory} holds neither {imagenet.NAME}/5.1.0/{imagenet.NAME}-train.tfrecord-* of TensorFlow Datasets "
             "nor train-00000-of-01024 and its like"
         )
@@ -105,7 +105,7 @@ def _info(directory: pathlib.Path) -> dict[str, Any]:
     try:
         return json.loads((directory / metadata.INFO).read_text())
     except ValueError as error:
-        raise UsageError(f"{directory / metadata.INFO} cannot be read: {error}") from error
+        raise ConfigError(f"{directory / metadata.INFO} cannot be read: {error}") from error
 
 
 def _tfds_shards(directory: pathlib.Path) -> dict[str, tuple[list[pathlib.Path], list[int]]]:
@@ -121,7 +121,7 @@ def _tfds_shards(directory: pathlib.Path) -> dict[str, tuple[list[pathlib.Path],
 def _existing(directory: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
-        raise UsageError(f"{directory} lacks {len(missing)} of {len(names)} files, the first is {missing[0]}")
+        raise ConfigError(f"{directory} lacks {len(missing)} of {len(names)} files, the first is {missing[0]}")
     return [directory / name for name in names]
 
 
@@ -132,7 +132,7 @@ def _digest_of_sizes(paths: list[pathlib.Path]) -> str:
 
 def _offsets(path: pathlib.Path) -> np.ndarray:
     try:
-        return tfrecord.offsets(path)
+        return records.offsets(path)
     except ValueError as error:
         raise DataError(str(error)) from error
 
@@ -156,14 +156,14 @@ def _read(path: pathlib.Path, offsets: np.ndarray) -> Iterator[bytes]:
         os.close(file)
 
 
-def _pictures(split: str, paths: list[pathlib.Path], keys: tuple[str, str, str], *, first_label: int) -> Pictures:
+def _pictures(split: str, paths: list[pathlib.Path], keys: tuple[str, str, str], *, first_label: int) -> ImageSpans:
     """Finds the pictures in Examples with these `keys` of picture, label and file name."""
     from tensorflow_datasets.proto import tf_example_pb2
 
     names: list[str] = []
     labels: list[int] = []
     where: list[tuple[int, int, int]] = []
-    with Progress(f"indexing {split}", imagenet.COUNTS.get(split)) as progress:
+    with ImageProgress(f"indexing {split}", imagenet.COUNTS.get(split)) as progress:
         for index, path in enumerate(paths):
             offsets = _offsets(path)
             for (offset, _), record in zip(offsets.tolist(), _read(path, offsets), strict=True):
@@ -178,7 +178,7 @@ def _pictures(split: str, paths: list[pathlib.Path], keys: tuple[str, str, str],
                 names.append(name)
             progress.add(len(offsets))
     _check_labels(names, labels, paths[0].parent)
-    return Pictures(names, np.asarray(labels, np.int64), [str(path) for path in paths], np.array(where, np.int64))
+    return ImageSpans(names, np.asarray(labels, np.int64), [str(path) for path in paths], np.array(where, np.int64))
 
 
 def _values(features: Mapping[str, Any], keys: tuple[str, str, str]) -> tuple[bytes, int, str]:

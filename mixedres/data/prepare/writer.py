@@ -18,9 +18,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from mixedres.data.examples import DataError
-from mixedres.data.prepare.progress import Progress
-from mixedres.files import write_json
+from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.files import write_json
+from mixedres._internal.progress import ImageProgress
 
 PLAN, WRITTEN, LOCK = "plan.json", "written.json", ".lock"
 # Reading from a network wants more threads than there are cores; converting does not suffer from them.
@@ -28,10 +28,6 @@ THREADS = max(8, os.cpu_count() or 1)
 
 
 _Item = TypeVar("_Item")
-
-
-class UsageError(Exception):
-    """A mistake of the user's: one line that says what to do instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +81,10 @@ class Recipe:
 
 
 def final_directory(data_dir: pathlib.Path, name: str, version: str) -> pathlib.Path:
-    """Where the data set will lie; raises `UsageError` where there already is one."""
+    """Where the data set will lie; raises `ConfigError` where there already is one."""
     final = data_dir / name / version
     if final.exists():
-        raise UsageError(f"{final} is already prepared; remove it, or name another --data_dir, to prepare it anew")
+        raise ConfigError(f"{final} is already prepared; remove it, or name another --data_dir, to prepare it anew")
     return final
 
 
@@ -99,7 +95,7 @@ def write(recipe: Recipe, data_dir: pathlib.Path) -> dict[str, list[Written]]:
       What each shard of each split holds.
 
     Raises:
-      UsageError: where it is already there, is being written by another process, or an earlier start was to write
+      ConfigError: where it is already there, is being written by another process, or an earlier start was to write
         something else. Nothing is changed then.
       DataError: where an example cannot be read, or a shard cannot be written (the disk is full).
       OSError: where something else cannot be written.
@@ -131,20 +127,20 @@ def _locked(directory: pathlib.Path) -> Iterator[IO[str]]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{directory} is being written by another process; wait for it") from None
+            raise ConfigError(f"{directory} is being written by another process; wait for it") from None
         except OSError:
             pass  # a file system without locks
         yield lock
 
 
 def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Leaves `plan` in the directory; raises `UsageError` where another one, or something else, is there."""
+    """Leaves `plan` in the directory; raises `ConfigError` where another one, or something else, is there."""
     way_out = f"remove {incomplete} to start anew"
     earlier = _read_json(incomplete / PLAN)
     if earlier is None:
         # A start that was killed at once leaves no more than this.
         if any(path.name not in (LOCK, PLAN, PLAN + ".part") for path in incomplete.iterdir()):
-            raise UsageError(f"{incomplete} holds files but no {PLAN} of an earlier start; {way_out}")
+            raise ConfigError(f"{incomplete} holds files but no {PLAN} of an earlier start; {way_out}")
         write_json(incomplete / PLAN, plan)
         return
     old, new = _flat(earlier), _flat(plan)
@@ -154,7 +150,7 @@ def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
         if old.get(key) != new.get(key)
     ]
     if differing:
-        raise UsageError(f"an earlier start was to write something else: {'; '.join(differing)}; {way_out}")
+        raise ConfigError(f"an earlier start was to write something else: {'; '.join(differing)}; {way_out}")
 
 
 def _write_shards(recipe: Recipe, incomplete: pathlib.Path) -> dict[str, list[Written]]:
@@ -171,7 +167,7 @@ def _write_shards(recipe: Recipe, incomplete: pathlib.Path) -> dict[str, list[Wr
     missing = [(name, part, index) for name, part, index in shards if name not in finished]
     pool = concurrent.futures.ThreadPoolExecutor(THREADS)
     try:
-        with Progress("writing", total, done) as progress:
+        with ImageProgress("writing", total, done) as progress:
             for name, records in _one_ahead((name, part.records(index, pool)) for name, part, index in missing):
                 finished[name] = _write_shard(incomplete / name, records, progress)
                 write_json(incomplete / WRITTEN, {name: dataclasses.astuple(held) for name, held in finished.items()})
@@ -194,7 +190,7 @@ def _one_ahead(shards: Iterator[_Item]) -> Iterator[_Item]:
         current = following
 
 
-def _write_shard(path: pathlib.Path, records: Iterable[bytes], progress: Progress) -> Written:
+def _write_shard(path: pathlib.Path, records: Iterable[bytes], progress: ImageProgress) -> Written:
     from array_record.python import array_record_module
 
     partial = path.with_name(path.name + ".part")

@@ -1,0 +1,231 @@
+"""The numbers of a sweep: runs that differ in their seed alone, means over them, and differences seed by seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import scipy.stats
+
+from experiments.plan import RESULTS, SWEEP, name_of
+from mixedres._internal.errors import ConfigError
+from mixedres.checkpoints import workdir
+
+# Figures of a run, functions of its summary; they return None where the run cannot tell.
+FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
+    "top1": lambda s: 100 * s["eval"]["top1"],
+    "train_loss": lambda s: s["train"]["loss"],
+    "seconds": lambda s: s["train"]["seconds"] if s["train"]["first_step"] == 0 else None,
+    "images_per_second": lambda s: s["train"]["examples_per_second"],
+    "step_time_ms": lambda s: s["train"]["step_time_ms"],
+    "host_mb": lambda s: s["memory"]["host_peak_bytes"] / 1e6,
+    "device_mb": lambda s: _device_bytes(s["memory"]) / 1e6,
+    "cpu_percent": lambda s: s["resources"].get("cpu_percent"),
+    "skipped_steps": lambda s: s["loss_scale"]["skipped_steps"],
+}
+
+
+@dataclasses.dataclass
+class Variant:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+      name: what sets it apart from the other variants of the sweep.
+      overrides: the same as {key: value}.
+      summaries: {seed: summary of a finished run}.
+      directories: {seed: directory of the run}.
+    """
+
+    name: str
+    overrides: dict[str, Any]
+    summaries: dict[Any, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    directories: dict[Any, pathlib.Path] = dataclasses.field(default_factory=dict)
+
+    def values(self, figure: str) -> dict[Any, float]:
+        """{seed: value} of a figure, of the runs that have it."""
+        found = {seed: FIGURES[figure](summary) for seed, summary in self.summaries.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(self, figure: str) -> tuple[float, float] | None:
+        """Mean and standard deviation over seeds; None without a run, and a deviation of 0 for one."""
+        values = list(self.values(figure).values())
+        if not values:
+            return None
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval, of `n` pairs; the interval is None for one pair."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    n: int
+
+
+@dataclasses.dataclass
+class Results:
+    """A sweep as its directory has it: what its file says, and `notes` on what is missing."""
+
+    question: str
+    command: str
+    baseline: dict[str, Any]
+    variants: list[Variant]
+    notes: list[str]
+
+    def baseline_of(self, variant: Variant) -> Variant | None:
+        """The variant that differs from this one by the sweep's baseline alone, or the one that has nothing but that.
+
+        None for a baseline itself.
+        """
+        if self.is_baseline(variant):
+            return None
+        wanted = (variant.overrides | self.baseline, self.baseline)
+        return next((other for overrides in wanted for other in self.variants if other.overrides == overrides), None)
+
+    def is_baseline(self, variant: Variant) -> bool:
+        """Whether others are compared with this variant."""
+        return variant.overrides == variant.overrides | self.baseline
+
+
+def read(directory: pathlib.Path) -> Results:
+    """The results in the directory of a sweep; what cannot be read is left out and noted.
+
+    Raises:
+      ConfigError: where there is no sweep, or none of its runs is finished.
+    """
+    try:
+        lines = (directory / RESULTS).read_text().splitlines()
+        sweep = json.loads((directory / SWEEP).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{directory} holds no results of a sweep ({error.__class__.__name__}); name the --out of experiments.sweep"
+        ) from None
+    variants: dict[str, Variant] = {}
+    notes: list[str] = []
+    missing: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, start=1):
+        row = _row(line)
+        if row is None:
+            notes.append(f"line {number} of {RESULTS} is not whole and was left out")
+            continue
+        if row["state"] != "finished":
+            if row["message"]:
+                notes.append(f"{row['name']} is {row['state']}: {row['message']}")
+            else:
+                missing.setdefault(row["state"], []).append(row["name"])
+            continue
+        overrides = {key: value for key, value in row["overrides"].items() if key != "seed"}
+        variant = variants.setdefault(name_of(overrides), Variant(name_of(overrides), overrides))
+        seed = row["overrides"].get("seed", 0)
+        variant.summaries[seed] = row["summary"]
+        variant.directories[seed] = directory / "runs" / row["name"]
+    notes += [f"{len(names)} {state}: {'; '.join(names)}" for state, names in missing.items()]
+    if not variants:
+        raise ConfigError(f"none of the runs in {directory} is finished; start experiments.sweep again")
+    told = sweep.get("question", ""), sweep.get("command", ""), sweep.get("baseline", {})
+    return Results(*told, list(variants.values()), notes)
+
+
+def difference(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
+    """Mean difference of a figure to the baseline, seed by seed; its interval is Student's. None without a pair."""
+    return _estimate([a - b for a, b in _pairs(variant, baseline, figure)])
+
+
+def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
+    """Geometric mean of a figure's ratio to the baseline's, seed by seed; the interval is Student's of the logs."""
+    logs = _estimate([math.log(a / b) for a, b in _pairs(variant, baseline, figure) if a > 0 and b > 0])
+    if logs is None:
+        return None
+    interval = logs.interval and (math.exp(logs.interval[0]), math.exp(logs.interval[1]))
+    return Estimate(math.exp(logs.mean), interval, logs.n)
+
+
+def document(results: Results) -> dict[str, Any]:
+    """The sweep in a few numbers, for a file: a dictionary a variant, mean and standard deviation of each figure.
+
+    Raises:
+      ConfigError: for runs of a version that told less.
+    """
+    summaries = [summary for variant in results.variants for summary in variant.summaries.values()]
+    if any("date" not in summary for summary in summaries):
+        raise ConfigError("some runs are of an older version, which told less; train them again, or leave --name out")
+    first = summaries[0]
+    variants = []
+    for variant in results.variants:
+        base = results.baseline_of(variant)
+        estimates = {
+            "difference_top1": base and difference(variant, base, "top1"),
+            "ratio_train_loss": base and ratio(variant, base, "train_loss"),
+            "speedup": base and ratio(variant, base, "images_per_second"),
+        }
+        variants.append(
+            {"name": variant.name, "n": len(variant.summaries)}
+            | {figure: variant.mean(figure) for figure in FIGURES}
+            | {name: dataclasses.asdict(estimate) if estimate else None for name, estimate in estimates.items()}
+        )
+    return {
+        "question": results.question,
+        "sweep": results.command,
+        "model": first["model"],
+        "data": first["data"],
+        "date": max(summary["date"] for summary in summaries),
+        "processor": first["device"]["processor"],
+        "device": first["device"],
+        "versions": first["versions"],
+        "notes": results.notes,
+        "variants": variants,
+    }
+
+
+def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one curve of a run; lines that are not whole are left out."""
+    try:
+        lines = (directory / workdir.METRICS).read_text().splitlines()
+    except OSError:
+        return [], []
+    points = []
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if values.get("kind") == kind and values.get(name) is not None:
+            points.append((values["step"], values[name]))
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _pairs(variant: Variant, baseline: Variant, figure: str) -> list[tuple[float, float]]:
+    ours, theirs = variant.values(figure), baseline.values(figure)
+    return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+
+
+def _estimate(values: Sequence[float]) -> Estimate | None:
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return Estimate(mean, None, 1)
+    half = float(scipy.stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, (mean - half, mean + half), len(values))
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """A line of results; None where it is cut off or lacks what a finished run has."""
+    try:
+        row = json.loads(line)
+        if row["state"] == "finished":
+            [figure(row["summary"]) for figure in FIGURES.values()]
+        return row if isinstance(row["overrides"], Mapping) and isinstance(row["name"], str) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _device_bytes(memory: Mapping[str, int | None]) -> int:
+    """The peak that the device counted; where it does not count, what the compiled step needs."""
+    return memory["device_peak_bytes"] or (memory["step_temp_bytes"] or 0) + (memory["step_argument_bytes"] or 0)

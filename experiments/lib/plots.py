@@ -1,0 +1,193 @@
+"""The pictures of a report."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")  # before pyplot: nothing is shown, and a cluster has no display
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments.lib.comparison import Results, Variant, difference, metrics, ratio
+
+# Curves of metrics: kind, name, title, whether a logarithmic scale to the base 2 fits.
+CURVES = (
+    ("train", "loss", "training loss", False),
+    ("eval", "top1", "test top-1", False),
+    ("train", "learning_rate", "learning rate", False),
+    ("train", "loss_scale", "loss scale", True),
+)
+plt.rcParams.update(
+    {
+        "figure.dpi": 110,
+        "font.size": 9,
+        "axes.grid": True,
+        "grid.alpha": 0.3,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.fonttype": "path",  # a page that looks the same on a machine without the font
+        "svg.hashsalt": "mixedres",  # the same picture has the same bytes
+    }
+)
+
+
+def save(figure: plt.Figure, path: pathlib.Path, suffixes: Sequence[str] = (".png",)) -> None:
+    """Writes the figure to `path` with these suffixes in the place of its own, such as beside a file of results."""
+    for suffix in suffixes:
+        metadata = {"Date": None} if suffix == ".svg" else {}
+        figure.savefig(path.with_suffix(suffix), bbox_inches="tight", metadata=metadata)
+    plt.close(figure)
+
+
+def benchmark(rows: list[dict[str, Any]], title: str) -> plt.Figure:
+    """Images per second of every preset; the whiskers are the slowest and the fastest round."""
+    figure, panel = plt.subplots(figsize=(7, 0.9 + 0.4 * len(rows)), layout="constrained")
+    for index, row in enumerate(rows):
+        rate, (low, high) = row["images_per_second"], row["step_ms_range"]
+        slowest, fastest = (1e3 * row["batch_size"] / ms for ms in (high, low))
+        panel.barh(index, rate, xerr=[[rate - slowest], [fastest - rate]], height=0.6, ecolor="gray", color=f"C{index}")
+        panel.annotate(f" {rate:,.0f}", (fastest, index), va="center")
+    panel.set_yticks(range(len(rows)), [row.get("name", row["preset"]) for row in rows])
+    panel.invert_yaxis()
+    panel.margins(x=0.12)
+    panel.set(title=title, xlabel="images per second, median of the rounds")
+    return figure
+
+
+def passes(found: dict[str, dict[str, float]], title: str) -> plt.Figure:
+    """Stacked bars of the MB an image that each kind of kernel moves."""
+    groups = {
+        "convolutions": ("convolution",),
+        "sums of batch norm": ("reduction",),
+        "maps of batch norm, sums of branches, weights": ("elementwise",),
+        "max-pool": ("pooling",),
+        "transposes, copies, head": ("transpose", "copy", "matmul", "other"),
+    }
+    figure, panel = plt.subplots(figsize=(8, 1.4 + 0.55 * len(found)), layout="constrained")
+    left = np.zeros(len(found))
+    for index, (label, kinds) in enumerate(groups.items()):
+        widths = np.array([sum(moved.get(kind, 0.0) for kind in kinds) for moved in found.values()])
+        panel.barh(range(len(found)), widths, left=left, height=0.6, label=label, color=f"C{index}")
+        for row, (start, width) in enumerate(zip(left, widths, strict=True)):
+            if width > 8:
+                panel.annotate(f"{width:.0f}", (start + width / 2, row), ha="center", va="center", color="white")
+        left += widths
+    for row, total in enumerate(left):
+        panel.annotate(f" {total:.0f}", (total, row), va="center")
+    panel.set_yticks(range(len(found)), list(found))
+    panel.invert_yaxis()
+    panel.margins(x=0.08)
+    panel.set(title=title, xlabel="MB of device memory read and written an image")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.4, -0.22), ncols=3, frameon=False)
+    return figure
+
+
+def gradient_range(bins: np.ndarray, shares: np.ndarray, scales: Sequence[float], title: str) -> plt.Figure:
+    """Histogram of log2 of magnitudes, without a loss scale and with the largest one, against what float16 holds."""
+    figure, panels = plt.subplots(2, 1, figsize=(8, 4.6), sharex=True, sharey=True, layout="constrained")
+    for panel, scale in zip(panels, (min(scales), max(scales)), strict=True):
+        panel.axvspan(bins[0], -25, color="tab:red", alpha=0.15, label="rounded to zero")
+        panel.axvspan(-25, -14, color="tab:orange", alpha=0.15, label="subnormal: fewer digits")
+        panel.axvspan(-14, 16, color="tab:green", alpha=0.12, label="float16's normal range")
+        panel.axvspan(16, bins[-1], color="tab:red", alpha=0.15)
+        panel.bar(bins[:-1] + 0.5 + np.log2(scale), 100 * shares, width=0.9, color="tab:blue")
+        panel.set(ylabel="% of the values", xlim=(-45, 20))
+        panel.set_title(
+            "without a loss scale" if scale == 1 else f"with a loss scale of 2^{np.log2(scale):g}", loc="left"
+        )
+    panels[0].legend(loc="upper right", frameon=False)
+    panels[1].set_xlabel("log2 of the gradient's magnitude, times the loss scale")
+    figure.suptitle(f"gradients of the convolutions' outputs: {title}", fontsize=10)
+    return figure
+
+
+def colors(results: Results) -> dict[str, tuple]:
+    """{name of a variant: its colour}, the same in every picture."""
+    palette = plt.get_cmap("tab10" if len(results.variants) <= 10 else "tab20")
+    return {variant.name: palette(index % palette.N) for index, variant in enumerate(results.variants)}
+
+
+def curves(results: Results) -> plt.Figure:
+    """Loss, top-1, learning rate and loss scale over steps: thin lines for seeds, thick ones for their mean."""
+    figure, panels = plt.subplots(2, 2, figsize=(9, 5.6), layout="constrained")
+    chosen = colors(results)
+    for panel, (kind, name, title, log) in zip(panels.flat, CURVES, strict=True):
+        for index, variant in enumerate(results.variants):
+            # Equal curves lie on each other: the first ones are wider.
+            width = 1.2 + 2.4 * (1 - index / len(results.variants))
+            _curve(panel, variant, kind, name, chosen[variant.name], width)
+        panel.set(title=title, xlabel="step")
+        if log:
+            panel.set_yscale("log", base=2)
+    panels[0, 1].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    handles = [plt.Line2D([], [], color=color, label=name) for name, color in chosen.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False)
+    return figure
+
+
+def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple, width: float) -> None:
+    found = [metrics(directory, kind, name) for directory in variant.directories.values()]
+    found = [(steps, values) for steps, values in found if steps]
+    for steps, values in found:
+        panel.plot(steps, values, color=color, linewidth=0.6, alpha=0.35)
+    common = set.intersection(*(set(steps) for steps, _ in found)) if found else set()
+    if common:
+        order = sorted(common)
+        by_step = [dict(zip(steps, values, strict=True)) for steps, values in found]
+        panel.plot(
+            order, [np.mean([values[step] for values in by_step]) for step in order], color=color, linewidth=width
+        )
+
+
+def accuracy(results: Results) -> plt.Figure:
+    """Test top-1 of every run, and of every variant its mean difference to the baseline with the 95 % interval."""
+    figure, left, right = _row_for_every_variant(results)
+    chosen = colors(results)
+    for row, variant in enumerate(results.variants):
+        values = list(variant.values("top1").values())
+        left.plot(values, [row] * len(values), "o", color=chosen[variant.name], alpha=0.6, markersize=5)
+        left.plot([np.mean(values)] * 2, [row - 0.3, row + 0.3], color=chosen[variant.name], linewidth=2)
+        baseline = results.baseline_of(variant)
+        estimate = baseline and difference(variant, baseline, "top1")
+        _interval(right, row, estimate, chosen[variant.name])
+    left.set(title="test top-1, every seed and the mean", xlabel="%")
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set(title="difference to the baseline, 95 % interval", xlabel="points")
+    return figure
+
+
+def speed(results: Results) -> plt.Figure:
+    """Images per second of every variant, and its speed-up over the baseline with the 95 % interval."""
+    figure, left, right = _row_for_every_variant(results)
+    chosen = colors(results)
+    for row, variant in enumerate(results.variants):
+        rate = variant.mean("images_per_second")
+        if rate:
+            left.barh(row, rate[0], xerr=rate[1], color=chosen[variant.name], height=0.6, ecolor="gray")
+        baseline = results.baseline_of(variant)
+        _interval(right, row, baseline and ratio(variant, baseline, "images_per_second"), chosen[variant.name])
+    left.set(title="images per second", xlabel="mean ± standard deviation")
+    right.axvline(1, color="black", linewidth=0.8)
+    right.set(title="speed-up over the baseline, 95 % interval", xlabel="times")
+    return figure
+
+
+def _row_for_every_variant(results: Results) -> tuple[plt.Figure, plt.Axes, plt.Axes]:
+    """A figure and its two panels, with the variants from top to bottom."""
+    names = [variant.name for variant in results.variants]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.9 + 0.36 * len(names)), sharey=True, layout="constrained")
+    left.set_yticks(range(len(names)), names)
+    left.invert_yaxis()
+    return figure, left, right
+
+
+def _interval(panel: plt.Axes, row: int, estimate, color: tuple) -> None:
+    if estimate is None:
+        return
+    if estimate.interval:
+        panel.plot(estimate.interval, [row, row], color=color, linewidth=2)
+    panel.plot([estimate.mean], [row], "o", color=color, markersize=5)

@@ -1,0 +1,57 @@
+"""The console script `mixedres`: one subcommand for each `python -m mixedres.*`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mixedres._internal import command_line
+
+USAGE = """\
+mixedres COMMAND ...
+
+  train     trains a ResNet                      = python -m mixedres.main
+  eval      evaluates a run or weights           = python -m mixedres.main --mode=eval
+  predict   classifies images                    = python -m mixedres.predict
+  export    writes a network as one file         = python -m mixedres.export
+  convert   writes weights for other libraries   = python -m mixedres.convert
+  doctor    examines the numerics of a network   = python -m mixedres.doctor
+  replay    explains a step that was not finite  = python -m mixedres.replay
+  prepare   writes a data set once               = python -m mixedres.data.prepare
+
+mixedres COMMAND --help says more.
+"""
+# Module with a function main(argv), and arguments that come before those given.
+_COMMANDS = {
+    "train": ("mixedres.main", ()),
+    "eval": ("mixedres.main", ("--mode=eval",)),
+    "predict": ("mixedres.predict.__main__", ()),
+    "export": ("mixedres.export.__main__", ()),
+    "convert": ("mixedres.convert", ()),
+    "doctor": ("mixedres.doctor.__main__", ()),
+    "replay": ("mixedres.replay", ()),
+    "prepare": ("mixedres.data.prepare.__main__", ()),
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command line, `argv[0]` being the program; returns the exit status."""
+    name = argv[1] if argv[1:] else "--help"
+    if name in command_line.HELP:
+        print(USAGE, end="")
+        return 0
+    if name not in _COMMANDS:
+        print(f"mixedres: {name!r} is not a command; use one of {', '.join(_COMMANDS)}", file=sys.stderr)
+        return 2
+    module, first = _COMMANDS[name]
+    return importlib.import_module(module).main([f"mixedres {name}", *first, *argv[2:]])
+
+
+def main() -> None:
+    """Runs the process's own command line and ends the process."""
+    command_line.leave(run(sys.argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The manners of every command: one-line errors with their exit status, and no traceback for a user's mistake."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from mixedres._internal.errors import ConfigError, MixedresError
+
+HELP = {"--help", "-h", "--helpfull", "--helpshort"}
+# Extra of the package that brings a module; "train" brings the others.
+_EXTRAS = {
+    "tensorflow": "tf",
+    "wandb": "wandb",
+    "torch": "interop",
+    "transformers": "interop",
+    "matplotlib": "experiments",
+    "rich": "experiments",
+    "submitit": "experiments",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError for a mistake, and takes no abbreviations of its options."""
+
+    def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
+        """`prog` as a user types it; `description` is printed as it is."""
+        options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
+        super().__init__(prog=prog, description=description, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{message}; --help says more")
+
+
+def path(given: str) -> pathlib.Path:
+    """The path that an argument names; ~ and ~user are home directories where these exist."""
+    return pathlib.Path(os.path.expanduser(given))
+
+
+def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequence[str], *, continues: str = "") -> int:
+    """Calls a command with its arguments and returns its exit status; prints one line where it fails.
+
+    Statuses: that of a `MixedresError`; 130 for Ctrl-C; 2 for a file that was named and cannot be read or written, 1
+    where the output cannot be written; 2 for a package that is not installed.
+
+    Args:
+      program: the beginning of the line.
+      command: takes the arguments.
+      arguments: without the program's name.
+      continues: how to go on after an interruption; a file error then has status 1, because work was under way.
+    """
+    try:
+        command(arguments)
+        sys.stdout.flush()  # here, where it may fail
+    except MixedresError as error:
+        return _fail(program, error.status, str(error))
+    except KeyboardInterrupt:
+        return _fail(program, 130, "; ".join(filter(None, ("interrupted", continues))))
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        _give_up_stdout()
+        return 1
+    except ModuleNotFoundError as error:
+        return _fail(program, 2, missing_package(error))
+    except OSError as error:
+        named = error.filename is not None  # without a name it is the output
+        if not named:
+            _give_up_stdout()
+        line = f"{error.filename if named else 'stdout'}: {error.strerror or error}"
+        return _fail(program, 2 if named and not continues else 1, "; ".join(filter(None, (line, continues))))
+    return 0
+
+
+def missing_package(error: ModuleNotFoundError) -> str:
+    """A line that says which extra brings the package; raises `error` again where it is a module of our own."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "mixedres", "jax", "jmp", "optax", "numpy"):
+        raise error
+    return f"the package {name} is not installed; pip install 'mixedres[{_EXTRAS.get(name, 'train')}]'"
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process with `status`.
+
+    After an interruption, and after an error with other processes around, it skips the interpreter's own shutdown: that
+    can crash where Ctrl-C came during a compilation (segmentation fault, seen with JAX 0.10.2), or wait for the others.
+    """
+    jax = sys.modules.get("jax")
+    if status > 128 or (status and jax is not None and jax.distributed.is_initialized()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _fail(program: str, status: int, line: str) -> int:
+    print(f"{program}: {line}", file=sys.stderr)
+    return status
+
+
+def _give_up_stdout() -> None:
+    """Redirects stdout to nothing: Python flushes it once more at its end, and would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,86 @@
+"""The exceptions that end a command, each with its exit status and a message of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+
+class MixedresError(Exception):
+    """An error that a person can understand without a traceback; its text is one line.
+
+    Attributes:
+      status: exit status of a command that ends with it.
+    """
+
+    status = 1
+
+
+class ConfigError(MixedresError):
+    """A user's mistake: says what was given, what is allowed and what to type next."""
+
+    status = 2
+
+
+class TrainingError(MixedresError):
+    """A run that cannot go on."""
+
+
+class NonFiniteError(TrainingError):
+    """A training step with numbers that are not finite; see `mixedres.train.debug.nonfinite`."""
+
+    status = 3
+
+
+class DataError(MixedresError):
+    """Data that cannot be used or stopped coming; names data set, example and file."""
+
+
+class WeightsError(MixedresError):
+    """A file of weights that cannot be used."""
+
+    status = 2
+
+
+class MismatchError(WeightsError, ValueError):
+    """Weights of another network; the text lists what does not fit."""
+
+
+class OtherModelError(MixedresError, ValueError):
+    """An undamaged checkpoint of another model."""
+
+    status = 2
+
+
+class TrackingError(MixedresError):
+    """Weights & Biases cannot take the run."""
+
+
+class Stopped(MixedresError):
+    """A run that a signal stopped; says what is saved.
+
+    Attributes:
+      status: 128 + the signal's number, by convention.
+    """
+
+    def __init__(self, number: signal.Signals, step: int, saved: int | None):
+        """Makes the message.
+
+        Args:
+          number: the signal.
+          step: the last step taken.
+          saved: step of the newest checkpoint; None where there is none.
+        """
+        self.status = 128 + number
+        kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is saved"
+        super().__init__(f"stopped by {number.name} after step {step}; {kept}. Start the same command again to go on")
+
+
+@contextlib.contextmanager
+def errors(where: str) -> Iterator[None]:
+    """Turns a ValueError inside the block into a `ConfigError` that begins with `where`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error

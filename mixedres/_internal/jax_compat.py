@@ -1,0 +1,163 @@
+"""Compiling what runs once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+# A `jax.extend.core.JaxprEqn`, whose avals have no types that say more.
+Equation = Any
+
+# Frames that say nothing about who wrote an operation, and those of libraries.
+_NOBODY = (os.path.dirname(jax.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")
+_INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep)
+
+
+def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(jaxpr, consts) of a closed or an open jaxpr; since JAX 0.11 they are one class."""
+    if hasattr(jaxpr, "consts"):
+        return jaxpr.jaxpr, tuple(jaxpr.consts)
+    return jaxpr, ()
+
+
+def body(eqn: Equation) -> Any:
+    """The jaxpr of a call that has one; primitives name it differently."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+
+
+def closed(jaxpr: Any) -> Any:
+    """A jaxpr that `jax.extend.core.jaxpr_as_fun` takes."""
+    return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
+
+
+def struct(array: Any, dtype: Any) -> Any:
+    """What `jax.make_jaxpr` takes for `array` in another dtype, varying over the same mesh axes."""
+    return jax.typeof(array).update(dtype=np.dtype(dtype), weak_type=False)
+
+
+def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
+    """(number of constants, number of carries) of a scan."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def without_consts(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
+    """An open jaxpr that takes its constants as first arguments, and those constants."""
+    inner, consts = opened(jaxpr)
+    constvars = list(inner.constvars)
+    if not constvars:
+        return inner, ()
+    info: Any = inner.debug_info
+    if info is not None:
+        info = info._replace(arg_names=("",) * len(constvars) + tuple(info.arg_names or ()))
+    invars = [*constvars, *inner.invars]
+    return Jaxpr([], invars, inner.outvars, inner.eqns, inner.effects, info), consts
+
+
+def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
+    """Evaluates one equation on `operands`, with the parameters in `changed` replaced; a list of results."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def as_written(eqn: Equation) -> Iterator[None]:
+    """What is evaluated inside has the source line, name stack and context of `eqn`, for errors and profiles."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        yield
+
+
+def source_line(eqn: Equation) -> str:
+    """'file:line (function)' of the code that wrote `eqn`: its innermost frame outside installed packages.
+
+    Where there is none, the innermost one outside JAX; '' where JAX does not know.
+    """
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ""
+    frames = list(zip(*traceback.raw_frames(), strict=True))
+    outside_jax = [frame for frame in frames if not frame[0].co_filename.startswith(_NOBODY)]
+    own = [frame for frame in outside_jax if not any(part in frame[0].co_filename for part in _INSTALLED)]
+    for code, offset in (own or outside_jax)[:1]:
+        frame = source_info_util.raw_frame_to_frame(code, offset)
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
+
+
+def name_stack(eqn: Equation) -> str:
+    """The named scopes around `eqn`, such as 'ResNet/block_0/conv'."""
+    return str(eqn.source_info.name_stack)
+
+
+def named_scopes(eqn: Equation) -> tuple[str, ...]:
+    """The same without derivatives and the names that JAX adds: ('ResNet', 'block_0', 'conv')."""
+    names: list[str] = []
+    segment: list[str] = []
+    for part in (*eqn.source_info.name_stack.stack, None):
+        if isinstance(part, source_info_util.Scope):
+            segment += [name for name in part.name.split("/") if name != "rematted_computation"]
+            continue
+        # Backward passes of jax.checkpoint and custom_jvp begin anew: 'transpose(jvp(a))/jvp(a)/b'.
+        names = segment if segment[: len(names)] == names else names + segment
+        segment = []
+    return tuple(names)
+
+
+def bodies(eqn: Equation) -> list[Any]:
+    """The jaxprs in the parameters of an equation."""
+    return list(_jaxprs(tuple(eqn.params.values())))
+
+
+def equations(jaxpr: Any) -> Iterator[Equation]:
+    """All equations of a jaxpr and of the jaxprs in their parameters."""
+    for eqn in opened(jaxpr)[0].eqns:
+        yield eqn
+        for inner in bodies(eqn):
+            yield from equations(inner)
+
+
+def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, Jaxpr | ClosedJaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _jaxprs(tuple(value))
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The mesh axes of a surrounding shard_map over which `x` differs."""
+    aval = jax.typeof(x)
+    kind = getattr(aval, "manual_axis_type", None)
+    return frozenset(kind.varying if kind is not None else getattr(aval, "vma", ()))
+
+
+def vary_over(names: Iterable[str], x: jax.Array) -> jax.Array:
+    """`x`, counted as different along these mesh axes as well; its gradient is summed over those added."""
+    missing = tuple(frozenset(names) - varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays, all counted as different along the axes along which any of them is."""
+    names = frozenset().union(*map(varying_axes, arrays))
+    return [vary_over(names, x) for x in arrays]
+
+
+def options_for_one_run(platform: str | None = None) -> dict[str, Any]:
+    """Compiler options for a program that runs once; `platform`: not given, that of the default device.
+
+    On a CPU most of its time would be the optimization of its code.
+    """
+    return {"xla_backend_optimization_level": 0} if (platform or jax.default_backend()) == "cpu" else {}

@@ -1,0 +1,111 @@
+"""Progress for the person who watches: a bar on a terminal, elsewhere a plain line now and then."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+
+import tqdm
+
+
+class StepProgress:
+    """Steps of training, with rate and time left."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        first_step: int,
+        batch_size: int,
+        seconds_between_lines: float = 10.0,
+        *,
+        bar: bool = True,
+    ):
+        """Steps count from `first_step` to `total_steps`, `batch_size` examples each. `bar`: where it can be shown."""
+        self._total, self._first, self._batch_size = total_steps, first_step, batch_size
+        self._between = seconds_between_lines
+        self._last_line = time.perf_counter()
+        self._bar = tqdm.tqdm(
+            total=total_steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            leave=False,
+            disable=not (bar and sys.stderr.isatty()),
+        )
+
+    def update(self, step: int, values: Mapping[str, float], training_seconds: float) -> None:
+        """Shows that `step` steps are done, `training_seconds` of training after the first."""
+        done = step - self._first
+        rate = done * self._batch_size / max(training_seconds, 1e-9)
+        if not self._bar.disable:
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}, {rate:,.0f} img/s", refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif time.perf_counter() - self._last_line > self._between:
+            left = (self._total - step) * training_seconds / max(done, 1)
+            self.print(
+                f"step {step}/{self._total}  loss {values['loss']:.4f}  {rate:,.0f} img/s  "
+                f"about {tqdm.tqdm.format_interval(left)} left"
+            )
+
+    def print(self, text: str) -> None:
+        """Prints a line that stays."""
+        self._last_line = time.perf_counter()
+        if self._bar.disable:
+            print(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def close(self) -> None:
+        """Removes the bar."""
+        self._bar.close()
+
+
+LINE_EVERY = 30.0  # seconds
+
+
+def say(line: str) -> None:
+    """One line for the person, on stderr, past a bar that may be on the screen."""
+    tqdm.tqdm.write(f"mixedres: {line}", file=sys.stderr)
+
+
+class ImageProgress:
+    """Counts images, as a context manager.
+
+    Args:
+      label: what is done, one word or two.
+      total: number of images; None where it is not known beforehand.
+      done: of them, those that an earlier start did: they count as done, but not in the rate.
+    """
+
+    def __init__(self, label: str, total: int | None, done: int = 0):
+        self._label, self._total, self._done = label, total, done
+        self._start = self._said = time.monotonic()
+        self._first = done
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm.tqdm(desc=label, total=total, initial=done, unit=" images", smoothing=0.05, leave=False)
+
+    def __enter__(self) -> ImageProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def add(self, count: int = 1) -> None:
+        """`count` more images are done."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.monotonic() - self._said >= LINE_EVERY:
+            self._said = time.monotonic()
+            say(self._line())
+
+    def _line(self) -> str:
+        rate = (self._done - self._first) / max(time.monotonic() - self._start, 1e-9)
+        if self._total is None:
+            return f"{self._label}: {self._done:,} images, {rate:,.0f}/s"
+        left = math.ceil((self._total - self._done) / max(rate, 1e-9) / 60)
+        return f"{self._label}: {self._done:,} of {self._total:,} images, {rate:,.0f}/s, {left:,} min left"

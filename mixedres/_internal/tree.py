@@ -1,0 +1,30 @@
+"""The leaves of a pytree by their paths."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def leaf_path(path: Any) -> str:
+    """'params/head/kernel': the one spelling of a leaf's path in this library; '' for a tree that is a leaf."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """{'params/head/kernel': leaf, ...}; a leaf is whatever has a dtype, such as Orbax's description of an array."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "dtype"))
+    return {leaf_path(path): leaf for path, leaf in leaves}
+
+
+def fingerprint(variables: Any) -> str:
+    """SHA-256, in hexadecimal, over path, dtype, shape and bytes of every array of a pytree."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()

@@ -1,0 +1,165 @@
+"""Functions with a derivative of their own (jax.custom_jvp, jax.custom_vjp): rewritten with the rule kept.
+
+JAX traced the rule for float32, so it cannot be bound to half operands. A new rule is made of the derivative of the
+original call, which uses the user's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal, jaxpr_as_fun
+
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.autocast.graph import unfit
+from mixedres.autocast.rules import SIMPLE_CALLS, Lists
+from mixedres.autocast.values import cast, is_f32
+
+
+def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+    """The results of a custom_jvp_call in `dtype`: an activation such as relu, between half neighbours."""
+
+    def primal(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        floats = [t for p, t in zip(primals, tangents, strict=True) if _is_inexact(p)]
+        at = [
+            jax_compat.struct(p, jnp.float32 if p.dtype == dtype and is_f32(var.aval) else p.dtype)
+            for p, var in zip(primals, eqn.invars, strict=True)
+        ]
+        at_floats = [struct for struct in at if _is_inexact(struct)]
+        traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
+        if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced)):
+            # The rule divides by 1e-8 or the like: its transpose would overflow where it hands on half.
+            wide = [_in(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
+            results = [_in(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
+        else:
+            results = _uniform(traced, [*primals, *floats], dtype, lists)
+        return _with_float0(results[: len(eqn.outvars)], results[len(eqn.outvars) :])
+
+    function = jax.custom_jvp(primal)
+    function.defjvp(rule)
+    return list(function(*operands))
+
+
+def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
+    """The results of a custom rule with products inside: its function and derivative rewritten, float32 around."""
+    primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
+    if eqn.primitive.name == "custom_jvp_call":
+        with_jvp = jax.custom_jvp(primal)
+
+        def rule(primals: Any, tangents: Any) -> Any:
+            floats = [t for p, t in zip(primals, tangents, strict=True) if _is_inexact(p)]
+            outs, out_floats = rewrite(lambda p, t: _derivative(eqn, p, t))(list(primals), floats)
+            return _with_float0(outs, out_floats)
+
+        with_jvp.defjvp(rule)
+        return list(with_jvp(*args))
+    with_vjp = jax.custom_vjp(primal)
+    with_vjp.defvjp(*_pullback(eqn, rewrite))
+    return list(with_vjp(*args))
+
+
+def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
+    """The parameters of an equation that name float32, with `dtype` instead."""
+    names = ("preferred_element_type", "new_dtype", "out_dtype")
+    return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
+
+
+def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Results and their inexact tangents of the original call, given the tangents of its inexact operands."""
+    remaining = iter(floats)
+    tangents = [next(remaining) if _is_inexact(p) else _float0(p) for p in primals]
+    outs, out_tangents = jax.jvp(lambda *xs: jax_compat.bind(eqn, *xs), tuple(primals), tuple(tangents))
+    return outs, [t for out, t in zip(outs, out_tangents, strict=True) if _is_inexact(out)]
+
+
+def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    remaining = iter(floats)
+    return tuple(outs), tuple(next(remaining) if _is_inexact(out) else _float0(out) for out in outs)
+
+
+def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The forward and backward functions of a custom_vjp_call, rewritten."""
+    # The first operands are constants that the function closes over; its rule has no gradient for them.
+    constant = [index < eqn.params["num_consts"] for index in range(len(eqn.invars))]
+    varies = [_is_inexact(var.aval) and not fixed for var, fixed in zip(eqn.invars, constant, strict=True)]
+    outs = [var.aval for var in eqn.outvars]
+
+    def forward(*args: Any) -> Any:
+        def call(*varying: Any) -> list[Any]:
+            remaining = iter(varying)
+            return jax_compat.bind(eqn, *(next(remaining) if v else arg for v, arg in zip(varies, args, strict=True)))
+
+        results, pullback = jax.vjp(call, *(arg for v, arg in zip(varies, args, strict=True) if v))
+        return tuple(results), pullback
+
+    def backward(pullback: Any, cotangents: Sequence[Any]) -> Any:
+        remaining = iter(cotangents)
+        return pullback([next(remaining) if _is_inexact(aval) else _float0(aval) for aval in outs])
+
+    def fwd(*args: Any) -> Any:
+        return rewrite(forward)(*args)
+
+    def bwd(pullback: Any, cotangents: Any) -> Any:
+        floats = [c for c, aval in zip(cotangents, outs, strict=True) if _is_inexact(aval)]
+        remaining = iter(rewrite(backward)(pullback, floats))
+        return tuple(next(remaining) if v else None for v in varies)
+
+    return fwd, bwd
+
+
+def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+    """A small body, op by op: half where the operands are and the op is infer or clear, float32 otherwise."""
+    inner, consts = jax_compat.opened(jaxpr)
+    env = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in inner.eqns:
+        with jax_compat.as_written(eqn):
+            results = _uniform_equation(eqn, [read(atom) for atom in eqn.invars], dtype, lists)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [_in(read(atom), dtype) if is_f32(atom.aval) else read(atom) for atom in inner.outvars]
+
+
+def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+    name = eqn.primitive.name
+    f32 = [is_f32(atom.aval) for atom in eqn.invars]
+    half = all(
+        isinstance(atom, Literal) or arg.dtype == dtype
+        for atom, arg, is_ in zip(eqn.invars, args, f32, strict=True)
+        if is_
+    )
+    if name in SIMPLE_CALLS and half:
+        return _uniform(jax_compat.body(eqn), args, dtype, lists)
+    if name == "custom_jvp_call" and half:
+        return call_in_half(
+            eqn, [_in(arg, dtype) if is_ else arg for arg, is_ in zip(args, f32, strict=True)], dtype, lists
+        )
+    half = half and not _unfit_literal(eqn, dtype) and lists.category(name) in ("infer", "clear")
+    operands = [_in(arg, dtype if half else jnp.float32) if is_ else arg for arg, is_ in zip(args, f32, strict=True)]
+    return jax_compat.bind(eqn, *operands, **(in_dtype(eqn.params, dtype) if half else {}))
+
+
+def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
+    return any(isinstance(a, Literal) and is_f32(a.aval) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
+
+
+def _in(array: Any, dtype: Any) -> Any:
+    return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
+
+
+def _is_inexact(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def _float0(array: Any) -> np.ndarray:
+    return np.zeros(array.shape, jax.dtypes.float0)

@@ -1,0 +1,108 @@
+"""The JSON files that transformers keeps beside a ResNet's weights: the network, its classes, and its input."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+# What transformers calls the parts of a ResNet (ResNetConfig, transformers 5.23).
+_WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
+# ConvNextImageProcessor, which transformers' own ResNets have: below 384 pixels the shorter side is made
+# `shortest_edge / crop_pct` and the centre cut out; Pillow's number of the bilinear filter.
+_PROCESSOR, _CROPPED_BELOW, _CROP_PCT, _BILINEAR = "ConvNextImageProcessor", 384, 224 / 256, 2
+# One that cuts out the centre at any size.
+_CROPPING = "BitImageProcessor"
+
+
+def read_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
+    """Version of the network and names of its classes; None for what is not said.
+
+    Raises:
+      ValueError: where the file is no such config.
+    """
+    config = _read(path)
+    try:
+        labels = config.get("id2label") or {}
+        names = tuple(str(labels[str(index)]) for index in range(len(labels))) or None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a config of transformers ({error})") from None
+    first = config.get("downsample_in_bottleneck")
+    return None if first is None else "1" if first else "1.5", names
+
+
+def read_processor(path: pathlib.Path) -> dict[str, Any]:
+    """The network's input, as `mixedres.data.InputSpec.from_json` takes it.
+
+    Raises:
+      ValueError: where the file is no such config.
+    """
+    config = _read(path)
+    try:
+        size = config["size"]
+        edge = size if isinstance(size, int) else size.get("shortest_edge") or size["height"]
+        if config.get("do_center_crop") and config.get("crop_size"):
+            crop = config["crop_size"]
+            side = crop if isinstance(crop, int) else crop["height"]
+            crop_pct = min(1.0, side / edge)
+        else:
+            side = edge
+            crop_pct = config.get("crop_pct") or _CROP_PCT if side < _CROPPED_BELOW else 1.0
+        mean, std = ([255.0 * value for value in config[key]] for key in ("image_mean", "image_std"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a config of an image processor ({error!r})") from None
+    return {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "antialias": True}
+
+
+def config(
+    bottleneck: bool, stage_sizes: Sequence[int], num_classes: int, channels: int, version: str, names: Sequence[str]
+) -> dict[str, Any]:
+    """config.json of a ResNet, `names` being those of the first of its classes."""
+    names = (*names[:num_classes], *(f"LABEL_{index}" for index in range(len(names), num_classes)))
+    return {
+        "architectures": ["ResNetForImageClassification"],
+        "model_type": "resnet",
+        "num_channels": channels,
+        "embedding_size": 64,
+        "hidden_sizes": _WIDTHS[bottleneck],
+        "depths": list(stage_sizes),
+        "layer_type": "bottleneck" if bottleneck else "basic",
+        "hidden_act": "relu",
+        "downsample_in_first_stage": False,
+        "downsample_in_bottleneck": version == "1",
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+
+
+def processor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """preprocessor_config.json of a network's input; None where transformers has no such preprocessing."""
+    if given is None or given["mean"] is None:
+        return None
+    side, crop_pct = given["shape"][0], given["crop_pct"]
+    if side < _CROPPED_BELOW or crop_pct == 1:
+        crop = {"image_processor_type": _PROCESSOR, "size": {"shortest_edge": side}, "crop_pct": crop_pct}
+    else:
+        crop = {"image_processor_type": _CROPPING, "size": {"shortest_edge": round(side / crop_pct)}}
+        crop |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
+    return crop | {
+        "do_resize": True,
+        "resample": _BILINEAR,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [value / 255 for value in given["mean"]],
+        "image_std": [value / 255 for value in given["std"]],
+    }
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a config of transformers")
+    return found

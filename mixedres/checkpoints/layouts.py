@@ -1,0 +1,227 @@
+"""What other libraries call a ResNet's tensors, and in which order they keep the axes.
+
+'torchvision' is also timm's layout, and 'transformers' that of Hugging Face's ResNetForImageClassification. Both have
+convolutions as (out, in, height, width) and dense kernels as (out, in), where flax has (height, width, in, out) and
+(in, out). 'mixedres' is flax's own, the path of a leaf as its name. Names as of torchvision 0.20, timm 1.0 and
+transformers 5.23; only 'mixedres' has ResNets of version 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mixedres._internal.errors import MismatchError
+
+LAYOUTS = ("torchvision", "transformers", "mixedres")
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+# PyTorch counts the batches that a batch norm has seen; nothing but a momentum of None ever reads it.
+COUNTER = "num_batches_tracked"
+_STEMS = {
+    "torchvision": {"stem_conv": "conv1", "stem_norm": "bn1", "head": "fc"},
+    "transformers": {
+        "stem_conv": "resnet.embedder.embedder.convolution",
+        "stem_norm": "resnet.embedder.embedder.normalization",
+        "head": "classifier.1",
+    },
+}
+# Stage, block and number of every convolution of a block; the stages and numbers begin with 0 in one of them.
+_CONVOLUTIONS = {
+    "torchvision": r"layer(\d+)\.(\d+)\.conv(\d)\.weight",
+    "transformers": r"resnet\.encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.convolution\.weight",
+    "mixedres": r"params/block_layer(\d+)_(\d+)/conv(\d)/kernel",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What the names and shapes of tensors tell of their network.
+
+    Attributes:
+      bottleneck: three convolutions a block instead of two.
+      stage_sizes: blocks per stage.
+      num_classes: outputs of the head.
+      channels: of the images.
+    """
+
+    bottleneck: bool
+    stage_sizes: tuple[int, ...]
+    num_classes: int
+    channels: int
+
+
+def layout_of(names: Iterable[str]) -> str | None:
+    """The layout that has these names, or None."""
+    names = list(names)
+    found = (layout for layout, pattern in _CONVOLUTIONS.items() if any(re.fullmatch(pattern, name) for name in names))
+    return next(found, None)
+
+
+def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture | None:
+    """What network these tensors are of; None where the head or whole stages are missing."""
+    first = int(layout != "transformers")
+    blocks: dict[int, set[int]] = {}
+    convolutions = set()
+    for match in filter(None, map(re.compile(_CONVOLUTIONS[layout]).fullmatch, tensors)):
+        stage, block, convolution = map(int, match.groups())
+        blocks.setdefault(stage, set()).add(block)
+        convolutions.add(convolution)
+    bias = tensors.get(_head(layout)[1])
+    stem = tensors.get(_name(("params", "stem_conv", "kernel"), layout))
+    if bias is None or stem is None or sorted(blocks) != list(range(first, first + len(blocks))):
+        return None
+    stage_sizes = tuple(len(blocks[stage]) for stage in sorted(blocks))
+    channels = stem.shape[2 if layout == "mixedres" else 1]
+    return Architecture(len(convolutions) == 3, stage_sizes, bias.shape[0], channels)
+
+
+def to_tensors(variables: Mapping[str, Any], layout: str, batches: int | None = None) -> dict[str, np.ndarray]:
+    """The variables of a network under the names of a layout.
+
+    Args:
+      variables: {'params', 'batch_stats'} of a ResNet.
+      layout: one of `LAYOUTS`.
+      batches: for PyTorch's counter of batches in every batch norm, int64; None: without one.
+
+    Raises:
+      ValueError: for an unknown layout, and for a network of version 2 in one that has none.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout {layout!r} is unknown; use {' or '.join(LAYOUTS)}")
+    own = layout == "mixedres"
+    _refuse_version_2(variables, layout)
+    tensors = {}
+    for path, leaf in _leaves(variables):
+        tensors[_name(path, layout)] = np.asarray(leaf) if own else _to_torch_axes(np.asarray(leaf))
+        if path[-1] == "mean" and batches is not None and not own:
+            tensors[f"{_module(path[1:-1], layout)}.{COUNTER}"] = np.array(batches, np.int64)
+    return tensors
+
+
+def from_tensors(
+    tensors: Mapping[str, np.ndarray], like: Mapping[str, Any], layout: str
+) -> tuple[dict[str, Any], bool]:
+    """The variables of a network from tensors of a layout.
+
+    Args:
+      tensors: by name; any floating dtype.
+      like: {'params', 'batch_stats'} of the network wanted: anything with shapes, such as `jax.ShapeDtypeStruct`.
+      layout: that of the tensors.
+
+    Returns:
+      The variables, numpy arrays of the dtypes of `like`, and whether the head is among them: one with another number
+      of classes is left out.
+
+    Raises:
+      MismatchError: for tensors that are missing, left over, or of another shape.
+      ValueError: for a network of version 2 in a layout that has none.
+    """
+    _refuse_version_2(like, layout)
+    own = layout == "mixedres"
+    wanted = {_name(path, layout): (path, leaf) for path, leaf in _leaves(like)}
+    shapes = {name: leaf.shape if own else _to_torch_shape(leaf.shape) for name, (_, leaf) in wanted.items()}
+    has_head = not _has_other_classes(tensors, shapes, layout)
+    if not has_head:
+        for name in _head(layout):
+            wanted.pop(name)
+    _check(tensors, {name: shapes[name] for name in wanted}, ignored=() if has_head else _head(layout))
+    variables: dict[str, Any] = {}
+    for name, (path, leaf) in wanted.items():
+        inner = variables
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        found = tensors[name] if own else from_torch_axes(tensors[name])
+        inner[path[-1]] = np.ascontiguousarray(found).astype(leaf.dtype)
+    return variables, has_head
+
+
+def batches_of(tensors: Mapping[str, np.ndarray]) -> int | None:
+    """What PyTorch's counters of batches say, where there are some and all say the same."""
+    counts = {int(value) for name, value in tensors.items() if name.endswith(COUNTER)}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _refuse_version_2(variables: Mapping[str, Any], layout: str) -> None:
+    if "final_norm" in variables["params"] and layout != "mixedres":
+        raise ValueError(f"the layout of {layout} has no ResNet of version 2, only 1 and 1.5")
+
+
+def _has_other_classes(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], layout: str) -> bool:
+    """Whether the head has the features wanted, and another number of classes."""
+    kernel, bias = _head(layout)
+    if not {kernel, bias} <= tensors.keys():
+        return False
+    axis = int(layout != "mixedres")  # of the features
+    there, here = tensors[kernel].shape, shapes[kernel]
+    return len(there) == 2 and there[axis] == here[axis] and there[1 - axis] != here[1 - axis]
+
+
+def _check(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+    missing = sorted(shapes.keys() - tensors.keys())
+    extra = sorted(name for name in tensors.keys() - shapes.keys() - set(ignored) if not name.endswith(COUNTER))
+    differing = [
+        f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
+        for name, shape in sorted(shapes.items())
+        if name in tensors and tensors[name].shape != shape
+    ]
+    problems = [_listed(missing, "missing"), _listed(extra, "left over"), _listed(differing, "of another shape")]
+    if any(problems):
+        raise MismatchError("; ".join(filter(None, problems)))
+
+
+def _listed(names: list[str], what: str, most: int = 8) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{len(names)} {what}: {', '.join(names[:most])}{more}"
+
+
+def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _head(layout: str) -> tuple[str, str]:
+    """Names of the head's kernel and bias."""
+    kernel, bias = (_name(("params", "head", leaf), layout) for leaf in ("kernel", "bias"))
+    return kernel, bias
+
+
+def _name(path: tuple[str, ...], layout: str) -> str:
+    """'layer1.0.conv1.weight' of ('params', 'block_layer1_1', 'conv1', 'kernel')."""
+    return "/".join(path) if layout == "mixedres" else f"{_module(path[1:-1], layout)}.{_LEAVES[path[-1]]}"
+
+
+def _module(path: tuple[str, ...], layout: str) -> str:
+    """'layer1.0.conv1' of ('block_layer1_1', 'conv1')."""
+    if len(path) == 1:
+        return _STEMS[layout][path[0]]
+    stage, block = map(int, path[0].removeprefix("block_layer").split("_"))
+    is_norm, number = path[1].startswith("norm"), path[1].removeprefix("norm").removeprefix("conv")
+    if layout == "torchvision":
+        inner = f"{'bn' if is_norm else 'conv'}{number}"
+        return f"layer{stage}.{block - 1}.{f'downsample.{int(is_norm)}' if number == '_proj' else inner}"
+    inner = "shortcut" if number == "_proj" else f"layer.{int(number) - 1}"
+    part = "normalization" if is_norm else "convolution"
+    return f"resnet.encoder.stages.{stage - 1}.layers.{block - 1}.{inner}.{part}"
+
+
+def _to_torch_axes(x: np.ndarray) -> np.ndarray:
+    """(h, w, in, out) -> (out, in, h, w), (in, out) -> (out, in), and vectors as they are."""
+    return np.ascontiguousarray(x.transpose(3, 2, 0, 1) if x.ndim == 4 else x.T)
+
+
+def _to_torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[3], shape[2], shape[0], shape[1]) if len(shape) == 4 else tuple(reversed(shape))
+
+
+def from_torch_axes(x: np.ndarray) -> np.ndarray:
+    """(out, in, h, w) -> (h, w, in, out), (out, in) -> (in, out), and vectors as they are."""
+    return x.transpose(2, 3, 1, 0) if x.ndim == 4 else x.T

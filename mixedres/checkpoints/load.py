@@ -1,0 +1,96 @@
+"""Trained networks, of our own runs and of others' files alike."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mixedres import models
+from mixedres._internal.errors import WeightsError
+from mixedres._internal.files import read_json
+from mixedres.checkpoints import layouts, weights, workdir
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints.weights import WeightsFile
+
+
+def read(path: pathlib.Path) -> WeightsFile:
+    """The weights of a workdir, of a file, or of a folder that transformers saved.
+
+    Of a run those of the newest whole checkpoint, or their moving average where one is kept.
+
+    Raises:
+      WeightsError: where there are none, or they cannot be read.
+    """
+    try:
+        is_run = (path / workdir.CHECKPOINTS).is_dir() and (path / workdir.CONFIG).is_file()
+        return _read_run(path) if is_run else weights.read(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read ({error.strerror or error})") from None
+
+
+def _read_run(directory: pathlib.Path) -> WeightsFile:
+    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
+    try:
+        if saved.latest_step() is None:
+            raise WeightsError(f"{directory} has no checkpoint yet; train first")
+        tree, record, damaged = saved.restore_newest(None)
+    except OSError as error:
+        raise WeightsError(str(error)) from None
+    finally:
+        saved.close()
+    config, data = record["config"], read_json(directory / workdir.DATA)
+    data = data if isinstance(data, dict) else {}
+    variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
+    return WeightsFile(
+        directory,
+        layouts.to_tensors(variables, "mixedres"),
+        "mixedres",
+        batches=int(tree["step"]),
+        version=config["model.version"] or models.default_version(config["model.name"]),
+        class_names=tuple(map(str, data.get("class_names") or ())) or None,
+        epsilon=config["batch_norm.epsilon"],
+        input=data.get("input"),
+        run=config,
+        note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(tree['step'])}"
+        if damaged
+        else "",
+    )
+
+
+def name(file: WeightsFile) -> str | None:
+    """The network's name, such as 'resnet50'; None where no name means such a one."""
+    found = layouts.architecture(file.tensors, file.layout)
+    return found and models.name_of(found.bottleneck, found.stage_sizes)
+
+
+def variables(file: WeightsFile) -> dict[str, Any]:
+    """{'params', 'batch_stats'} of the network, float32 numpy arrays.
+
+    Raises:
+      WeightsError: where no network of ours has these weights.
+    """
+    found, known = layouts.architecture(file.tensors, file.layout), name(file)
+    if found is None or known is None:
+        raise WeightsError(f"{file.path} is no network that mixedres has")
+    policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
+    try:
+        model = models.create(known, num_classes=found.num_classes, policy=policy, version=file.version)
+    except ValueError as error:
+        raise WeightsError(f"{file.path}: {error}") from None
+    images = jax.ShapeDtypeStruct((1, 64, 64, found.channels), jnp.float32)
+    like = jax.eval_shape(model.init, jax.random.key(0), images)
+    try:
+        return layouts.from_tensors(file.tensors, like, file.layout)[0]
+    except ValueError as error:
+        raise WeightsError(f"{file.path} looks like {describe(file)}, but: {error}") from None
+
+
+def describe(file: WeightsFile) -> str:
+    """'resnet50 of 1000 classes, layout torchvision'."""
+    found = layouts.architecture(file.tensors, file.layout)
+    what = f"{name(file) or 'a network without a name'} of {found.num_classes} classes" if found else "no whole network"
+    return f"{what}, layout {file.layout}"

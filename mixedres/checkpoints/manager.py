@@ -1,0 +1,318 @@
+"""Saving and restoring the whole training state with Orbax.
+
+The resume rule: a checkpoint is the `TrainState`, whole, and a record of what the host knows (the config, the best
+evaluation so far, the means that the next line of metrics continues). `TrainState.step` is the data position and the
+state of every random draw, because batch k is a function of the seed and k alone (`mixedres.data.Source`). A run that
+continues restores the newest checkpoint that is whole and asks the data for batch `step`; on the CPU it then ends with
+the very bits of a run that was never interrupted.
+
+A checkpoint gets its name only when it is complete, and holds the SHA-256 of each of its files, so that one that a
+failing disk or a copy cut short has changed is known before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from mixedres._internal.errors import OtherModelError
+from mixedres._internal.files import write_json
+from mixedres._internal.tree import named_leaves
+
+CHECKSUMS = "checksums.json"
+
+
+def write_checksums(directory: pathlib.Path) -> None:
+    """Writes the sum of every file below `directory` into its ``checksums.json``."""
+    names = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
+
+
+def checksums_hold(directory: pathlib.Path) -> bool:
+    """Whether every file is there and has the sum it was written with; False where no sums are."""
+    try:
+        expected = json.loads((directory / CHECKSUMS).read_text())
+        return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# The directory in which Orbax puts the one item that we save.
+_ITEM = "default"
+
+
+class _Checksummed(ocp.StandardCheckpointHandler):
+    """Adds the checksums of all files, just before Orbax gives the checkpoint its final name."""
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        write_checksums(pathlib.Path(directory))
+
+
+class _LastAndBest:
+    """Orbax's preservation policy: the newest `last` checkpoints, and the best one."""
+
+    def __init__(self, last: int):
+        self.last = last
+        self.best: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        newest = len(checkpoints) - self.last
+        return [index >= newest or info.step == self.best for index, info in enumerate(checkpoints)]
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Saving is asynchronous: `save` returns once the arrays are copied to the host.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep: int = 1):
+        """`directory` is absolute; the newest `keep` checkpoints stay. Creates nothing before the first `save`."""
+        self.directory = directory
+        self._policy = _LastAndBest(keep)
+        # Every process by itself: the state is the same in all, the first writes it, and each reads all of it. What
+        # fails in one then blocks no other, and no thread of Orbax's meets the others while a step is under way.
+        own = jax.process_index()
+        several = ocp.options.MultiprocessingOptions()
+        if jax.process_count() > 1:
+            several = ocp.options.MultiprocessingOptions(
+                primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
+            )
+        handler = _Checksummed(multiprocessing_options=several)
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry.add(_ITEM, ocp.args.StandardSave, handler)
+        registry.add(_ITEM, ocp.args.StandardRestore, handler)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._policy, create=False, multiprocessing_options=several
+        )
+        self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+        self._writing: int | None = None
+        self._waiting: list[tuple[int, Any, str]] = []
+        self._failures: list[str] = []
+        self._has_failed = False
+        logging.getLogger("absl").addFilter(_not_of_orbax)
+
+    def latest_step(self) -> int | None:
+        """Step of the newest complete checkpoint, or None."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, record: dict[str, Any], *, best: int | None = None) -> None:
+        """Starts saving `state` after `step` steps, or puts a copy in a queue while the disk is still busy.
+
+        The queue holds the newest state and, where that is another one, the best: saving waits for no disk.
+
+        Args:
+          step: not saved yet, or nothing happens.
+          state: a pytree of arrays.
+          record: what goes with it; anything that JSON can hold.
+          best: step of the checkpoint that stays even where newer ones push out all others.
+        """
+        if step == self.latest_step() or jax.process_index() != 0:
+            return
+        self._policy.best = best
+        # As a text, which stays as it is; Orbax's own JSON has no infinity, which the loss of a skipped step may be.
+        text = json.dumps(record)
+        if not self._is_busy():
+            self._start_waiting()
+        if self._is_busy():
+            kept = [waiting for waiting in self._waiting if waiting[0] == best]
+            self._waiting = [*kept, (step, jax.tree.map(np.array, _one_copy(state)), text)]
+        else:
+            self._start(step, _one_copy(state), text)
+
+    def poll(self) -> list[str]:
+        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why."""
+        if not self._is_busy():
+            if self._writing is not None:
+                self._wait()
+            self._start_waiting()
+        failures, self._failures = self._failures, []
+        return failures
+
+    def finish(self) -> list[str]:
+        """Waits, in every process, until everything is on disk; says what could not be written, and why."""
+        self._drain()
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
+            self._manager.reload()
+        return self.poll()
+
+    def restore_newest(self, like: Any) -> tuple[Any, dict[str, Any], list[int]]:
+        """The newest state that is whole, its record, and the steps of newer checkpoints that are not.
+
+        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`); None: whatever
+        is there, as dictionaries of numpy arrays.
+
+        Raises:
+          OSError: where none of the checkpoints is whole; its text is one line.
+          OtherModelError: where the newest whole one has other arrays than `like`; its text is one line.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        step = _of_first_process(
+            lambda: next((step for step in steps if checksums_hold(self.directory / str(step) / _ITEM)), -1)
+        )
+        damaged = [newer for newer in steps if newer > step]
+        if step < 0:
+            raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
+        metadata = self._manager.item_metadata(step)
+        if like is None:
+            like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), dict(metadata.tree))
+        _check_arrays(step, metadata.tree, like)
+        return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
+
+    def set_aside(self, steps: list[int]) -> None:
+        """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps anew."""
+        for step in steps if jax.process_index() == 0 else ():
+            path = self.directory / str(step)
+            shutil.rmtree(path.with_name(f"damaged-{step}"), ignore_errors=True)
+            path.rename(path.with_name(f"damaged-{step}"))
+        if steps and jax.process_count() > 1:
+            multihost_utils.sync_global_devices("mixedres: damaged checkpoints set aside")
+        self._manager.reload()
+
+    def remove_partial(self) -> None:
+        """Removes what a save left that was cut off; not while one is under way."""
+        for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*") if jax.process_index() == 0 else ():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> list[str]:
+        """Ends Orbax's threads once everything is on disk, without waiting for other processes; returns as `poll`."""
+        self._drain()
+        failures = self.poll()
+        with contextlib.suppress(Exception):  # what could not be written is said already
+            self._manager.close()
+        if self._has_failed:
+            self.remove_partial()
+        return failures
+
+    def _is_busy(self) -> bool:
+        # What fails at once leaves Orbax's own mark behind.
+        return self._writing is not None and self._manager.is_saving_in_progress()
+
+    def _read(self, step: int, like: Any) -> Any:
+        if jax.process_count() == 1:
+            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+        arrays = self._manager.restore(step, args=ocp.args.StandardRestore(host))
+        place = jax.make_array_from_process_local_data
+        return jax.tree.map(lambda x, a: a if isinstance(x, np.ndarray) else place(x.sharding, a), like, arrays)
+
+    def _drain(self) -> None:
+        """Waits for what is being written, and for all that waits behind it."""
+        self._wait()
+        while self._waiting:
+            self._start_waiting()
+            self._wait()
+
+    def _start_waiting(self) -> None:
+        if self._waiting:
+            self._start(*self._waiting.pop(0))
+
+    def _start(self, step: int, state: Any, record: str) -> None:
+        self._wait()
+        if self._has_failed:
+            self._clean_up()
+        self._writing = step
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata={"record": record}))
+        except Exception as error:  # where not even the directory can be made, or the memory for a copy is not there
+            self._note_failure(error)
+
+    def _wait(self) -> None:
+        """Waits for the checkpoint that is being written, and takes note where it cannot be."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            self._note_failure(error)
+        self._writing = None
+
+    def _clean_up(self) -> None:
+        """Removes what failed saves left, once the thread in which Orbax writes metadata has nothing more to write.
+
+        A failed save does not wait for that thread: files would come back after they are removed, and a failure of the
+        thread would be taken for one of the next save. It may get work even later, where a save fails at once.
+        """
+        for _ in range(10):  # a call ends at the first failure; a save writes metadata three times
+            with contextlib.suppress(Exception):
+                self._manager.check_for_errors()
+                break
+        self.remove_partial()
+
+    def _note_failure(self, error: Exception) -> None:
+        step, self._writing = self._writing, None
+        self._has_failed = True
+        self._clean_up()  # what is left may be what fills the disk
+        self._manager.reload()  # Orbax has forgotten those that it was about to remove
+        if step in self._manager.all_steps():
+            self._failures.append(f"old checkpoints could not be removed ({_reason(error)})")
+        else:
+            self._failures.append(f"the checkpoint of step {step} could not be written ({_reason(error)})")
+
+
+def _one_copy(state: Any) -> Any:
+    """A replicated state as it is on one device; on the host where there are other processes, as Orbax wants it.
+
+    Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
+    """
+    local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
+    return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
+
+
+def _of_first_process(find: Callable[[], int]) -> int:
+    """What process 0 found, in every process: they must not come to different conclusions."""
+    if jax.process_count() == 1:
+        return find()
+    found = find() if jax.process_index() == 0 else 0
+    return int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+
+
+def _check_arrays(step: int, saved: Any, like: Any) -> None:
+    """Raises OtherModelError where the arrays of a checkpoint differ in name, shape or dtype."""
+    there, here = (
+        {name: f"{np.dtype(x.dtype).name}{list(x.shape)}" for name, x in named_leaves(tree).items()}
+        for tree in (saved, like)
+    )
+    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    if differing:
+        name = differing[0]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise OtherModelError(
+            f"the checkpoint of step {step} is of another model: {name} is {there.get(name, 'missing')} there and "
+            f"{here.get(name, 'missing')} here{more}"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """Why a checkpoint could not be written, in one line: the system's own words where they can be found."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if found := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore's
+            return os.strerror(int(found[1]))
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())[:200]
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs whole tracebacks of what it raises; a person gets the one line that is made of it."""
+    return "orbax" not in record.pathname

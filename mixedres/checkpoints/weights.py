@@ -1,0 +1,192 @@
+"""Files of weights: .safetensors, and .pth or .bin of PyTorch, which are pickles and are never allowed to run code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import pickle
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from mixedres._internal.errors import WeightsError
+from mixedres.checkpoints import huggingface
+from mixedres.checkpoints.layouts import LAYOUTS, batches_of, layout_of
+
+PICKLES = (".pth", ".pt", ".bin")
+# In the head of a .safetensors file: JSON of `WeightsFile.metadata`.
+_ABOUT = "mixedres"
+_SAFETENSORS = ".safetensors"
+# In a folder, in the order in which transformers looks.
+_IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+# Where checkpoints of training scripts have the weights among other things (torchvision, timm).
+_NESTED = ("model", "state_dict")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsFile:
+    """The tensors of a file.
+
+    Attributes:
+      path: of the file.
+      tensors: by name, as they are in the file.
+      layout: one of `mixedres.weights.LAYOUTS`.
+      batches: how many of them the batch norms have seen in training.
+      version: '1', '1.5' or '2'.
+      class_names: by output.
+      epsilon: of batch normalisation.
+      input: of the network, as `mixedres.data.InputSpec.to_json` makes it.
+      run: the flat config of the run that these are of.
+      note: what a person should know of how they were found, or ''.
+
+    From `batches` on None is what nothing tells.
+    """
+
+    path: pathlib.Path
+    tensors: dict[str, np.ndarray]
+    layout: str
+    batches: int | None = None
+    version: str | None = None
+    class_names: tuple[str, ...] | None = None
+    epsilon: float | None = None
+    input: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
+    note: str = ""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What of this the tensors do not tell, to be written beside them."""
+        known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
+        known["version"] = None if self.version == "1.5" else self.version
+        return {key: value for key, value in known.items() if value is not None}
+
+
+def read(path: pathlib.Path) -> WeightsFile:
+    """Reads a file, or the one in a folder that transformers would read.
+
+    Raises:
+      WeightsError: where there is none, it cannot be read, or is of no layout that is known.
+    """
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
+        if file == path:
+            raise WeightsError(f"{path} holds neither {' nor '.join(_IN_FOLDER)}")
+    if not file.is_file():
+        raise WeightsError(
+            f"{path} does not exist; name a workdir, a {_SAFETENSORS} or .pth file, or a folder that transformers saved"
+        )
+    if file.suffix == _SAFETENSORS:
+        tensors, about = _read_safetensors(file)
+    elif file.suffix in PICKLES:
+        tensors, about = _read_pickle(file), None
+    else:
+        raise WeightsError(f"{file} is no file of weights; those end in {_SAFETENSORS}, {', '.join(PICKLES)}")
+    if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
+        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+    layout = layout_of(tensors)
+    if layout is None:
+        names = ", ".join(sorted(tensors)[:3]) or "no tensor"
+        raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
+    return dataclasses.replace(
+        WeightsFile(file, tensors, layout, batches_of(tensors)), **_read_metadata(file, layout, about)
+    )
+
+
+def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
+    """What stands beside the tensors: in the file's head, or in files of transformers."""
+    try:
+        found = json.loads(about) if about else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{found!r}")
+        known = {key: found[key] for key in ("version", "class_names", "epsilon", "input") if key in found}
+        names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"class_names {names!r}")
+        if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not epsilon > 0:
+            raise ValueError(f"version {known.get('version')!r}, epsilon {epsilon!r}")
+        if "class_names" in known:
+            known["class_names"] = tuple(names)
+    except (ValueError, TypeError) as error:
+        raise WeightsError(f"{file}: what mixedres wrote in its head cannot be read ({error})") from None
+    config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
+    try:
+        if layout == "transformers" and config.is_file():
+            known["version"], known["class_names"] = huggingface.read_config(config)
+        if layout == "transformers" and processor.is_file():
+            known["input"] = huggingface.read_processor(processor)
+    except ValueError as error:
+        raise WeightsError(str(error)) from None
+    return known
+
+
+def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any] | None = None) -> None:
+    """Writes a .safetensors file, whole or not at all.
+
+    Args:
+      path: of the file.
+      tensors: by name.
+      about: of the network, as `WeightsFile.metadata` has it.
+
+    Raises:
+      WeightsError: where it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.part")
+    try:
+        # transformers refuses files that do not say so.
+        metadata = {"format": "pt"} | ({_ABOUT: json.dumps(about)} if about else {})
+        safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)
+        os.replace(partial, path)
+    except (OSError, safetensors.SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise WeightsError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
+    """The tensors, and what mixedres wrote beside them."""
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            return tensors, (opened.metadata() or {}).get(_ABOUT)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
+
+
+def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError:
+        raise WeightsError(
+            f"{file} is a pickle of PyTorch; pip install torch, or save it with safetensors.torch.save_file"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong is said below, in one line
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load fails in many ways
+        if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
+            raise WeightsError(
+                f"{file} holds code that it wants to run, not weights alone, and was refused; save its state_dict()"
+            ) from None
+        raise WeightsError(f"{file} is no whole file of PyTorch's ({type(error).__name__}); get it again") from None
+    nested = [loaded[key] for key in _NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping)]
+    state = nested[0] if nested else loaded
+    if not isinstance(state, Mapping):
+        raise WeightsError(f"{file} holds a {type(state).__name__}; save a model's state_dict()")
+    try:
+        return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy has not
+        raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    import torch
+
+    # numpy has no bfloat16 of its own; float32 holds every one.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()

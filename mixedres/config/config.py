@@ -1,0 +1,162 @@
+"""The configuration of a run: made from defaults, a preset and overrides, and checked.
+
+`mixedres.config.keys` lists the keys.
+
+A config file (``configs/*.py``) starts from `defaults`, assigns what its experiment needs and ends with `finish`,
+which applies the part after the colon of ``--config=FILE:PRESET,key=value``. `validate` checks a finished config
+before anything is built.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from mixedres._internal.errors import ConfigError
+from mixedres.config.keys import KEYS, PRESETS
+
+_BY_PATH = {key.path: key for key in KEYS}
+
+
+def defaults() -> ConfigDict:
+    """A fresh config with every key of `KEYS` at its default."""
+    config = ConfigDict()
+    for key in KEYS:
+        *sections, name = key.path.split(".")
+        section = config
+        for part in sections:
+            if part not in section:
+                section[part] = ConfigDict()
+            section = section[part]
+        section[name] = config_dict.placeholder(key.type)
+        section[name] = key.default
+    return config
+
+
+def split(argument: str) -> tuple[str, dict[str, str]]:
+    """('fp16', {'model': 'resnet101'}) of 'fp16,model=resnet101'; without a preset, 'fp32'.
+
+    Raises:
+      ConfigError: for a part that is neither first nor key=value.
+    """
+    preset, overrides = "fp32", {}
+    # A comma inside brackets belongs to the value.
+    for index, part in enumerate(filter(None, re.split(r",(?![^(\[]*[)\]])", argument))):
+        key, equals, value = part.partition("=")
+        if equals:
+            overrides[key.strip()] = value.strip()
+        elif index == 0:
+            preset = part.strip()
+        else:
+            raise ConfigError(f"{part!r} after the colon of --config is not key=value; write PRESET,key=value,...")
+    return preset, overrides
+
+
+def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> ConfigDict:
+    """Sets the preset and the overrides; a section's name alone means its `name`: model=resnet101.
+
+    Raises:
+      ConfigError: for an unknown preset or key and for a value of the wrong type.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"--config=FILE:PRESET: precision {preset!r} is unknown; use one of {', '.join(PRESETS)}")
+    config.precision.name = preset
+    for given, text in overrides.items():
+        path = f"{given}.name" if f"{given}.name" in _BY_PATH else given
+        check_key(path)
+        _assign(config, path, _literal(text, _BY_PATH[path].type))
+    return config
+
+
+def _assign(config: ConfigDict, path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for part in sections:
+        config = config[part]
+    try:
+        config[name] = value
+    except (TypeError, ValueError):
+        raise ConfigError(f"config.{path} is {value!r}; it must be of type {_BY_PATH[path].type.__name__}") from None
+
+
+def _literal(text: str, wanted: type) -> Any:
+    if wanted is str:
+        return text
+    try:
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _nearest(path: str) -> str:
+    inside = [key for key in _BY_PATH if key.startswith(f"{path}.")]
+    close = (
+        [key for key in inside if key == f"{path}.name"]
+        or inside
+        or difflib.get_close_matches(path, _BY_PATH, n=3, cutoff=0.5)
+    )
+    return f"did you mean {' or '.join(close)}?" if close else "no key is like it"
+
+
+def check_key(path: str) -> None:
+    """Raises `ConfigError` unless `path` is a key."""
+    if path not in _BY_PATH:
+        raise ConfigError(f"config key {path!r} is unknown; {_nearest(path)} (--help lists them all)")
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks keys, types, ranges and the length of the run; touches no device.
+
+    Raises:
+      ConfigError: at the first mistake.
+    """
+    flat = flatten(config)
+    for path, value in flat.items():
+        check_key(path)
+        key = _BY_PATH[path]
+        wanted = (int, float) if key.type is float else key.type
+        if value is None and key.default is None:
+            continue
+        if not isinstance(value, wanted) or (isinstance(value, bool) and key.type in (int, float)):
+            raise ConfigError(f"config.{path} is {value!r}; it must be of type {key.type.__name__}")
+        if not key.range.allows(value):
+            raise ConfigError(f"config.{path} is {value!r}; it must be {key.range.description}")
+    missing = [path for path in _BY_PATH if path not in flat]
+    if missing:
+        raise ConfigError(f"config.{missing[0]} is missing; start the config file from mixedres.config.defaults()")
+    if config.epochs is None and config.steps is None:
+        raise ConfigError("config.epochs and config.steps are both missing; set one, such as --config.epochs=90")
+    if config.batch_size is None and config.batch_size_per_device is None:
+        raise ConfigError(
+            "config.batch_size and config.batch_size_per_device are both missing; set one, such as "
+            "--config.batch_size=256"
+        )
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """{'optimizer.name': 'sgd', ...}, sorted by key; tuples as they are."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{name}.{path}": inner for path, inner in flatten(value).items()}
+        else:
+            flat[name] = value
+    return dict(sorted(flat.items()))
+
+
+def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
+    """The config of which `flatten`, written as JSON and read again, made `flat`.
+
+    Raises:
+      ConfigError: for an unknown key and for a value of the wrong type.
+    """
+    config = defaults()
+    for path, value in flat.items():
+        check_key(path)
+        if value is not None:
+            _assign(config, path, tuple(value) if isinstance(value, list) else value)
+    return config

@@ -1,0 +1,136 @@
+"""The flags of a training command as a config."""
+
+from __future__ import annotations
+
+import pathlib
+import traceback
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from mixedres._internal.errors import ConfigError
+from mixedres.config import check_key, validate
+from mixedres.config.keys import KEYS
+
+_PACKAGE = pathlib.Path(__file__).parent
+# The shipped config files: inside an installed package, and beside the package in a checkout.
+RECIPES = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "configs")
+
+
+def parse(argv: Sequence[str]) -> flags.FlagValues:
+    """The flags of a command line, `argv[0]` being the program; `.config` is the config with its overrides.
+
+    Raises:
+      ConfigError: for a mistake in them.
+    """
+    for argument in argv[1:]:
+        if argument.startswith("--config."):
+            check_key(argument.removeprefix("--config.").partition("=")[0])
+    argv = _with_shipped_recipe(argv)
+    values = _define(argv)
+    try:
+        rest = values(list(argv))
+        getattr(values.config, "seed", None)  # an unreadable file raises only when it is used
+    except flags.UnrecognizedFlagError as error:
+        raise ConfigError(f"flag --{error.flagname} is unknown; --help lists them all") from None
+    except flags.IllegalFlagValueError as error:
+        raise ConfigError(_illegal_value(error)) from None
+    except flags.Error as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+    except OSError:
+        raise ConfigError(
+            f"--config={given(argv)} cannot be read; name a file such as configs/digits.py:fp16 or one of the shipped "
+            f"recipes: {', '.join(recipes())}"
+        ) from None
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the config file did wrong
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise ConfigError(f"--config={given(argv)}, line {line}: {type(error).__name__}: {error}") from None
+    _check(values, rest, argv)
+    return values
+
+
+def _define(argv: Sequence[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, "config file", flag_values=values, sys_argv=list(argv))
+    flags.DEFINE_string("workdir", None, "directory of the run", flag_values=values)
+    flags.DEFINE_enum("mode", "train", ["train", "eval"], "what to do", flag_values=values)
+    flags.DEFINE_string("presets", None, "precisions to compare", flag_values=values)
+    flags.DEFINE_boolean("clean", False, "remove an earlier run first", flag_values=values)
+    flags.DEFINE_boolean("distributed", False, "find the other processes", flag_values=values)
+    flags.DEFINE_string("coordinator", None, "where process 0 listens", flag_values=values)
+    flags.DEFINE_integer("num_processes", None, "number of processes", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "index of this process", flag_values=values)
+    flags.DEFINE_float("process_timeout", 300.0, "seconds", flag_values=values)
+    return values
+
+
+def _check(values: flags.FlagValues, rest: Sequence[str], argv: Sequence[str]) -> None:
+    """Raises ConfigError for flags that do not go together, and validates the config."""
+    if not given(argv):
+        raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
+    if not isinstance(values.config, ConfigDict):
+        raise ConfigError(f"--config={given(argv)}: get_config must return a ConfigDict, not {values.config!r}")
+    validate(values.config)
+    if values.workdir == "":
+        raise ConfigError("--workdir= is empty; name a directory")
+    if values.clean and values.mode == "eval":
+        raise ConfigError("--clean would remove what --mode=eval evaluates; give one of them")
+    if values.presets is not None and values.mode != "eval":
+        raise ConfigError("--presets compares precisions in an evaluation; add --mode=eval")
+    if rest[1:]:
+        raise ConfigError(f"{rest[1]!r} is not a flag; flags begin with --, and --help lists them all")
+
+
+def given(argv: Sequence[str]) -> str:
+    """The value of --config on the command line; '' without one."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        if argument in ("--config", "-config"):
+            return following
+        if argument.startswith(("--config=", "-config=")):
+            return argument.partition("=")[2]
+    return ""
+
+
+def default_workdir(argv: Sequence[str], config: ConfigDict) -> str:
+    """runs/digits-fp16 for configs/digits.py with the preset fp16."""
+    return f"runs/{pathlib.Path(given(argv).partition(':')[0]).stem}-{config.precision.name}"
+
+
+def recipes() -> list[str]:
+    """Names of the shipped config files, such as 'digits'."""
+    return sorted({file.stem for folder in RECIPES for file in folder.glob("[a-z]*.py")})
+
+
+def _with_shipped_recipe(argv: Sequence[str]) -> list[str]:
+    """The command line with the path of a shipped recipe where --config names one that is no file here.
+
+    Both 'digits:fp16' and 'configs/digits.py:fp16' name the recipe digits.
+    """
+    wanted = given(argv)
+    file, colon, preset = wanted.partition(":")
+    path = pathlib.Path(file)
+    is_name = path.suffix in ("", ".py") and str(path.parent) in (".", "configs")
+    if not file or not is_name or path.is_file():
+        return list(argv)
+    found = [folder / f"{path.stem}.py" for folder in RECIPES if (folder / f"{path.stem}.py").is_file()]
+    if not found:
+        return list(argv)
+    replacement = f"{found[0]}{colon}{preset}"
+    return [argument.replace(wanted, replacement) if wanted in (argument, argument.partition("=")[2]) else argument
+            for argument in argv]  # fmt: skip
+
+
+def _illegal_value(error: flags.IllegalFlagValueError) -> str:
+    """absl's message, with the type that the key wants in place of what Python said of the conversion."""
+    lines = str(error).strip().splitlines()
+    flag, _, reason = " ".join(lines).removeprefix("flag ").partition(": ")
+    if "Traceback" in reason:  # a ValueError of the config file: its last line says what it was
+        reason = lines[-1]
+    path = flag.removeprefix("--config.").partition("=")[0]
+    wanted = {key.path: f"config.{path} must be of type {key.type.__name__}" for key in KEYS}
+    return f"{flag}: {wanted.get(path, reason)}"

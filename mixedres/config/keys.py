@@ -1,0 +1,256 @@
+"""Every key of a config: its type, default, meaning and range."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The allowed values of a key.
+
+    Attributes:
+      allows: tests a value.
+      description: the same in words.
+    """
+
+    allows: Callable[[Any], bool]
+    description: str
+
+
+# Whether a later start of the same run may change a key: not at all; to a larger number; or at will, because the key
+# changes no number of the run, or because the checkpoint's record says what it was.
+FIXED, GROW, FREE = "fixed", "grow", "free"
+# Sections and keys that an evaluation of a run must share with its training; devices and batch size may differ.
+_EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "trainable")
+_EVALUATED += ("optimizer.name", "optimizer.layer_decay")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a config.
+
+    Attributes:
+      path: dotted name.
+      type: of the value; `object` accepts any literal. None stands for "not set" where it is the default.
+      default: value in a fresh config.
+      doc: what the key sets.
+      range: the values allowed.
+      resume: `FIXED`, `GROW` or `FREE`.
+    """
+
+    path: str
+    type: type
+    default: Any
+    doc: str
+    range: Range = Range(lambda x: True, "anything")
+    resume: str = FIXED
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether an evaluation must have the value of the training run."""
+        return self.resume != FREE and self.path.startswith(_EVALUATED)
+
+
+def duration_in_steps(value: Any, steps_per_epoch: float) -> int:
+    """Steps of a duration: a number or '5 epochs' in epochs, '500 steps' in steps.
+
+    Rounded to the nearest whole step, halves up, and to no less than 1 unless the duration is 0.
+
+    Raises:
+      ValueError: for anything else and for negative ones.
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(|epochs?|steps?)\s*", str(value))
+    if match is None:
+        raise ValueError(f"duration {value!r} is not {DURATION.description}")
+    steps = float(match[1]) * (1.0 if match[2].startswith("step") else steps_per_epoch)
+    return max(1, math.floor(steps + 0.5)) if steps else 0
+
+
+def _is_duration(x: Any) -> bool:
+    try:
+        duration_in_steps(x, steps_per_epoch=1)
+    except ValueError:
+        return False
+    return True
+
+
+def one_of(*values: str) -> Range:
+    """One of a few words."""
+    return Range(lambda x: x in values, " or ".join(values))
+
+
+def each(inner: Range) -> Range:
+    """A tuple whose members are all in `inner`."""
+    return Range(lambda x: all(map(inner.allows, x)), f"a tuple, each of them {inner.description}")
+
+
+# Numbers end up in int32 or float32, where 1e300 would be infinite.
+POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
+NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
+GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
+FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
+UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
+REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
+NAMED = Range(lambda x: x != "", "a name, and not empty")
+DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
+
+PRESETS = ("fp32", "tf32", "bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")
+LEVELS = ("default", "allow_only", "infer_as_deny")
+
+KEYS = (
+    Key("seed", int, 0, "random seed of initial weights, data order and augmentation", NOT_NEGATIVE),
+    Key("epochs", float, None, "length of the run in passes over the training data", POSITIVE, resume=GROW),
+    Key("steps", int, None, "length of the run in steps; replaces epochs where it is set", POSITIVE, resume=GROW),
+    Key("batch_size", int, None, "images per step over all devices", POSITIVE),
+    Key("batch_size_per_device", int, None, "images per step and device, without batch_size", POSITIVE, resume=FREE),
+    Key("num_devices", int, None, "devices to use; not set: all", POSITIVE, resume=FREE),
+    Key("microbatches", int, 1, "parts of a batch whose gradients are averaged before the update", POSITIVE),
+    Key("eval_every", object, "1 epoch", "time between evaluations; 0: one at the end", DURATION, resume=FREE),
+    Key("checkpoint_every", object, "1 epoch", "time between checkpoints; 0: one at the end", DURATION, resume=FREE),
+    Key("keep_checkpoints", int, 3, "number of newest checkpoints to keep", POSITIVE, resume=FREE),
+    Key("log_every", int, 10, "steps between two lines of training metrics", POSITIVE, resume=FREE),
+    Key(
+        "log_resources_every",
+        float,
+        5.0,
+        "seconds between two samples of processor and memory use; 0: none",
+        NOT_NEGATIVE,
+        resume=FREE,
+    ),
+    Key("wandb", str, None, "project at Weights & Biases that receives the metrics too; not set: none", resume=FREE),
+    Key(
+        "compilation_cache",
+        str,
+        "auto",
+        "directory of compiled programs; auto: compiled/ beside the workdir; none: not kept",
+        NAMED,
+        resume=FREE,
+    ),
+    Key("stop_at_top1", float, None, "end the run once test top-1 (0 to 1) reaches this", REACHABLE, resume=FREE),
+    Key(
+        "max_consecutive_skips",
+        int,
+        25,
+        "end the run after this many skipped steps in a row (exit status 3)",
+        POSITIVE,
+        resume=FREE,
+    ),
+    Key("label_smoothing", float, 0.0, "fraction of the target spread over all classes", FRACTION),
+    Key("ema_decay", float, 0.0, "decay of the weights' moving average used in evaluation; 0: none", FRACTION),
+    Key("init_from", str, None, "initial weights: a workdir, .safetensors, .pth or transformers folder", NAMED),
+    Key("trainable", str, "", "regular expression of the parameter paths to train, such as ^/head/; empty: all"),
+    Key(
+        "allreduce_dtype",
+        str,
+        "param",
+        "dtype in which gradients are averaged over devices",
+        one_of("param", "compute"),
+    ),
+    Key("model.name", str, "resnet50", "resnet18, 34, 50, 101, 152, 200 or cifar_resnet{6n+2}"),
+    Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
+    Key("model.zero_init_last", bool, True, "initialize the last scale of every block to 0, so it starts as identity"),
+    Key("model.kernel_init", str, "he_normal", "he_normal, he_normal_fan_out, lecun_normal, glorot_uniform"),
+    Key("model.head_init", str, "normal_0.01", "the same for the head, or normal_0.01"),
+    Key(
+        "model.fused",
+        str,
+        "auto",
+        "fuse every batch norm with what follows it; auto: where that was measured to be faster",
+        one_of("auto", "true", "false"),
+        resume=FREE,
+    ),
+    Key("batch_norm.momentum", float, 0.9, "weight of the old running average", FRACTION),
+    Key("batch_norm.epsilon", float, 1e-5, "added to the variance", POSITIVE),
+    Key("batch_norm.frozen", bool, False, "normalize by the running averages in training too, without updating them"),
+    Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
+    Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder or tfds:NAME"),
+    Key("data.dir", str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets", resume=FREE),
+    Key("data.image_size", int, 224, "height and width of the network's input", POSITIVE),
+    Key("data.num_classes", int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE),
+    Key("data.train_examples", int, None, "length of an epoch of synthetic data", POSITIVE),
+    Key(
+        "data.preprocessing",
+        str,
+        "torch",
+        "crops, resizing and normalization of stored images",
+        one_of("official", "torch"),
+    ),
+    Key("data.pad", int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE),
+    Key("data.flip", bool, False, "random left-right flip"),
+    Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),
+    Key("data.eval_split", str, None, "evaluation split or folder; not set: validation, test or val"),
+    Key("data.eval_fraction", float, 0.2, "fraction held out of a folder without an evaluation part", FRACTION),
+    Key("data.split_seed", int, 0, "random seed of the images held out", NOT_NEGATIVE),
+    Key(
+        "data.threads",
+        int,
+        None,
+        "decoding threads per decoding process; not set: one per CPU core",
+        POSITIVE,
+        resume=FREE,
+    ),
+    Key("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE, resume=FREE),
+    Key(
+        "data.on_error",
+        str,
+        "raise",
+        "what to do with an unreadable image: stop the run, or skip it",
+        one_of("raise", "skip"),
+        resume=FREE,
+    ),
+    Key("optimizer.name", str, "sgd", "sgd, lars or adamw"),
+    Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
+    Key(
+        "optimizer.lr_reference_batch",
+        int,
+        256,
+        "the rate is multiplied by batch_size / lr_reference_batch; 0: it is not",
+        NOT_NEGATIVE,
+    ),
+    Key("optimizer.momentum", float, 0.9, "momentum of sgd and lars; beta 1 of adamw", FRACTION),
+    Key("optimizer.nesterov", bool, False, "Nesterov momentum, for sgd and lars"),
+    Key("optimizer.weight_decay", float, 1e-4, "coupled L2 on the float32 weights; decoupled in adamw", NOT_NEGATIVE),
+    Key("optimizer.decay_mask", str, "/kernel$", "regular expression of the parameter paths that decay"),
+    Key("optimizer.layer_decay", float, 1.0, "factor on the rate for every block below the head", REACHABLE),
+    Key("optimizer.clip_norm", float, 0.0, "largest norm of the unscaled gradient; 0: no clipping", NOT_NEGATIVE),
+    Key("optimizer.beta2", float, 0.999, "beta 2 of adamw", FRACTION),
+    Key("optimizer.epsilon", float, 1e-8, "epsilon of adamw", POSITIVE),
+    Key("optimizer.trust_coefficient", float, 0.001, "trust coefficient of lars", POSITIVE),
+    Key("schedule.name", str, "cosine", "constant, cosine, piecewise or polynomial"),
+    Key("schedule.warmup", object, 0, "length of the linear warm-up from 0", DURATION),
+    Key("schedule.end_factor", float, 0.0, "last rate / peak, for cosine and polynomial", UNIT),
+    Key("schedule.boundaries", tuple, (), "when the rate changes, for piecewise; each a duration", each(DURATION)),
+    Key("schedule.factors", tuple, (), "rate / peak after each boundary, for piecewise", each(POSITIVE)),
+    Key("schedule.power", float, 2.0, "exponent, for polynomial", POSITIVE),
+    Key("precision.name", str, "fp32", f"the preset: {', '.join(PRESETS)}"),
+    Key("precision.policy", str, None, "jmp policy of the network: params=float32,compute=float16,output=float32"),
+    Key("precision.norm_policy", str, None, "jmp policy of batch normalization; not set: float32 inside"),
+    Key("precision.loss_scale", object, None, "none, dynamic or a number > 0; not set: the preset's"),
+    Key("precision.implementation", str, None, "casting or graph_rewrite; not set: the preset's"),
+    Key("precision.matmul_precision", str, None, "default, tensorfloat32 or highest; not set: the preset's"),
+    Key("precision.keep_float32", str, "", "regular expression of module paths that stay in float32, such as ^/head$"),
+    Key(
+        "numerics.every",
+        int,
+        0,
+        "steps between two examinations of every layer's numerics; 0: none",
+        NOT_NEGATIVE,
+        resume=FREE,
+    ),
+    Key("autocast.level", str, "default", f"level of the graph rewrite: {', '.join(LEVELS)}"),
+    Key("autocast.allow", str, "", "primitives always computed in half, with commas: dot_general,tanh"),
+    Key("autocast.infer", str, "", "primitives in half between those"),
+    Key("autocast.deny", str, "", "primitives in float32, and what depends on them"),
+    Key("autocast.clear", str, "", "primitives that follow their neighbors"),
+    Key("autocast.unlisted", str, "", "primitives in float32, whose neighbors are not affected"),
+    Key("loss_scale.initial", float, 2.0**15, "initial dynamic loss scale", POSITIVE),
+    Key("loss_scale.period", int, 2000, "finite steps before the scale grows", POSITIVE),
+    Key("loss_scale.factor", float, 2.0, "factor by which the scale grows and shrinks", GROWING),
+    Key("loss_scale.min", float, 1.0, "smallest scale", POSITIVE),
+    Key("loss_scale.max", float, 2.0**24, "largest scale", POSITIVE),
+)

@@ -1,0 +1,54 @@
+"""The precision that a config chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from mixedres import autocast, precision
+from mixedres._internal.errors import errors
+
+
+def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
+    """The precision of a config and its loss scale, new.
+
+    Raises:
+      ConfigError: for a mistake in the keys of the sections precision, autocast and loss_scale.
+    """
+    with errors("config.autocast"):
+        rewrite = _rewrite_options(config)
+    with errors("config.precision"):
+        chosen = precision.get(**config.precision, **rewrite)
+        for policy in (chosen.policy, chosen.norm_policy):
+            if jnp.dtype(policy.param_dtype) != jnp.float32:
+                raise ValueError(
+                    f"policy '{policy}' must keep parameters in float32; write such as "
+                    "params=float32,compute=float16,output=float32"
+                )
+        if jnp.dtype(chosen.norm_policy.output_dtype) != jnp.dtype(chosen.policy.compute_dtype):
+            raise ValueError(
+                f"norm_policy '{chosen.norm_policy}' must return the compute dtype of policy '{chosen.policy}'; "
+                f"write output={jnp.dtype(chosen.policy.compute_dtype).name}"
+            )
+    options = config.loss_scale
+    with errors("config.loss_scale"):
+        scale = chosen.make_loss_scale(
+            loss_scale=options.initial,
+            period=options.period,
+            factor=options.factor,
+            min_loss_scale=options.min,
+            max_loss_scale=options.max,
+        )
+    return chosen, scale
+
+
+def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
+    """Lists and level of the graph rewrite; the config has each list as a text, 'tanh,exp'."""
+    options = config.autocast.to_dict()
+    level = options.pop("level")
+    moves = {key: {name.strip() for name in text.split(",")} for key, text in options.items() if text.strip()}
+    if moves:
+        autocast.Lists().replace(moves)  # raises here, so that the message names config.autocast
+    return {"lists": moves or None, "level": level}

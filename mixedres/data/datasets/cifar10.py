@@ -1,0 +1,156 @@
+"""CIFAR-10 in memory: from the official archives, as they were downloaded or unpacked, or from a prepared copy."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import pathlib
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mixedres.data.datasets import tfds
+from mixedres.data.examples import Examples
+from mixedres.data.images import decode
+from mixedres.data.sources import InMemory
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SIDE = 32
+_RECORD = 1 + 3 * SIDE * SIDE  # a label, then the planes R, G and B
+_TRAIN_FILES = [f"data_batch_{i}" for i in range(1, 6)]
+
+# Reads the bytes of one file of the data set by its name.
+Read = Callable[[str], bytes]
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def load(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, flip: bool = False) -> InMemory:
+    """CIFAR-10, standardised image by image.
+
+    Args:
+      data_dir: holds one of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py, cifar-10-python.tar.gz
+        and cifar10 (prepared by TensorFlow Datasets), or is one of these directories; None: as `prepared.default_dir`.
+      image_size: 32 only.
+      pad, flip: augmentation, see `InMemory`.
+
+    Raises:
+      ValueError: where nothing of that is there, or is not whole.
+    """
+    if image_size != SIDE:
+        raise ValueError(
+            f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {image_size}"
+        )
+    root = tfds.default_dir(data_dir)
+    train, test = _arrays(root)
+    return InMemory(*train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, class_names=CLASSES)
+
+
+def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
+    for folder, archive, suffix, parse in (
+        ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", ".bin", _binary),
+        ("cifar-10-batches-py", "cifar-10-python.tar.gz", "", _pickled),
+    ):
+        read = _reader(root, folder, archive, suffix)
+        if read is not None:
+            *train, test = [parse(read(name + suffix), name + suffix) for name in (*_TRAIN_FILES, "test_batch")]
+            images_, labels = zip(*train, strict=True)
+            return (np.concatenate(images_), np.concatenate(labels)), test
+    if any((root / "cifar10").glob("*/dataset_info.json")):
+        data_set = tfds.open_data_set("cifar10", str(root))
+        return _decoded(data_set.train), _decoded(data_set.eval)
+    raise ValueError(
+        f"data set 'cifar10' is not in {root}: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz, no folder out of "
+        "them and no copy prepared as cifar10. Download one of the archives from https://www.cs.toronto.edu/~kriz/"
+        "cifar.html, leave it packed, and name its directory with --config.data.dir=DIR"
+    )
+
+
+def _reader(root: pathlib.Path, folder: str, archive: str, suffix: str) -> Read | None:
+    """Reads from an unpacked archive or the archive itself; None where neither is there."""
+    for place in (root, root / folder):
+        if (place / f"test_batch{suffix}").is_file():
+            return functools.partial(_read, place)
+    return _archive(root / archive, folder) if (root / archive).is_file() else None
+
+
+def _archive(path: pathlib.Path, folder: str) -> Read:
+    try:
+        unpacked = io.BytesIO(gzip.decompress(path.read_bytes()))  # to its end, where the checksum is
+        with tarfile.open(fileobj=unpacked) as tar:
+            held = {name: file.read() for name in _members(tar) if (file := tar.extractfile(name)) is not None}
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())}); download it again") from error
+
+    def read(name: str) -> bytes:
+        if f"{folder}/{name}" not in held:
+            raise ValueError(f"{path} has no {folder}/{name}; download it again")
+        return held[f"{folder}/{name}"]
+
+    return read
+
+
+def _members(tar: tarfile.TarFile) -> list[str]:
+    return [member.name for member in tar.getmembers() if "_batch" in member.name]
+
+
+def _read(folder: pathlib.Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{folder / name} cannot be read: {error.strerror}") from error
+
+
+def _binary(data: bytes, name: str) -> Arrays:
+    if not data or len(data) % _RECORD:
+        raise ValueError(
+            f"{name} has {len(data)} bytes, not a multiple of the {_RECORD} of a record; download it again"
+        )
+    rows = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
+    return _checked(rows[:, 1:], rows[:, 0], name)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads numpy arrays and plain values; a file that asks for anything else, such as to run code, is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {("numpy", "ndarray"), ("numpy", "dtype")}
+        if (module, name) in allowed:
+            return getattr(np, name)
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np._core.multiarray._reconstruct
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _pickled(data: bytes, name: str) -> Arrays:
+    try:
+        held = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+        planes, labels = np.asarray(held[b"data"]), np.asarray(held[b"labels"])
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name} is not a batch of CIFAR-10 ({error}); download it again") from error
+    return _checked(planes, labels, name)
+
+
+def _checked(planes: np.ndarray, labels: np.ndarray, name: str) -> Arrays:
+    """(n, 32, 32, 3) and (n,) of (n, 3072) and (n,)."""
+    fits = planes.dtype == np.uint8 and labels.ndim == 1 and planes.shape == (len(labels), _RECORD - 1)
+    if not (fits and len(labels) and labels.min() >= 0 and labels.max() < len(CLASSES)):
+        raise ValueError(f"{name} is not a batch of CIFAR-10; download it again")
+    pixels = planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(pixels), labels.astype(np.int32)
+
+
+def _decoded(examples: Examples) -> Arrays:
+    pixels = np.empty((len(examples), SIDE, SIDE, 3), np.uint8)
+    labels = np.empty(len(examples), np.int32)
+    for index in range(len(examples)):
+        image, labels[index] = examples[index]
+        head = decode.header(image)
+        if (head.height, head.width) != (SIDE, SIDE) or not 0 <= labels[index] < len(CLASSES):
+            raise ValueError(f"{examples.name} is not CIFAR-10: it has an image of {head.width}x{head.height} pixels")
+        pixels[index] = decode.decode(image, head)
+    return pixels, labels

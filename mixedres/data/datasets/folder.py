@@ -1,0 +1,225 @@
+"""A folder of pictures: ``train/CLASS/*.jpg`` with ``val/CLASS/*.jpg`` beside it, or one folder of ``CLASS/*.jpg``."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import os
+import pathlib
+
+import numpy as np
+
+from mixedres.data.examples import Dataset, Example
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
+# ImageFolder as well, of which a person should hear that they are not read.
+_NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
+TRAIN_FOLDERS = ("train",)
+EVAL_FOLDERS = ("val", "validation", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFolder:
+    """One part of a folder.
+
+    Attributes:
+      name: for messages.
+      root: what the paths are relative to.
+      paths: of the pictures, with forward slashes, sorted within each class.
+      labels: (n,) int32.
+    """
+
+    name: str
+    root: pathlib.Path
+    paths: list[str]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Example:
+        with open(self.root / self.paths[index], "rb", buffering=0) as file:
+            return Example(file.read(), int(self.labels[index]))
+
+    def file_name(self, index: int) -> str:
+        """The path."""
+        return str(self.root / self.paths[index])
+
+    def fingerprint(self) -> str:
+        """Of the paths below the root, and the labels."""
+        digest = hashlib.sha256(self.labels.tobytes())
+        digest.update(os.fsencode("\0".join(self.paths)))
+        return digest.hexdigest()
+
+
+def scan(
+    directory: str | os.PathLike,
+    *,
+    train_split: str | None = None,
+    eval_split: str | None = None,
+    eval_fraction: float = 0.2,
+    split_seed: int = 0,
+) -> Dataset:
+    """The pictures under `directory`, at any depth below the folder of their class, without hidden files.
+
+    Where `directory` has no folder for evaluation, `eval_fraction` of every class is held out for it: those whose path has
+    the lowest MD5 hash together with `split_seed`, so that the same pictures are held out on every machine and new
+    pictures hardly move the old ones.
+
+    Args:
+      directory: with folders named after the parts ('train' and one of 'val', 'validation', 'valid', 'test'), or after
+        the classes.
+      train_split, eval_split: other names of the parts' folders.
+      eval_fraction: in (0, 1).
+      split_seed: another one holds out other pictures.
+
+    Raises:
+      ValueError: for a folder that is not there, has no pictures or a class without any, and for a class of the
+        evaluation that training does not know.
+    """
+    root = pathlib.Path(directory).expanduser().absolute()
+    if not root.is_dir():
+        raise ValueError(f"no folder {root}; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg")
+    train_folder = _part(root, train_split, TRAIN_FOLDERS)
+    eval_folder = _part(root, eval_split, EVAL_FOLDERS)
+    if eval_folder is not None and train_folder is None:
+        raise ValueError(
+            f"{root} has a folder {eval_folder}, but no folder train beside it; if {eval_folder} is a class, name it "
+            "otherwise, else name the other part with --config.data.train_split=FOLDER"
+        )
+    others: collections.Counter[str] = collections.Counter()
+    if eval_folder is not None:
+        data_set = _two_folders(root, train_folder, eval_folder, others)
+    else:
+        data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, others)
+    if not others:
+        return data_set
+    left_out = f"{others.total()} pictures in formats that are not read ({', '.join(sorted(others))}) are left out"
+    return dataclasses.replace(data_set, note="; ".join(filter(None, (data_set.note, left_out))))
+
+
+def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others: collections.Counter[str]) -> Dataset:
+    train, test = _classes(root, train_folder, others), _classes(root, eval_folder, others)
+    unknown = sorted(test.keys() - train.keys())
+    if unknown:
+        lower = {name.lower(): name for name in train}
+        close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
+        raise ValueError(
+            f"{root / eval_folder} has {_count(unknown, 'class', 'classes')} that {root / train_folder} has not: "
+            f"{_listed(unknown)}; the classes of the evaluation must be among those of the training"
+            + (f" (there is a {close})" if close else "")
+        )
+    names = tuple(train)
+    return Dataset(
+        _pictures(root, train_folder, train, names), _pictures(root, eval_folder, test, names), names, apply_exif=True
+    )
+
+
+def _one_folder(
+    root: pathlib.Path, folder: str, eval_fraction: float, split_seed: int, others: collections.Counter[str]
+) -> Dataset:
+    if not 0 < eval_fraction < 1:
+        raise ValueError(
+            f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {eval_fraction}"
+        )
+    classes = _classes(root, folder, others)
+    names = tuple(classes)
+    train, held_out = {}, {}
+    for name, paths in classes.items():
+        hashed = sorted(paths, key=lambda path: hashlib.md5(b"%d:" % split_seed + os.fsencode(path)).digest())
+        count = min(max(1, round(eval_fraction * len(paths))), len(paths) - 1)
+        held_out[name], train[name] = sorted(hashed[:count]), sorted(hashed[count:])
+    if not any(held_out.values()):
+        raise ValueError(f"{root / folder} has one picture a class, which leaves none to test with")
+    note = (
+        f"{_count(names, 'class', 'classes')}; {eval_fraction:.0%} of every class held out for testing "
+        f"(data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
+    )
+    return Dataset(
+        _pictures(root, folder, train, names, part="train"),
+        _pictures(root, folder, held_out, names, part="held-out"),
+        names,
+        apply_exif=True,
+        note=note,
+    )
+
+
+def pictures_below(directory: str | os.PathLike) -> list[str]:
+    """The paths of all pictures at any depth below `directory`, sorted, without hidden files."""
+    root = pathlib.Path(directory)
+    return [str(root / path) for path in sorted(_below(root, root, collections.Counter()))]
+
+
+def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str | None:
+    """The name of a part's folder; None where there is none."""
+    if asked is not None:
+        if not asked or asked.startswith("/") or ".." in asked.split("/"):
+            raise ValueError(f"{asked!r} is no folder below {root}; name one such as val")
+        if not (root / asked).is_dir():
+            folders = sorted(path.name for path in root.iterdir() if path.is_dir())
+            raise ValueError(f"{root} has no folder {asked!r}; it has {_listed(folders) or 'none'}")
+        return asked
+    return next((name for name in usual if (root / name).is_dir()), None)
+
+
+def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) -> dict[str, list[str]]:
+    """{class: sorted paths relative to `root`} of the folders in ``root/folder``; counts pictures that are not read."""
+    start = root / folder
+    names = sorted(name for name in os.listdir(start) if not name.startswith(".") and (start / name).is_dir())
+    if not names:
+        hint = "its pictures must lie in one folder a class" if _holds_pictures(start) else "it is empty"
+        raise ValueError(f"{start} has no class folders: {hint}, as in {start}/cat/1.jpg and {start}/dog/1.jpg")
+    found = {name: sorted(_below(root, start / name, others)) for name in names}
+    empty = [name for name, paths in found.items() if not paths]
+    if empty:
+        raise ValueError(
+            f"{start} has {_count(empty, 'class folder', 'class folders')} without a picture "
+            f"({', '.join(sorted(EXTENSIONS))}): {_listed(empty)}; fill or remove them"
+        )
+    return found
+
+
+def _below(root: pathlib.Path, directory: pathlib.Path, others: collections.Counter[str]) -> list[str]:
+    paths, seen, own = [], set(), os.path.realpath(directory)
+    for parent, folders, files in os.walk(directory, onerror=_raise, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen or own.startswith(real + os.sep):  # a link that leads back, or out and up
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = pathlib.Path(parent).relative_to(root).as_posix()
+        paths += [f"{inside}/{name}" for name in files if _is_picture(name)]
+        others.update(ending for name in files if (ending := os.path.splitext(name)[1].lower()) in _NOT_READ)
+    return paths
+
+
+def _raise(error: OSError) -> None:
+    raise error  # instead of passing over what may not be read
+
+
+def _is_picture(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def _holds_pictures(directory: pathlib.Path) -> bool:
+    return any(map(_is_picture, os.listdir(directory)))
+
+
+def _pictures(
+    root: pathlib.Path, folder: str, classes: dict[str, list[str]], names: tuple[str, ...], part: str = ""
+) -> ImageFolder:
+    label = {name: index for index, name in enumerate(names)}
+    paths = [path for found in classes.values() for path in found]
+    labels = [label[name] for name, found in classes.items() for _ in found]
+    return ImageFolder(f"{root / folder}{part and f' ({part})'}", root, paths, np.asarray(labels, np.int32))
+
+
+def _count(things: object, one: str, many: str) -> str:
+    count = len(things)  # type: ignore[arg-type]
+    return f"{count} {one if count == 1 else many}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

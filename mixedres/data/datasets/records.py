@@ -1,0 +1,221 @@
+"""Records of tf.train.Example, read at random from ArrayRecord files and, without TensorFlow, from TFRecord files."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import resource
+import struct
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tqdm
+
+from mixedres.data.datasets import records
+from mixedres.data.examples import Example
+
+HEADER_BYTES = 12  # u64 length, u32 masked CRC-32C of the length
+FOOTER_BYTES = 4  # u32 masked CRC-32C of the data
+
+_LENGTH = struct.Struct("<Q")
+
+
+def offsets(path: str | os.PathLike[str]) -> np.ndarray:
+    """Where the records of a TFRecord file lie.
+
+    The checksums are not looked at.
+
+    Args:
+      path: an uncompressed TFRecord file.
+
+    Returns:
+      (n, 2) int64: offset and length in bytes of the data of each of the n records, in the order of the file.
+
+    Raises:
+      ValueError: where the file ends inside a record (it was cut off), or is no TFRecord file.
+      OSError: where it cannot be read.
+    """
+    found = []
+    position = 0
+    file = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(file).st_size
+        while position < size:
+            header = os.pread(file, HEADER_BYTES, position)
+            # Of a header that is not whole, nothing is believed, not even that its record could be in the file.
+            length = _LENGTH.unpack_from(header)[0] if len(header) == HEADER_BYTES else size
+            data = position + HEADER_BYTES
+            if data + length + FOOTER_BYTES > size:
+                raise ValueError(f"{os.fspath(path)} is cut off after {len(found)} records, or is no TFRecord file")
+            found.append((data, length))
+            position = data + length + FOOTER_BYTES
+    finally:
+        os.close(file)
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+class Files(Protocol):
+    """Serialised records by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> bytes: ...
+
+
+class Part(NamedTuple):
+    """Records of one file: `take` of them after `skip`, of `total` in all (None: not known, and all are taken)."""
+
+    path: str
+    skip: int = 0
+    take: int | None = None
+    total: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """Names of the features in a record, and the label of the first class."""
+
+    image: str = "image"
+    label: str = "label"
+    file_name: str | None = "file_name"
+    first_label: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Examples that are stored as records.
+
+    Attributes:
+      name: for messages.
+      files: the records.
+      keys: where to find picture and label in them.
+    """
+
+    name: str
+    files: Files
+    keys: Keys
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Example:
+        features = self._features(index)
+        if self.keys.image not in features or self.keys.label not in features:
+            raise ValueError(f"the record has no {self.keys.image!r} or no {self.keys.label!r}")
+        images = features[self.keys.image].bytes_list.value
+        labels = features[self.keys.label].int64_list.value
+        if len(images) != 1 or len(labels) != 1:
+            raise ValueError(f"the record has {len(images)} pictures and {len(labels)} labels, not one of each")
+        return Example(images[0], labels[0] - self.keys.first_label)
+
+    def file_name(self, index: int) -> str:
+        """The name that the record gives; '' where it has none."""
+        if self.keys.file_name is None:
+            return ""
+        try:
+            return self._features(index)[self.keys.file_name].bytes_list.value[0].decode(errors="replace")
+        except (ValueError, OSError, IndexError):
+            return ""
+
+    def fingerprint(self) -> str:
+        """Of the first and the last record, and their number."""
+        ends = [self.files[index] for index in (0, len(self.files) - 1)] if len(self.files) else []
+        return hashlib.sha256(b"%d" % len(self.files) + b"".join(ends)).hexdigest()
+
+    def _features(self, index: int) -> Any:
+        from google.protobuf.message import DecodeError
+        from tensorflow_datasets.proto import tf_example_pb2
+
+        try:
+            return tf_example_pb2.Example.FromString(self.files[index]).features.feature
+        except DecodeError:
+            raise ValueError("the record is damaged: it is no tf.train.Example") from None
+        except RuntimeError as error:  # what ArrayRecord raises whatever happened
+            raise ValueError(f"the record is damaged: {str(error).partition(';')[0]}") from error
+
+
+class TFRecordFiles:
+    """The records of TFRecord files, read in place.
+
+    The files have no index, so that the first start reads the 12 bytes before every record, and keeps what it found in
+    the user's cache directory for later starts.
+    """
+
+    def __init__(self, parts: Sequence[Part]):
+        """Indexes `parts`.
+
+        Raises:
+          ValueError: for a file that is cut off, or that has another number of records than it should.
+        """
+        self._paths = [part.path for part in parts]
+        ranges = _index(self._paths)
+        chosen = []
+        for part, found in zip(parts, ranges, strict=True):
+            if part.total is not None and len(found) != part.total:
+                raise ValueError(f"{part.path} has {len(found)} records, not the {part.total} that its data set names")
+            chosen.append(found[part.skip : None if part.take is None else part.skip + part.take])
+        self._file = np.repeat(np.arange(len(parts)), [len(found) for found in chosen])
+        self._range = np.concatenate(chosen) if chosen else np.empty((0, 2), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def __getitem__(self, index: int) -> bytes:
+        path = self._paths[self._file[index]]
+        offset, length = (int(x) for x in self._range[index])
+        data = os.pread(_descriptor(path), length, offset)
+        if len(data) < length:
+            raise ValueError(f"{path} ends within record {index}")
+        return data
+
+
+@functools.cache
+def _descriptor(path: str) -> int:
+    """The file, open for reading from now on, in this process."""
+    allow_open_files(_descriptor.cache_info().currsize + 64)
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def allow_open_files(count: int) -> None:
+    """Raises the process's limit of open files towards `count`, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _index(paths: Sequence[str]) -> list[np.ndarray]:
+    """(records, 2) of offset and length for every file, from the cache where the files have not changed since."""
+    stamps = [(os.path.abspath(path), (info := os.stat(path)).st_size, info.st_mtime_ns) for path in paths]
+    digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:32]
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    cache = home / "mixedres" / f"tfrecord-{digest}.npz"
+    try:
+        with open(cache, "rb") as file, np.load(file) as saved:
+            return np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # not there, or damaged: made anew
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        found = pool.map(records.offsets, paths)
+        text = "indexing TFRecord files, once"
+        ranges = list(tqdm.tqdm(found, text, len(paths), unit="file", delay=1, leave=False, disable=None))
+    _keep(cache, ranges)
+    return ranges
+
+
+def _keep(cache: pathlib.Path, ranges: list[np.ndarray]) -> None:
+    """Saves an index, atomically; a cache that cannot be written costs time and nothing else."""
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".npz", delete=False) as file:
+            np.savez(file, ranges=np.concatenate(ranges), counts=[len(found) for found in ranges])
+        os.replace(file.name, cache)
+    except OSError:
+        pass

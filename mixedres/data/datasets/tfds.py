@@ -1,0 +1,218 @@
+"""Data sets that TensorFlow Datasets prepared, or that were written in its layout, found and opened by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+from mixedres.data.datasets import imagenet, records
+from mixedres.data.examples import Dataset
+
+EVAL_SPLITS = ("validation", "test", "val")
+_FORMATS = ("array_record", "tfrecord")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def open_data_set(
+    name: str, data_dir: str | None, *, train_split: str | None = None, eval_split: str | None = None
+) -> Dataset:
+    """The prepared data set `name`; no picture is decoded here.
+
+    Args:
+      name: as in TensorFlow Datasets: NAME, NAME/CONFIG, and either with :VERSION behind it.
+      data_dir: where data sets lie; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+      train_split, eval_split: in TensorFlow Datasets' notation, such as 'train[:90%]'; None: 'train', and the first of
+        'validation', 'test' and 'val' that there is.
+
+    Raises:
+      ValueError: where it is not there, in a format that cannot be read, or not for the classification of images; the
+        message says what to type.
+    """
+    root = default_dir(data_dir)
+    if name == imagenet.NAME and (found := imagenet.models_files(root)):
+        return _open_models_layout(root, found, train_split, eval_split)
+    directory = find(name, root)
+    file_format = _file_format(directory)
+    if file_format not in _FORMATS:
+        raise ValueError(f"{directory} is stored as {file_format}; {' and '.join(_FORMATS)} can be read")
+
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(directory)
+    keys, class_names, channels = _features(directory, builder.info.features)
+    splits = list(builder.info.splits)
+    if eval_split is None:
+        eval_split = next((split for split in EVAL_SPLITS if split in splits), None)
+    if eval_split is None:
+        raise ValueError(
+            f"{directory} has no part for evaluation, only {', '.join(splits)}; divide it, such as "
+            "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
+        )
+
+    train_split = train_split or "train"
+    parts = {split: _parts(builder, split, directory) for split in (train_split, eval_split)}
+
+    def opened(split: str) -> records.Records:
+        return records.Records(f"{name}, {split}", _files(builder, split, file_format, parts[split]), keys)
+
+    train, test = opened(train_split), opened(eval_split)
+    notes = []
+    if name == imagenet.NAME and (train_split, eval_split) == ("train", "validation"):
+        notes += [
+            f"{len(part):,} of ImageNet's {imagenet.COUNTS[split]:,} {kind} pictures"
+            for part, split, kind in ((train, train_split, "training"), (test, eval_split, "validation"))
+            if len(part) != imagenet.COUNTS[split]
+        ]
+    if _overlap(parts[train_split], parts[eval_split]):
+        notes.append("test examples are among the training examples")
+    return Dataset(train, test, class_names, channels, note="; ".join(notes))
+
+
+def default_dir(data_dir: str | None) -> pathlib.Path:
+    """Where data sets lie, as TensorFlow Datasets has it."""
+    return pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser().absolute()
+
+
+def find(name: str, root: pathlib.Path) -> pathlib.Path:
+    """The directory of the newest version of data set `name` under `root`.
+
+    Raises:
+      ValueError: where there is none, and where NAME has configs and none was chosen.
+    """
+    path, _, version = name.partition(":")
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path):
+        raise ValueError(
+            f"{path!r} is no name of a prepared data set; write tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:1.2.0"
+        )
+    base = root / path
+    versions = sorted(
+        (info for info in base.glob("*/dataset_info.json") if _VERSION.fullmatch(info.parent.name)), key=_version
+    )
+    found = [info for info in versions if version in ("", info.parent.name)]
+    if found:
+        return found[-1].parent
+    if versions:
+        others = ", ".join(info.parent.name for info in versions)
+        raise ValueError(f"data set {path!r} in {root} has no version {version}, only {others}")
+    configs = sorted({info.parent.parent.name for info in base.glob("*/*/dataset_info.json")})
+    if configs and not version:
+        raise ValueError(f"data set {path!r} in {root} has configs; choose one, as in tfds:{path}/{configs[0]}")
+    raise ValueError(_missing(path, root, version))
+
+
+def _version(info: pathlib.Path) -> tuple[int, ...]:
+    return tuple(int(number) for number in info.parent.name.split("."))
+
+
+def _missing(name: str, root: pathlib.Path, version: str) -> str:
+    base = root / name
+    looked = f"data set {name!r} is not prepared: no {base / (version or 'VERSION') / 'dataset_info.json'}"
+    if (root / "dataset_info.json").exists():
+        return f"{looked}; {root} is a data set itself: give what holds its name and version as --config.data.dir"
+    if stray := next((path for path in (*root.glob("*tfrecord*"), *base.rglob("*tfrecord*"))), None):
+        looked += f" ({stray.parent} holds TFRecord files, but not the dataset_info.json that describes them)"
+    elsewhere = "or name another place with --config.data.dir=DIR or TFDS_DATA_DIR"
+    if name == imagenet.NAME:
+        return (
+            f"{looked}. Register at image-net.org, download ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar to one "
+            f"directory, and run: python -m mixedres.data.prepare {imagenet.NAME} --manual_dir=THAT_DIRECTORY "
+            f"--data_dir={root}; {elsewhere}"
+        )
+    return (
+        f"{looked}. Write it once with TensorFlow Datasets, where TensorFlow is installed: tfds build {name} "
+        f"--file_format=array_record --data_dir={root}; {elsewhere}"
+    )
+
+
+def _features(directory: pathlib.Path, features: Any) -> tuple[records.Keys, tuple[str, ...], int]:
+    """Where picture and label are in a record, the names of the classes, and the channels of the pictures."""
+    import tensorflow_datasets as tfds
+
+    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
+    labels = [key for key, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
+    image, label = _the_one(images, "image"), _the_one(labels, "label")
+    if image is None or label is None:
+        held = ", ".join(f"{key}: {type(feature).__name__}" for key, feature in sorted(features.items()))
+        raise ValueError(f"{directory} is not for the classification of images; its features are {held}")
+    channels = features[image].shape[-1]
+    if channels not in (1, 3):
+        raise ValueError(f"{directory} has pictures with {channels} channels; 1 and 3 can be trained on")
+    classes = features[label]
+    names = tuple(classes.names or map(str, range(classes.num_classes)))
+    return records.Keys(image, label, "file_name" if "file_name" in features else None), names, channels
+
+
+def _the_one(keys: list[str], usual: str) -> str | None:
+    return usual if usual in keys else keys[0] if len(keys) == 1 else None
+
+
+def _file_format(directory: pathlib.Path) -> str:
+    info = directory / "dataset_info.json"
+    try:
+        found = json.loads(info.read_text())
+    except ValueError as error:
+        raise ValueError(f"{info} is damaged ({error}); copy or prepare the data set again") from error
+    if not (directory / "features.json").exists():
+        raise ValueError(f"{directory} has no features.json; copy or prepare the data set again")
+    # Before it wrote other formats, TensorFlow Datasets did not name this one.
+    return found.get("fileFormat", "tfrecord")
+
+
+def _overlap(one: list[records.Part], other: list[records.Part]) -> bool:
+    """Whether two splits share examples."""
+    spans = {part.path: (part.skip, part.skip + (part.take or 0)) for part in one}
+    return any(
+        max(spans[part.path][0], part.skip) < min(spans[part.path][1], part.skip + (part.take or 0))
+        for part in other
+        if part.path in spans
+    )
+
+
+def _parts(builder: Any, split: str, directory: pathlib.Path) -> list[records.Part]:
+    """The files, and the records in them, that make a split."""
+    try:
+        instructions = builder.info.splits[split].file_instructions
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"split {split!r} of {directory}: {' '.join(str(error).split())} It has {', '.join(builder.info.splits)}"
+        ) from error
+    if not instructions:
+        raise ValueError(f"split {split!r} of {directory} has no examples")
+    parts = [
+        records.Part(
+            str(part.filename),
+            part.skip,
+            part.take if part.take >= 0 else part.examples_in_shard - part.skip,
+            part.examples_in_shard,
+        )
+        for part in instructions
+    ]
+    missing = [part.path for part in parts if not os.path.exists(part.path)]
+    if missing:
+        raise ValueError(f"{directory} lacks {len(missing)} of the {len(parts)} files of {split}, such as {missing[0]}")
+    return parts
+
+
+def _files(builder: Any, split: str, file_format: str, parts: list[records.Part]) -> records.Files:
+    import tensorflow_datasets as tfds
+
+    records.allow_open_files(len(parts) + 256)
+    if file_format == "tfrecord":
+        return records.TFRecordFiles(parts)
+    return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+
+
+def _open_models_layout(
+    root: pathlib.Path, found: dict[str, list[pathlib.Path]], train_split: str | None, eval_split: str | None
+) -> Dataset:
+    def part(split: str) -> records.Records:
+        if split not in found:
+            raise ValueError(f"the TFRecord files in {root} have no split {split!r}, only {', '.join(sorted(found))}")
+        files = records.TFRecordFiles([records.Part(str(path)) for path in found[split]])
+        keys = records.Keys(*imagenet.MODELS_FEATURES, first_label=imagenet.MODELS_FIRST_LABEL)
+        return records.Records(f"{imagenet.NAME}, {split}", files, keys)
+
+    return Dataset(part(train_split or "train"), part(eval_split or "validation"), imagenet.class_names())

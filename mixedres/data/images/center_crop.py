@@ -1,0 +1,74 @@
+"""ImageReader of any kind as the squares that a network takes, decoded by threads; in order, and a few ahead."""
+
+from __future__ import annotations
+
+import collections
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import cv2
+import numpy as np
+
+from mixedres.data.images import decode, preprocessing
+from mixedres.data.input_spec import InputSpec
+
+# ImageReader a thread may be ahead: enough that none waits for another's large picture.
+_AHEAD = 8
+
+
+def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
+    """The central square of a picture, upright as its EXIF data have it.
+
+    Args:
+      data: the whole file.
+      spec: of the square.
+
+    Returns:
+      uint8 of the shape `spec.shape`.
+
+    Raises:
+      ValueError: where it is no picture, or is damaged.
+    """
+    head = decode.header(data, apply_exif=True)
+    box = preprocessing.central_crop(head.height, head.width, spec.crop_pct)
+    out = np.empty(spec.shape, np.uint8)
+    interpolation = cv2.INTER_AREA if spec.antialias else cv2.INTER_LINEAR
+    preprocessing.crop_and_resize(data, head, box, out, interpolation=interpolation, mirror=False)
+    return out
+
+
+def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: int) -> Iterator[np.ndarray | str]:
+    """For every file its square, or a line that says why there is none.
+
+    Args:
+      paths: of the pictures.
+      spec: of the squares.
+      threads: that decode.
+    """
+    cv2.setNumThreads(0)  # every picture has a thread of ours already
+    waiting: collections.deque[Future[np.ndarray | str]] = collections.deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+        try:
+            for path in paths:
+                waiting.append(pool.submit(_read, path, spec))
+                if len(waiting) > _AHEAD * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _read(path: str | os.PathLike, spec: InputSpec) -> np.ndarray | str:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "it is not a file"  # but a folder, or a pipe that would never end
+        with open(path, "rb", buffering=0) as file:
+            return center_crop(file.read(), spec)
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError as error:
+        return str(error)

@@ -1,0 +1,160 @@
+"""Chunks: up to 32 consecutive rows of a batch, the unit of work of a thread that decodes pictures.
+
+A thread decodes straight into the array of its chunk. Compared with Grain's own element-wise pipeline this takes a
+sixth off the CPU time of a picture (no random generator, dictionary and copy for each), and all threads work at the
+same batch, so that few batches are under way.
+
+Everything random is a function of the seed, the step and the row in the global batch. So the batches are the same for
+any number of threads, workers and hosts, and a run continues at any step without reading what lies before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import cv2
+import numpy as np
+
+from mixedres._internal.errors import DataError
+from mixedres.data.examples import Examples
+from mixedres.data.images import decode, preprocessing
+from mixedres.data.sources import epoch_order
+
+CHUNK = 32
+# Grain asks for a length; this many chunks outlast any run.
+ENDLESS = 2**60
+
+
+def chunks_per_batch(rows: int) -> int:
+    """Chunks that a host's rows of a batch make."""
+    return -(-rows // CHUNK)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageReader:
+    """Examples -> squares, with a name for whatever is wrong with one."""
+
+    examples: Examples
+    shape: tuple[int, int, int]
+    preprocessing: preprocessing.Preprocessing
+    num_classes: int
+    apply_exif: bool
+    on_error: str
+
+    def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
+        """Writes a random crop of picture `index`, and returns its label."""
+        image, label, head = self._open(index)
+        box = self.preprocessing.crop(rng, head.height, head.width)
+        mirror = flip and rng.random() < 0.5
+        preprocessing.crop_and_resize(image, head, box, out, interpolation=cv2.INTER_LINEAR, mirror=mirror)
+        return label
+
+    def eval(self, index: int, out: np.ndarray) -> int:
+        """Writes the central crop of picture `index`, and returns its label."""
+        image, label, head = self._open(index)
+        box = preprocessing.central_crop(head.height, head.width)
+        preprocessing.crop_and_resize(
+            image, head, box, out, interpolation=self.preprocessing.eval_interpolation, mirror=False
+        )
+        return label
+
+    def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
+        """Notes and returns what is wrong with picture `index`; raises DataError where that ends the run."""
+        file_name = self.examples.file_name(index)
+        name = f"{self.examples.name}, example {index}" + (f", {file_name}" if file_name else "")
+        name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")  # not every name is UTF-8
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        unreadable[name] = reason or type(error).__name__
+        if self.on_error == "raise":
+            advice = "mend or remove it, or pass over such with --config.data.on_error=skip"
+            raise DataError(f"{name}: {unreadable[name]}; {advice}") from error
+        return f"{name}: {unreadable[name]}"
+
+    def _open(self, index: int) -> tuple[bytes, int, decode.Header]:
+        image, label = self.examples[index]
+        if not 0 <= label < self.num_classes:
+            raise ValueError(f"label {label} is not in 0 to {self.num_classes - 1}")
+        return image, label, decode.header(image, apply_exif=self.apply_exif)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainChunks:
+    """Chunk by number, from the first step of this start on. Rows are those of the global batch that this host has."""
+
+    pictures: ImageReader
+    batch_size: int
+    rows: range
+    first_step: int
+    seed: int
+    flip: bool
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        cv2.setNumThreads(0)  # every picture has a thread of ours already
+        steps, part = divmod(number, chunks_per_batch(len(self.rows)))
+        step = self.first_step + steps
+        rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
+        total = len(self.pictures.examples)
+        epoch, place = divmod(step, total // self.batch_size)
+        order = epoch_order(total, self.seed, epoch)
+        squares = np.empty((len(rows), *self.pictures.shape), np.uint8)
+        labels = np.empty(len(rows), np.int32)
+        unreadable: dict[str, str] = {}
+        for slot, row in enumerate(rows):
+            rng = np.random.Generator(np.random.Philox(key=_key(self.seed), counter=[0, 0, row, step]))
+            index = int(order[place * self.batch_size + row])
+            labels[slot] = self._one(index, rng, squares[slot], unreadable)
+        return {"image": squares, "label": labels, "unreadable": unreadable}
+
+    def _one(self, index: int, rng: np.random.Generator, out: np.ndarray, unreadable: dict[str, str]) -> int:
+        """Writes picture `index`, or the next one that can be read where that is allowed; returns its label."""
+        total = len(self.pictures.examples)
+        attempts = min(total, 100)
+        for attempt in range(attempts):
+            candidate = (index + attempt) % total
+            try:
+                return self.pictures.train(candidate, rng, self.flip, out)
+            except (ValueError, OSError) as error:
+                last = self.pictures.refuse(candidate, error, unreadable)
+        raise DataError(f"{attempts} pictures in a row cannot be used, from example {index} on; the last: {last}")
+
+
+@functools.lru_cache(maxsize=8)
+def _key(seed: int) -> np.ndarray:
+    """A key of Philox, which differs from the seeds of the permutations."""
+    return np.random.SeedSequence((seed, 1)).generate_state(2, np.uint64)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalChunks:
+    """Chunk by number; rows are those of the global batch that this host has."""
+
+    pictures: ImageReader
+    batch_size: int
+    rows: range
+
+    def __len__(self) -> int:
+        return -(-len(self.pictures.examples) // self.batch_size) * chunks_per_batch(len(self.rows))
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        cv2.setNumThreads(0)
+        batch, part = divmod(number, chunks_per_batch(len(self.rows)))
+        rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
+        squares = np.zeros((len(rows), *self.pictures.shape), np.uint8)
+        labels = np.zeros(len(rows), np.int32)
+        mask = np.zeros(len(rows), bool)
+        unreadable: dict[str, str] = {}
+        for slot, row in enumerate(rows):
+            index = batch * self.batch_size + row
+            if index >= len(self.pictures.examples):
+                break
+            try:
+                labels[slot] = self.pictures.eval(index, squares[slot])
+                mask[slot] = True
+            except (ValueError, OSError) as error:
+                self.pictures.refuse(index, error, unreadable)
+        return {"image": squares, "label": labels, "mask": mask, "unreadable": unreadable}

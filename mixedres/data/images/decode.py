@@ -1,0 +1,151 @@
+"""Encoded pictures -> pixels: JPEG through simplejpeg, everything else, and every oddity, through Pillow."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+# A smaller side shows nothing to learn from; more pixels in all are a mistake or an attack (Pillow's limit).
+MIN_SIDE = 4
+MAX_PIXELS = 2 * 89_478_485
+
+# Of all that Pillow knows: for some others it starts programs on what may come from anywhere.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+# What turns a picture with this EXIF orientation upright (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
+_UPRIGHT = {
+    2: functools.partial(cv2.flip, flipCode=1),
+    3: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
+    4: functools.partial(cv2.flip, flipCode=0),
+    5: cv2.transpose,
+    6: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_90_CLOCKWISE),
+    7: lambda image: cv2.rotate(cv2.transpose(image), cv2.ROTATE_180),
+    8: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_90_COUNTERCLOCKWISE),
+}
+
+
+class Header(NamedTuple):
+    """What is known of a picture before its pixels are decoded.
+
+    Attributes:
+      height, width: as the picture is to be seen, that is after `orientation` was undone.
+      is_jpeg: whether simplejpeg could read it.
+      orientation: of EXIF, 1 to 8; 1 where it is not to be heeded.
+      colorspace: of a JPEG: 'YCbCr', 'Gray', 'CMYK', 'YCCK' or 'RGB'; '' of other formats.
+    """
+
+    height: int
+    width: int
+    is_jpeg: bool
+    orientation: int = 1
+    colorspace: str = ""
+
+
+def header(data: bytes, *, apply_exif: bool = False) -> Header:
+    """Reads the header of an encoded picture.
+
+    Args:
+      data: the whole file.
+      apply_exif: heed the orientation in its EXIF data, as every viewer does; the published ImageNet pipelines do not.
+
+    Raises:
+      ValueError: where it is no picture, or one of less than `MIN_SIDE` or more than `MAX_PIXELS` pixels.
+    """
+    if not data:
+        raise ValueError("the file is empty")
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        is_jpeg = True
+    except ValueError:
+        (width, height), colorspace, is_jpeg = _open(data).size, "", False
+    if min(height, width) < MIN_SIDE or height * width > MAX_PIXELS:
+        raise ValueError(
+            f"it has {width}x{height} pixels; at least {MIN_SIDE} a side and at most {MAX_PIXELS:,} in all are needed"
+        )
+    orientation = _orientation(data) if apply_exif else 1
+    if orientation > 4:
+        height, width = width, height
+    return Header(height, width, is_jpeg, orientation, colorspace)
+
+
+def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1) -> np.ndarray:
+    """The pixels of a picture.
+
+    Args:
+      data: the whole file; head: of `header`.
+      channels: 3 for RGB, 1 for luma.
+      shrink: 1, 2, 4 or 8: decode at this fraction of the size, sides rounded up, where the format can (JPEG: from
+        fewer DCT coefficients, in a fraction of the time).
+
+    Returns:
+      (height, width, channels) uint8; the sides are those of `head`, or their `shrink`-th part rounded up.
+
+    Raises:
+      ValueError: where the pixels cannot be decoded, also where only some of them are there.
+    """
+    if head.is_jpeg:
+        try:
+            sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
+            # Of all sizes that are no smaller than asked for, simplejpeg takes the smallest.
+            smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
+            return _turned(
+                simplejpeg.decode_jpeg(data, "RGB" if channels == 3 else "GRAY", **smallest), head.orientation
+            )
+        except ValueError:
+            pass  # damaged, or a variant it does not know: Pillow has the last word
+    pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
+    if shrink > 1:
+        size = (-(-head.width // shrink), -(-head.height // shrink))
+        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], channels)
+    return pixels
+
+
+def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
+    if orientation == 1:
+        return image
+    turned = _UPRIGHT[orientation](image)
+    return turned.reshape(*turned.shape[:2], image.shape[2])  # OpenCV drops the axis of a single channel
+
+
+def _orientation(data: bytes) -> int:
+    # Most pictures have no EXIF data, and to ask Pillow for it costs a good deal more than this search.
+    if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
+        return 1
+    try:
+        found = _open(data).getexif().get(0x0112, 1)
+    except Exception as error:  # of a PNG this may decode everything
+        raise ValueError(_reason(error)) from error
+    return found if found in _UPRIGHT else 1
+
+
+def _open(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=_FORMATS)
+    except Exception as error:  # its plugins raise whatever they meet
+        raise ValueError(_reason(error)) from error
+
+
+def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
+    image = _open(data)
+    try:
+        if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel, which convert() would clip
+            values = np.asarray(image, np.float64)
+            image = Image.fromarray(np.clip(values / 257.0 + 0.5, 0, 255).astype(np.uint8))
+        if image.mode == "P":
+            image = image.convert("RGBA")
+        pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    except Exception as error:
+        raise ValueError(_reason(error)) from error
+    return np.ascontiguousarray(pixels).reshape(image.height, image.width, channels)
+
+
+def _reason(error: Exception) -> str:
+    """One line, without the address of the buffer that Pillow mentions."""
+    if "cannot identify image file" in str(error):
+        return "it is not a picture in a known format"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,165 @@
+"""From a stored picture to the square that the network sees: two published families of crops.
+
+`official` is what TensorFlow's official ResNet did to ImageNet, `torch` what torchvision's reference training did and
+most since. Both train on a random part of the picture, resized to a square without keeping its aspect ratio, and test
+on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the picture
+is resized in evaluation, and in the normalisation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from mixedres.data.images import decode
+from mixedres.data.input_spec import InputSpec
+
+# Share of the shorter side that the central crop keeps.
+CROP_PCT = 224 / 256
+
+
+class Box(NamedTuple):
+    """A part of a picture: top left corner and sides, in pixels."""
+
+    y: int
+    x: int
+    height: int
+    width: int
+
+
+def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Box:
+    """A random part with 8 to 100 % of the area and an aspect ratio of 3/4 to 4/3, log-uniform.
+
+    After ten draws that do not fit: the largest central part with an allowed ratio. This is torchvision's
+    RandomResizedCrop (the crop of arXiv 1409.4842).
+    """
+    area, log_ratio = height * width, math.log(4 / 3)
+    for _ in range(10):
+        target = area * rng.uniform(0.08, 1.0)
+        ratio = math.exp(rng.uniform(-log_ratio, log_ratio))
+        w, h = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w)
+    h, w = min(height, round(width / (3 / 4))), min(width, round(height * (4 / 3)))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
+    """A random part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform; else the whole picture.
+
+    The reference's tf.image.sample_distorted_bounding_box: area 5 to 100 %, of which at least 10 % of the object must
+    be seen, which is the whole picture where no bounding box is known; 100 attempts. As there, the height is uniform
+    among those that the ratio allows, which makes large parts rarer than a uniform area would.
+    """
+    smallest, largest = 0.05 * height * width, 1.0 * height * width
+    for _ in range(100):
+        ratio = rng.uniform(0.75, 1.33)
+        lowest = round(math.sqrt(smallest / ratio))
+        highest = min(round(math.sqrt(largest / ratio)), height, int((width + 0.5) / ratio))
+        h = int(rng.integers(min(lowest, highest), highest + 1))
+        w = round(h * ratio)
+        fits = 0 < w <= width and 0 < h <= height
+        if fits and smallest <= h * w <= largest and h * w >= 0.1 * height * width:
+            # As there, the last row and column are never reached by a part that leaves room for it.
+            return Box(int(rng.integers(max(1, height - h))), int(rng.integers(max(1, width - w))), h, w)
+    return Box(0, 0, height, width)
+
+
+def central_crop(height: int, width: int, share: float = CROP_PCT) -> Box:
+    """The central square of 87.5 % of the shorter side: what resizing that to 256 and cutting out 224 shows.
+
+    `share`: another part of the shorter side, in (0, 1].
+    """
+    side = max(1, round(share * min(height, width)))
+    return Box((height - side) // 2, (width - side) // 2, side, side)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How pictures become squares.
+
+    Attributes:
+      name: of the family.
+      crop: draws the part to train on.
+      eval_interpolation: OpenCV's, for shrinking in evaluation; training always interpolates linearly between the four
+        nearest pixels.
+      mean, std: per channel R, G, B on the scale 0 to 255.
+    """
+
+    name: str
+    crop: Callable[[np.random.Generator, int, int], Box]
+    eval_interpolation: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of pictures with so many channels; for luma the mean over R, G and B."""
+        if channels == 3:
+            return self.mean, self.std
+        return (sum(self.mean) / 3,), (sum(self.std) / 3,)
+
+    def input_spec(self, size: int, channels: int = 3) -> InputSpec:
+        """What a network takes that was trained on squares of this size and evaluated on central ones."""
+        mean, std = self.normalization(channels)
+        return InputSpec((size, size, channels), mean, std, CROP_PCT, self.eval_interpolation == cv2.INTER_AREA)
+
+
+FAMILIES = {
+    # Linear interpolation without antialiasing, as tf.image.resize did it; no division by the deviation.
+    "official": Preprocessing(
+        "official", distorted_crop, cv2.INTER_LINEAR, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0)
+    ),
+    # Pillow's antialiased resize, which averaging over areas comes close to.
+    "torch": Preprocessing(
+        "torch",
+        random_resized_crop,
+        cv2.INTER_AREA,
+        mean=(123.675, 116.28, 103.53),
+        std=(58.395, 57.12, 57.375),
+    ),
+}
+
+
+def get(name: str) -> Preprocessing:
+    """The family called `name`; raises ValueError for others."""
+    if name not in FAMILIES:
+        raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def crop_and_resize(
+    data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, interpolation: int, mirror: bool
+) -> None:
+    """Decodes a picture, and resizes the part in `box` into `out`, left and right exchanged where `mirror`.
+
+    A part of twice the size or more is decoded at half the resolution or less, as long as no pixel needs to be made up.
+
+    Args:
+      data, head: of `images.header`.
+      out: (size, size, channels) uint8, written.
+      interpolation: OpenCV's; areas are averaged where that makes the picture smaller, else it is linear.
+
+    Raises:
+      ValueError: where the picture cannot be decoded.
+    """
+    size, _, channels = out.shape
+    shrink = 1
+    while shrink < 8 and min(box.height, box.width) >= 2 * shrink * size:
+        shrink *= 2
+    pixels = decode.decode(data, head, channels=channels, shrink=shrink)
+    part = pixels[_shrunk(box.y, box.height, shrink), _shrunk(box.x, box.width, shrink)]
+    if interpolation == cv2.INTER_AREA and min(part.shape[:2]) < size:
+        interpolation = cv2.INTER_LINEAR
+    square = cv2.resize(part, (size, size), interpolation=interpolation)
+    if mirror:
+        square = cv2.flip(square, 1)  # a strided copy by numpy would cost a fifth of the decoding
+    out[...] = square.reshape(out.shape)
+
+
+def _shrunk(start: int, length: int, shrink: int) -> slice:
+    return slice(start // shrink, -(-(start + length) // shrink))

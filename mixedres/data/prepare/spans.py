@@ -1,0 +1,175 @@
+"""The pictures of one part of a data set, wherever they lie: their order, their shards, and their records."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from mixedres._internal.errors import DataError
+from mixedres._internal.progress import say
+from mixedres.data.prepare.reencode import Convert
+from mixedres.data.prepare.writer import Split
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageSpans:
+    """ImageSpans as spans of files.
+
+    Attributes:
+      keys: (n) what the order depends on, and what is stored as 'file_name'.
+      labels: (n,) int64.
+      paths: the files they lie in.
+      where: (n, 3) int64: index into `paths`, offset, and size in bytes.
+    """
+
+    keys: list[str]
+    labels: np.ndarray
+    paths: list[str]
+    where: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, order: np.ndarray) -> ImageSpans:
+        """Those with the indices `order`, in that order."""
+        return ImageSpans([self.keys[i] for i in order], self.labels[order], self.paths, self.where[order])
+
+    def digest(self) -> str:
+        """A hash of the keys, labels and sizes in their order."""
+        digest = hashlib.sha256()
+        for key, label, size in zip(self.keys, self.labels, self.where[:, 2], strict=True):
+            digest.update(_bytes(key) + b"\0%d\0%d\n" % (label, size))
+        return digest.hexdigest()
+
+    def read(self, index: int) -> bytes:
+        """The file of picture `index`, as it lies there.
+
+        Raises:
+          OSError: where the file cannot be read, or has become shorter.
+        """
+        file_index, offset, size = (int(value) for value in self.where[index])
+        # Opened anew for each picture: descriptors of thousands of files may not be had, and it costs microseconds.
+        file = os.open(self.paths[file_index], os.O_RDONLY)
+        try:
+            data = os.pread(file, size, offset)
+        finally:
+            os.close(file)
+        if len(data) != size:
+            raise OSError(5, f"{len(data)} of {size} bytes at offset {offset} could be read", self.paths[file_index])
+        return data
+
+
+def hash_order(keys: list[str], split: str) -> np.ndarray:
+    """The order in which TensorFlow Datasets stores examples with these keys: by the MD5 hash of split name and key.
+
+    Returns:
+      (n,) indices into `keys`.
+
+    Raises:
+      DataError: where a key comes twice.
+    """
+    salted = hashlib.md5(split.encode())
+    digests = bytearray()
+    for key in keys:
+        digest = salted.copy()
+        digest.update(_bytes(key.replace("\\", "/")))
+        digests += digest.digest()
+    high, low = np.frombuffer(digests, ">u8").reshape(-1, 2).T
+    order = np.lexsort((low, high))
+    twice = np.flatnonzero((np.diff(high[order]) == 0) & (np.diff(low[order]) == 0))
+    if twice.size:
+        raise DataError(f"two pictures of the split {split} have the name {keys[order[twice[0]]]}")
+    return order
+
+
+def shard_bounds(pictures: ImageSpans) -> list[int]:
+    """The end of every shard, as TensorFlow Datasets would cut records of this number and these sizes.
+
+    The sizes are those before any conversion, which is theirs too but for a handful of repaired pictures.
+    """
+    from tensorflow_datasets.core.utils import shard_utils
+
+    overhead = len(record(b"", int(pictures.labels[0]), pictures.keys[0])) + 6  # 6: longer lengths of a real picture
+    total = int(pictures.where[:, 2].sum()) + overhead * len(pictures)
+    count = shard_utils.ShardConfig.calculate_number_shards(total, len(pictures))
+    return list(shard_utils.get_shard_boundaries(len(pictures), count))
+
+
+def record(image: bytes, label: int, file_name: str) -> bytes:
+    """What is stored of one example: a serialised `tf.train.Example`."""
+    from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
+
+    def of_bytes(value: bytes) -> tf_feature_pb2.Feature:
+        return tf_feature_pb2.Feature(bytes_list=tf_feature_pb2.BytesList(value=[value]))
+
+    features = {
+        "file_name": of_bytes(_bytes(file_name)),
+        "image": of_bytes(image),
+        "label": tf_feature_pb2.Feature(int64_list=tf_feature_pb2.Int64List(value=[label])),
+    }
+    example = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=features))
+    return example.SerializeToString(deterministic=True)
+
+
+def split(pictures: ImageSpans, name: str, convert: Convert, *, skip_unreadable: bool = False) -> Split:
+    """The part `name` of a data set, to be written in hash order.
+
+    Args:
+      pictures: at least one, in any order.
+      name: of the split.
+      convert: is applied to every picture, in many threads.
+      skip_unreadable: leave out a picture that `convert` refuses, with a line that says so, rather than stop.
+    """
+    ordered = pictures.take(hash_order(pictures.keys, name))
+    ends = shard_bounds(ordered)
+    starts = [0, *ends[:-1]]
+
+    def records(shard: int, pool: concurrent.futures.Executor) -> Iterator[bytes]:
+        part = ordered.take(np.arange(starts[shard], ends[shard]))
+        return _records(part, _converted(part, convert, pool), skip_unreadable)
+
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    return Split(lengths=lengths, digest=ordered.digest(), records=records)
+
+
+def _converted(
+    part: ImageSpans, convert: Convert, pool: concurrent.futures.Executor
+) -> dict[int, concurrent.futures.Future[bytes]]:
+    """The pictures to be, by their index."""
+
+    def one(index: int) -> bytes:
+        return convert(part.read(index))
+
+    # A disk reads fastest forward, and several reads at a time; the order of the shard is a random one.
+    forward = np.lexsort((part.where[:, 1], part.where[:, 0])).tolist()
+    return {index: pool.submit(one, index) for index in forward}
+
+
+def _records(
+    part: ImageSpans, images: dict[int, concurrent.futures.Future[bytes]], skip_unreadable: bool
+) -> Iterator[bytes]:
+    for index in range(len(part)):
+        try:
+            image = images.pop(index).result()  # popped: it is not kept until the end of the shard
+        except ValueError as error:
+            reason = f"{_file_name(part, index)}: {error}"
+            if not skip_unreadable:
+                hint = "the same command with --on_error=skip leaves such pictures out"
+                raise DataError(f"{reason}; {hint}") from error
+            say(f"left out {reason}")
+        else:
+            yield record(image, int(part.labels[index]), part.keys[index])
+
+
+def _file_name(pictures: ImageSpans, index: int) -> str:
+    path, key = pictures.paths[int(pictures.where[index, 0])], pictures.keys[index]
+    return path if path.endswith(key) else f"{key} in {path}"
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")  # names of files need not be UTF-8

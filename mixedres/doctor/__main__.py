@@ -1,0 +1,147 @@
+"""The command that says what half precision would do to a network, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mixedres._internal import command_line
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import read_json
+from mixedres.config.keys import PRESETS
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+DESCRIPTION = """\
+Examines the numerics of a network: what float16 loses of its values and gradients, the loss scale that it needs, the
+layers that should stay in float32, and whether bfloat16 is the better choice.
+
+  python -m mixedres.doctor --config=configs/digits.py:fp16
+  python -m mixedres.doctor --config=configs/imagenet.py:fp16 --config.batch_size=32 --steps=0,100 --compare=fp16,bf16
+  python -m mixedres.doctor --workdir=runs/imagenet-fp16
+
+Real batches go through a training step in float32; nothing of a run is changed. What is written is the report: a page
+to look at, and the same as JSON beside it; and compiled programs, for the next time.
+exit status: 0; 1 where it failed; 2 for a mistake, and no report was written
+"""
+
+
+class Options(NamedTuple):
+    """What was asked for: the config, the run to take the weights from (None: fresh ones), and the options' values."""
+
+    config: ConfigDict
+    workdir: pathlib.Path | None
+    steps: list[int]
+    compare: list[str]
+    out: pathlib.Path
+
+
+def doctor(given: Sequence[str]) -> None:
+    """Runs the command with these arguments.
+
+    Raises:
+      ConfigError: for a mistake in them; nothing has been written then.
+    """
+    options = parse(given)
+    # Imported here so that a mistake in the command need not wait for the models.
+    from mixedres.doctor.examine import examine, overrides
+
+    report = examine(options.config, options.workdir, options.steps, options.compare)
+    print()
+    print(report.to_text(problems_only=True))
+    flags = overrides(report, options.config)
+    if flags:
+        print("\nTo follow the advice, add:", *flags, sep="\n  ")
+    document = options.out.with_suffix(".json")
+    report.to_html(options.out)
+    document.write_text(json.dumps(report.to_json(), allow_nan=False), encoding="utf-8")
+    print(f"\nAll {len(report.rows)} tensors: {options.out} (to look at), {document}")
+
+
+def parse(given: Sequence[str]) -> Options:
+    """The options in the arguments.
+
+    Raises:
+      ConfigError: for a mistake in them.
+    """
+    parser = command_line.Parser("python -m mixedres.doctor", DESCRIPTION)
+    parser.add_argument("--config", metavar="FILE[:PRESET]", help="as for mixedres.main; --config.KEY=VALUE too")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--workdir", metavar="RUN", help="newest checkpoint of this run; and its config, without --config"
+    )
+    where.add_argument("--init", action="store_true", help="a fresh network, which is the default")
+    parser.add_argument("--steps", default="0", metavar="N,N...", help="training steps from there (default 0)")
+    parser.add_argument("--compare", default="", metavar="PRESET,...", help="errors of real gradients in these presets")
+    parser.add_argument("--out", default="doctor.html", metavar="FILE.html", help="the report (default doctor.html)")
+    options, rest = parser.parse_known_args(list(given))
+    wrong = [argument for argument in rest if not argument.startswith("--config.")]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is unknown; --help lists what there is")
+    out = command_line.path(options.out)
+    if out.suffix != ".html":
+        raise ConfigError(f"--out={options.out} must end in .html")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out={options.out}: there is no directory {out.absolute().parent}; make it first")
+    _check_free(out)
+    if options.workdir == "":
+        raise ConfigError("--workdir= is empty; name the directory of a run")
+    workdir = None if options.workdir is None else command_line.path(options.workdir)
+    return Options(_config(options, rest, workdir), workdir, _steps(options.steps), _presets(options.compare), out)
+
+
+def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
+    if options.config:
+        from mixedres.config import flags
+
+        return flags.parse(["doctor", f"--config={options.config}", *rest]).config
+    if workdir is None:
+        raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
+    if rest:
+        raise ConfigError(f"{rest[0]} changes a config, but --config is missing; name the one of the run")
+    from mixedres.checkpoints.workdir import read_config
+    from mixedres.config import unflatten
+
+    found = read_config(workdir)
+    if found is None:
+        raise ConfigError(f"--workdir={workdir} holds no run whose config can be read; name one of mixedres.main")
+    return unflatten(found)
+
+
+def _check_free(out: pathlib.Path) -> None:
+    """Raises ConfigError unless `out` and the JSON beside it are not there, or are an earlier report."""
+    document = out.with_suffix(".json")
+    found = read_json(document)
+    is_report = isinstance(found, dict) and {"advice", "recommended_log2_scale", "rows"} <= found.keys()
+    for path in (out, document):
+        if path.exists() and not (is_report and path.is_file()):
+            raise ConfigError(f"--out={out}: {path} is there, and no earlier report; name another file")
+
+
+def _steps(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--steps={text} must be numbers of training steps, such as 0,100,1000")
+    return sorted(set(map(int, parts)))
+
+
+def _presets(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PRESETS:
+            raise ConfigError(f"--compare: {name!r} is unknown; use some of {','.join(PRESETS)}")
+    return list(dict.fromkeys(names))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line, `argv[0]` being the program; returns the exit status, which `DESCRIPTION` explains."""
+    return command_line.run("mixedres.doctor", doctor, argv[1:])
+
+
+if __name__ == "__main__":
+    command_line.leave(main(sys.argv))

@@ -1,0 +1,1 @@
+"""A trained network as one file that runs with JAX alone."""

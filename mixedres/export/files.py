@@ -1,0 +1,137 @@
+"""The files of an exported network, for people and programs that have no mixedres."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import zipfile
+from typing import Any
+
+from mixedres._internal.files import write_json
+from mixedres.data import InputSpec
+from mixedres.predict.classifier import Classifier
+
+MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json", "load.py", "README.md"
+# jax.export reads its files with this package, and an installation of jax alone does not have it.
+READER = "flatbuffers"
+
+_LOADER = '''\
+"""Runs the network beside this file; needs jax alone. python load.py IMAGES.npy: uint8, {shape}."""
+import json, pathlib, sys
+import numpy as np, jax
+here = pathlib.Path(__file__).parent
+sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for jax.export
+from jax import export
+network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes())).call)
+labels = json.loads((here / "{labels}").read_text())
+images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.uint8)
+found = {{name: np.asarray(values) for name, values in network(images).items()}}
+for index, shares in zip(found["classes"], found["probabilities"]):
+    print(f"{{shares[index]:7.2%}}  {{labels[index]}}")
+'''
+
+_README = """\
+# {network}, version {version}: {classes} classes, computed in {precision}
+
+Made by mixedres {mixedres} with jax {jax} on {date}, from `{source}`.
+
+    python {loader} IMAGES.npy
+
+needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normalisation are inside `{model}`.
+
+| | | |
+| --- | --- | --- |
+| in | images | uint8 {shape}, any number n >= 1 |
+| out | `probabilities` | float32 (n, {classes}) |
+| out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
+
+How a picture becomes an image of {height}x{width}: turn it upright, cut out the square in its centre whose side is
+{share:.6g} of the shorter side, and resize it {filter}. Values stay 0 to 255{channels_note}:
+
+```python
+import numpy as np
+from PIL import Image, ImageOps
+
+picture = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
+side = round({share:.6g} * min(picture.size))
+x, y = (picture.width - side) // 2, (picture.height - side) // 2
+resampling = Image.Resampling.{pillow}
+image = np.asarray(picture.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
+np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
+```
+
+The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
+months; write it again with a newer mixedres after that. `{reader}.zip` is the Python package of that name (Apache
+License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
+"""
+
+_SAVED_MODEL = """
+## TensorFlow
+
+`saved_model/` runs with TensorFlow 2.20 and newer, on the same platforms:
+
+```python
+network = tf.saved_model.load("saved_model")
+network.signatures["serving_default"](images=images)   # uint8 {shape}
+network.signatures["image_bytes"](image_bytes=encoded) # (n,) JPEG or PNG files, cropped and resized in the graph
+```
+
+Both return `probabilities` and `classes`. The second heeds no EXIF orientation.
+"""
+
+
+def write(
+    folder: pathlib.Path, artifact: bytes, network: Classifier, facts: dict[str, Any], *, saved_model: bool
+) -> None:
+    """Makes `folder` with the artifact of `jax.export`, and everything beside it.
+
+    Args:
+      folder: which must not be there.
+      artifact: serialized.
+      network: that it is of.
+      facts: for `FACTS`: 'network', 'version', 'classes', 'precision', 'source', 'date', 'platforms', 'versions'.
+      saved_model: whether there will be one, for the README.
+
+    Raises:
+      OSError: where it cannot be written.
+    """
+    folder.mkdir(parents=True)
+    (folder / MODEL).write_bytes(artifact)
+    _write_reader(folder / f"{READER}.zip")
+    write_json(folder / LABELS, list(network.class_names))
+    write_json(folder / FACTS, facts)
+    words = _words(network.spec, facts)
+    (folder / LOADER).write_text(_LOADER.format(**words))
+    text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words)
+    (folder / README).write_bytes(text.encode(errors="backslashreplace"))  # not every path is UTF-8
+
+
+def _write_reader(path: pathlib.Path) -> None:
+    """The installed package `READER` with its metadata, in a file that Python can import from."""
+    files = importlib.metadata.files(READER) or []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(file for file in files if file.suffix == ".py" or file.name in ("METADATA", "LICENSE")):
+            archive.write(str(file.locate()), str(file))
+
+
+def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
+    height, width, channels = spec.shape
+    return facts | {
+        "model": MODEL,
+        "labels": LABELS,
+        "loader": LOADER,
+        "reader": READER,
+        "shape": f"(n, {height}, {width}, {channels})",
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "channels_note": ", of red, green and blue" if channels == 3 else ", of brightness",
+        "mode": "RGB" if channels == 3 else "L",
+        "share": spec.crop_pct,
+        "filter": "averaging over areas where it shrinks" if spec.antialias else "linearly",
+        # Of Pillow's filters; it antialiases all of them.
+        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.antialias else "BILINEAR",
+        "platforms": " and ".join(facts["platforms"]),
+        "mixedres": facts["versions"]["mixedres"],
+        "jax": facts["versions"]["jax"],
+    }

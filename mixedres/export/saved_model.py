@@ -1,0 +1,89 @@
+"""An exported network as a SavedModel of TensorFlow, which is imported here and nowhere else.
+
+TensorFlow's own XLA runs the StableHLO of `jax.export` (XlaCallModule), so both compute the same.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.export
+
+from mixedres.data import InputSpec
+from mixedres.predict.classifier import Classifier
+
+# Of StableHLO, which TensorFlow may know in an older version than JAX: 2.21 knows 1.13, and JAX 0.12 writes 1.18.
+_STABLEHLO = "1.0.0"
+
+
+def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifier) -> None:
+    """Makes `folder`, a SavedModel with the signatures of the original.
+
+    'serving_default': images (n, *spec.shape) uint8; 'image_bytes': (n,) texts, JPEG or PNG files. Both return
+    'probabilities' (n, classes) float32 and 'classes' (n,) int32.
+
+    Args:
+      folder: which must not be there.
+      artifact: of `mixedres.export.export.exported`.
+      network: that it is of.
+
+    Raises:
+      OSError: where it cannot be written.
+    """
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
+
+    spec, program = network.spec, _older(artifact.mlir_module_serialized)
+    names = artifact.out_tree.unflatten(range(2))  # the order in which the program returns them
+    shapes = {"probabilities": (None, len(network.class_names)), "classes": (None,)}
+    dtypes = {"probabilities": tf.float32, "classes": tf.int32}
+    ordered = sorted(names, key=names.get)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, *spec.shape), tf.uint8, name="images")])
+    def from_images(images: Any) -> dict[str, Any]:
+        returned = xla.call_module(
+            [images],
+            version=artifact.calling_convention_version,
+            module=program,
+            Tout=[dtypes[name] for name in ordered],
+            Sout=[shapes[name] for name in ordered],
+            platforms=[platform.upper() for platform in artifact.platforms],
+        )
+        return dict(zip(ordered, returned, strict=True))
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, name="image_bytes")])
+    def from_bytes(image_bytes: Any) -> dict[str, Any]:
+        decoded = tf.TensorSpec(spec.shape, tf.uint8)
+        return from_images(tf.map_fn(lambda data: _square(data, spec), image_bytes, fn_output_signature=decoded))
+
+    module = tf.Module()
+    module.from_images, module.from_bytes = from_images, from_bytes
+    tf.saved_model.save(module, folder, signatures={"serving_default": from_images, "image_bytes": from_bytes})
+
+
+def _square(data: Any, spec: InputSpec) -> Any:
+    """The central square of an encoded picture, in TensorFlow's operations; see `mixedres.data.images.center_crop.center_crop`."""
+    import tensorflow as tf
+
+    picture = tf.io.decode_image(data, channels=spec.shape[2], expand_animations=False)
+    picture.set_shape((None, None, spec.shape[2]))
+    height, width = tf.unstack(tf.shape(picture)[:2])
+    side = tf.maximum(1, tf.cast(tf.round(spec.crop_pct * tf.cast(tf.minimum(height, width), tf.float32)), tf.int32))
+    part = tf.image.crop_to_bounding_box(picture, (height - side) // 2, (width - side) // 2, side, side)
+    areas = lambda: tf.image.resize(part, spec.shape[:2], "area")  # noqa: E731
+    linear = lambda: tf.image.resize(part, spec.shape[:2], "bilinear")  # noqa: E731
+    square = tf.cond(side > spec.shape[0], areas, linear) if spec.antialias else linear()
+    return tf.cast(tf.round(square), tf.uint8)
+
+
+def _older(module: bytes) -> bytes:
+    """The same program as a portable artifact of the version `_STABLEHLO`."""
+    from jax.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+
+    with mlir.make_ir_context() as context:
+        return stablehlo.serialize_portable_artifact(
+            stablehlo.deserialize_portable_artifact(context, module), _STABLEHLO
+        )

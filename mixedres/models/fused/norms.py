@@ -1,0 +1,237 @@
+"""Batch normalisation by a map's own statistics, and what a ResNet does next, each with its own backward pass.
+
+XLA's derivative of the same formulas writes the masked gradient to memory and reads it again for the second sum, and
+keeps masks as maps of booleans. Here every backward pass reads what it must: a first pass over map and gradient makes
+the sums, a second one the gradient of the map. Between them the mask of the ReLU is computed again.
+
+The barriers are what keeps XLA from computing a pass together with another one, and so from writing what both need.
+They cost nothing: none is left in the compiled program.
+
+What is kept for the backward pass: the maps that come in, a few vectors, and the result of `norm_add_relu`, which the
+next convolution keeps anyway. Nothing here can be differentiated in forward mode.
+
+Shapes: the maps y, x and z are (batch, ..., channels), all alike, scales and biases (channels,), in any float dtypes.
+Arithmetic is float32, or the maps' dtype where it is wider; the result has the shape of y and `how.dtype`, a gradient
+the dtype of what it is of. All four raise ValueError for other shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mixedres._internal import jax_compat
+from mixedres.models.fused.pool import max_pool, unpool
+from mixedres.models.fused.statistics import (
+    NormConfig,
+    Statistics,
+    Vectors,
+    accum_dtype,
+    batch_statistics,
+    channel_sums,
+    correction,
+    gradient,
+    sums,
+)
+
+_barrier = jax.lax.optimization_barrier
+
+
+def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` of arrays that fit, and vary over the same axes of a `shard_map`, as its gradients do."""
+    signature = inspect.signature(fn)
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        how = given.pop("how")
+        shape = given["y"].shape
+        if len(shape) < 2 or 0 in shape:
+            raise ValueError(f"y has the shape {shape}; it must be (batch, ..., channels) with something in it")
+        for name, array in given.items():
+            wanted = shape if name in ("x", "y", "z") else shape[-1:]
+            if array.shape != wanted or not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"{name} is {array.dtype}{list(array.shape)}; beside y it must be float{list(wanted)}")
+        return fn(*jax_compat.vary_alike(*given.values()), how)
+
+    return call
+
+
+def _relu(x: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.maximum(x, 0).astype(dtype)
+
+
+# ---- norm and ReLU
+
+
+@_checked
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def norm_relu(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[jax.Array, Statistics]:
+    """relu(norm(y)) and the statistics of y."""
+    return _norm_relu_forward(y, scale, bias, how)[0]
+
+
+def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> Any:
+    vectors, statistics = batch_statistics(y, scale, bias, how)
+    y_here, here = _barrier((y, vectors))
+    return (_relu(here.applied(y_here), how.dtype), statistics), (y, vectors, scale, bias)
+
+
+def _norm_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+    return _relu_backward(how, saved, gradients[0], _mask_by_product)
+
+
+def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
+    """g where z > 0, else 0, as a product: of a comparison XLA for GPUs makes a map of booleans.
+
+    Where z is not finite, or g is not and z <= 0, it is NaN: a loss scale then sees an overflow that was masked, too.
+    In the stem it would make a float32 map.
+    """
+    return g * jnp.maximum(jnp.sign(z), 0)
+
+
+def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
+    return jnp.where(z > 0, g, 0)
+
+
+def _relu_backward(how: NormConfig, saved: Any, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
+    """Gradients of (y, scale, bias) from that of relu(norm(y)); `mask` is for the sums."""
+    y, vectors, scale, bias = saved
+    y1, g1, v = _barrier((y, g, vectors))
+    s1, s2 = sums(mask(v.applied(y1), g1.astype(accum_dtype(y))), y1, v)
+    correct = correction(s1, s2, y, vectors, how)
+    y2, g2, v, correct = _barrier((y, g, vectors, correct))
+    dy = gradient(_mask(v.applied(y2), g2.astype(accum_dtype(y))), y2, v, correct)
+    return dy, *_of_vectors(s1, s2, vectors, scale, bias)
+
+
+def _of_vectors(
+    s1: jax.Array, s2: jax.Array, vectors: Vectors, scale: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of scale and bias."""
+    return (vectors.inverse * s2).astype(scale.dtype), s1.astype(bias.dtype)
+
+
+norm_relu.__wrapped__.defvjp(_norm_relu_forward, _norm_relu_backward)
+
+
+# ---- the stem: norm, ReLU and max-pool
+
+
+@_checked
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[jax.Array, Statistics]:
+    """max_pool(relu(norm(y))), as `mixedres.models.fused.pool.max_pool` does it, and the statistics of y.
+
+    For y of (b, h, w, c) alone; the result is (b, ceil(h / 2), ceil(w / 2), c). What is pooled is neither written nor
+    kept.
+    """
+    return _norm_relu_pool_forward(y, scale, bias, how)[0]
+
+
+def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> Any:
+    if y.ndim != 4:
+        raise ValueError(f"y has the shape {y.shape}; to pool it must be (batch, height, width, channels)")
+    vectors, statistics = batch_statistics(y, scale, bias, how)
+    y_here, here = _barrier((y, vectors))
+    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), how.dtype)))
+    return (pooled, statistics), ((y, vectors, scale, bias), where)
+
+
+def _norm_relu_pool_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+    of_relu, where = saved
+    return _relu_backward(how, of_relu, unpool(gradients[0], where, of_relu[0].shape), _mask)
+
+
+norm_relu_pool.__wrapped__.defvjp(_norm_relu_pool_forward, _norm_relu_pool_backward)
+
+
+# ---- the end of a block: norm, sum and ReLU
+
+
+@_checked
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def norm_add_relu(
+    y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig
+) -> tuple[jax.Array, Statistics]:
+    """relu(norm(y) + x) and the statistics of y; `x` has the shape of `y`, in any float dtype."""
+    return _norm_add_relu_forward(y, x, scale, bias, how)[0]
+
+
+def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> Any:
+    vectors, statistics = batch_statistics(y, scale, bias, how)
+    y_here, x_here, here = _barrier((y, x, vectors))
+    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), how.dtype)
+    # An empty array of the dtype of `x`, as only arrays can be kept.
+    return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
+
+
+def _norm_add_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+    y, out, vectors, scale, bias, like_x = saved
+    y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
+    g = _mask(out1, g1)
+    s1, s2 = sums(g.astype(accum_dtype(y)), y1, v)
+    correct = correction(s1, s2, y, vectors, how)
+    y2, g2, v, correct = _barrier((y, g, vectors, correct))
+    dy = gradient(g2.astype(accum_dtype(y)), y2, v, correct)
+    return dy, g.astype(like_x.dtype), *_of_vectors(s1, s2, vectors, scale, bias)
+
+
+norm_add_relu.__wrapped__.defvjp(_norm_add_relu_forward, _norm_add_relu_backward)
+
+
+# ---- the end of a block with a projection: two norms, sum and ReLU
+
+
+@_checked
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def norms_add_relu(
+    y: jax.Array,
+    scale_y: jax.Array,
+    bias_y: jax.Array,
+    z: jax.Array,
+    scale_z: jax.Array,
+    bias_z: jax.Array,
+    how: NormConfig,
+) -> tuple[jax.Array, Statistics, Statistics]:
+    """relu(norm(y) + norm(z)) and the statistics of y and of z."""
+    return _norms_add_relu_forward(y, scale_y, bias_y, z, scale_z, bias_z, how)[0]
+
+
+def _norms_add_relu_forward(
+    y: jax.Array,
+    scale_y: jax.Array,
+    bias_y: jax.Array,
+    z: jax.Array,
+    scale_z: jax.Array,
+    bias_z: jax.Array,
+    how: NormConfig,
+) -> Any:
+    of_y, statistics_y = batch_statistics(y, scale_y, bias_y, how)
+    of_z, statistics_z = batch_statistics(z, scale_z, bias_z, how)
+    y_here, z_here, here_y, here_z = _barrier((y, z, of_y, of_z))
+    out = _relu(here_y.applied(y_here) + here_z.applied(z_here), how.dtype)
+    return (out, statistics_y, statistics_z), ((y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z))
+
+
+def _norms_add_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+    (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
+    y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
+    g = _mask(vy.applied(y1) + vz.applied(z1), g1)
+    s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centred(y1), g.astype(accum_dtype(z)) * vz.centred(z1))
+    # XLA writes one map and two sums in a pass. Which two would be its own choice, and it would read a map more.
+    (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)))
+    correct_y, correct_z = correction(s1, s2_y, y, of_y, how), correction(s1, s2_z, z, of_z, how)
+    y2, z2, g2, vy, vz, correct_y, correct_z = _barrier((y, z, g, of_y, of_z, correct_y, correct_z))
+    dy = gradient(g2.astype(accum_dtype(y)), y2, vy, correct_y)
+    dz = gradient(g2.astype(accum_dtype(z)), z2, vz, correct_z)
+    of_vectors_y = _of_vectors(s1, s2_y, of_y, scale_y, bias_y)
+    return dy, *of_vectors_y, dz, *_of_vectors(s1, s2_z, of_z, scale_z, bias_z)
+
+
+norms_add_relu.__wrapped__.defvjp(_norms_add_relu_forward, _norms_add_relu_backward)

@@ -1,0 +1,278 @@
+"""Batch normalisation and what follows it in a ResNet, in two forms: layer by layer, and fused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mixedres.models import fused
+
+
+def policy_of(module: Any) -> jmp.Policy:
+    """The policy of a flax module that is being called: its own, in no less than float32 where it is kept.
+
+    A module is kept where the regular expression `module.keep_float32` is found in its path, such as /stem_conv,
+    /block_layer1_1/conv1 and /head. The empty one keeps none.
+    """
+    return policy_at(module.path, module.policy, module.keep_float32)
+
+
+def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:
+    """`policy` as the module at `path` has it, ('block_layer1_1', 'conv1')."""
+    if not keep_float32 or re.search(keep_float32, "/" + "/".join(path)) is None:
+        return policy
+    compute, output = (jnp.promote_types(d, jnp.float32) for d in (policy.compute_dtype, policy.output_dtype))
+    return jmp.Policy(policy.param_dtype, compute, output)
+
+
+def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The paths of all modules with these parameters, as `keep_float32` sees them."""
+
+    def inside(modules: Mapping[str, Any], path: str) -> Iterator[str]:
+        for name, members in modules.items():
+            if isinstance(members, Mapping):
+                yield f"{path}/{name}"
+                yield from inside(members, f"{path}/{name}")
+
+    return tuple(inside(params, ""))
+
+
+class Conv(nn.Module):
+    """A square convolution without bias, padded so that stride 1 keeps the shape.
+
+    What flax's own computes, program and initial values included; that one cannot be told by its path to be in float32.
+
+    Attributes:
+      filters: channels of the result.
+      size: odd height and width of the kernel.
+      stride: of both axes.
+      policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
+      kernel_init: initialiser of the kernel.
+      precision: of the product, as `jax.lax.conv_general_dilated` takes it.
+      keep_float32: see `mixedres.models.layers.policy_of`.
+    """
+
+    filters: int
+    size: int
+    stride: int
+    policy: jmp.Policy
+    kernel_init: Callable
+    precision: Any = None
+    keep_float32: str = ""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(b, h, w, c) of any float dtype -> (b, h / stride, w / stride, filters) in the compute dtype."""
+        policy, pad = policy_of(self), self.size // 2
+        kernel = self.param(
+            "kernel", self.kernel_init, (self.size, self.size, x.shape[-1], self.filters), policy.param_dtype
+        )
+        return jax.lax.conv_general_dilated(
+            x.astype(policy.compute_dtype),
+            kernel.astype(policy.compute_dtype),
+            window_strides=(self.stride, self.stride),
+            padding=((pad, pad), (pad, pad)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            precision=self.precision,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NormVariables:
+    """What a batch norm learns and remembers, each (features,).
+
+    Attributes:
+      scale, bias: in the parameter dtype.
+      mean, var: flax variables, the running averages.
+      momentum: weight of an old average.
+      dtype: of the normalised map.
+    """
+
+    scale: jax.Array
+    bias: jax.Array
+    mean: nn.Variable
+    var: nn.Variable
+    momentum: float
+    dtype: Any
+
+    def update_running_stats(self, mean: jax.Array, var: jax.Array) -> None:
+        """Takes the statistics of a batch into the running averages."""
+        for running, new in ((self.mean, mean), (self.var, var)):
+            running.value = self.momentum * running.value + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over all axes but the last.
+
+    Statistics are float32 whatever the policy says (float64 where it computes in float64): the variance of values
+    around 300 overflows float16, and a float16 sum over a batch has lost most of its digits. The policy's compute
+    dtype is that of the arithmetic which applies them, its output dtype that of the result. flax's own BatchNorm does
+    the same for float32 arithmetic, but has no way to ask for another.
+
+    Variance is E[x²] - E[x]² (one pass over x), clipped at 0. Running averages follow
+    ``running = momentum * running + (1 - momentum) * batch`` with the biased variance.
+
+    Attributes:
+      policy: dtypes of scale and bias, of the arithmetic, and of the result.
+      momentum: weight of the old running average.
+      epsilon: added to the variance.
+      axis_name: mesh axis to average batch statistics over; None: per device.
+      scale_init: initialiser of the scale (gamma).
+      keep_float32: see `mixedres.models.layers.policy_of`.
+    """
+
+    policy: jmp.Policy
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    axis_name: str | None = None
+    scale_init: Callable = nn.initializers.ones
+    keep_float32: str = ""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Normalises `x` (batch, ..., features): by its own statistics in training, else by the running ones."""
+        policy, own = policy_of(self), self._variables(x.shape[-1])
+        compute_dtype = policy.compute_dtype
+        stats_dtype = jnp.promote_types(compute_dtype, jnp.float32)
+        if train:
+            mean, var = self._batch_statistics(x.astype(stats_dtype))
+            if not self.is_initializing():
+                own.update_running_stats(mean, var)
+        else:
+            mean, var = own.mean.value, own.var.value
+
+        factor = jax.lax.rsqrt(var + self.epsilon) * own.scale.astype(stats_dtype)
+        per_channel = (1,) * (x.ndim - 1) + (x.shape[-1],)
+        mean, factor, bias = (v.astype(compute_dtype).reshape(per_channel) for v in (mean, factor, own.bias))
+        return ((x.astype(compute_dtype) - mean) * factor + bias).astype(policy.output_dtype)
+
+    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        axes = tuple(range(x.ndim - 1))
+        mean, mean_of_squares = x.mean(axes), jax.lax.square(x).mean(axes)
+        if self.axis_name is not None and not self.is_initializing():
+            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)
+        return mean, jnp.maximum(mean_of_squares - jax.lax.square(mean), 0.0)
+
+    @nn.nowrap
+    def _variables(self, features: int) -> NormVariables:
+        policy = policy_of(self)
+        stats_dtype = jnp.promote_types(policy.compute_dtype, jnp.float32)
+        return NormVariables(
+            scale=self.param("scale", self.scale_init, (features,), policy.param_dtype),
+            bias=self.param("bias", nn.initializers.zeros, (features,), policy.param_dtype),
+            mean=self.variable("batch_stats", "mean", jnp.zeros, (features,), stats_dtype),
+            var=self.variable("batch_stats", "var", jnp.ones, (features,), stats_dtype),
+            momentum=self.momentum,
+            dtype=policy.output_dtype,
+        )
+
+
+class BatchNormParams(BatchNorm):
+    """The variables of a `BatchNorm`, at its path, for a function that normalises and does more than that."""
+
+    @nn.compact
+    def __call__(self, features: int) -> NormVariables:
+        """The variables of so many features."""
+        return self._variables(features)
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms:
+    """Makes the batch norms of a network, each inside the flax module that calls for it.
+
+    A fused one works outside its own module: in a scope of its name where its result is that of the norm, and in the
+    block's where it is the sum, whose dtype is the block's.
+
+    Attributes:
+      train: normalise by the statistics of the batch, else by the running averages.
+      fused: compute each norm with what follows it by `mixedres.models.fused`: the same variables and, up to rounding, the
+        same values, with fewer bytes moved. Only in training.
+      policy, momentum, epsilon, axis_name, keep_float32: see `BatchNorm`.
+    """
+
+    train: bool
+    fused: bool
+    policy: jmp.Policy
+    momentum: float
+    epsilon: float
+    axis_name: str | None
+    keep_float32: str
+
+    def relu(self, name: str, y: jax.Array) -> jax.Array:
+        """relu(norm(y))."""
+        if not self.fused:
+            return nn.relu(self._plain(name, y))
+        own = self._held(name, y)
+        with jax.named_scope(name):
+            out, statistics = fused.norm_relu(y, own.scale, own.bias, self._how(own.dtype))
+        own.update_running_stats(*statistics)
+        return out
+
+    def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
+        """max_pool(relu(norm(y)))."""
+        if not self.fused:
+            return max_pool(self.relu(name, y))
+        own = self._held(name, y)
+        with jax.named_scope(name):
+            out, statistics = fused.norm_relu_pool(y, own.scale, own.bias, self._how(own.dtype))
+        own.update_running_stats(*statistics)
+        return out
+
+    def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
+        """relu(norm(y) + x), sum and result in `dtype`; `options` are more attributes of the norm."""
+        if not self.fused:
+            return nn.relu(add(self._plain(name, y, **options), x, dtype))
+        own = self._held(name, y, **options)
+        out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._how(dtype))
+        own.update_running_stats(*statistics)
+        return out
+
+    def pair_add_relu(
+        self, name: str, y: jax.Array, name_z: str, z: jax.Array, dtype: Any, **options: Any
+    ) -> jax.Array:
+        """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are of the norm of `y`."""
+        if not self.fused:
+            return nn.relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
+        of_y, of_z = self._held(name, y, **options), self._held(name_z, z)
+        out, statistics_y, statistics_z = fused.norms_add_relu(
+            y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias, self._how(dtype)
+        )
+        of_y.update_running_stats(*statistics_y)
+        of_z.update_running_stats(*statistics_z)
+        return out
+
+    def _plain(self, name: str, y: jax.Array, **options: Any) -> jax.Array:
+        return BatchNorm(name=name, **self._options, **options)(y, self.train)
+
+    def _held(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
+        return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
+
+    def _how(self, dtype: Any) -> fused.NormConfig:
+        return fused.NormConfig(self.epsilon, dtype, self.axis_name)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "momentum": self.momentum,
+            "epsilon": self.epsilon,
+            "axis_name": self.axis_name,
+            "keep_float32": self.keep_float32,
+        }
+
+
+def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+    """The sum of two branches in `dtype`; either may be float32, from a layer or a block that is kept in it."""
+    return x.astype(dtype) + y.astype(dtype)
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """Maxima of 3x3 windows every two pixels, padded by one."""
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))

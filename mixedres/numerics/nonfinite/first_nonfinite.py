@@ -1,0 +1,64 @@
+"""`first_nonfinite`: runs a function once and measures every array inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from mixedres._internal import jax_compat
+from mixedres.numerics.nonfinite.finding import Finding, Measurements
+from mixedres.numerics.nonfinite.interpreter import Recorder, Statistics
+from mixedres.numerics.nonfinite.tensors import Tensor
+
+
+def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Finding:
+    """Runs `fn(*args)` and finds where its numbers stopped being finite.
+
+    Every array of floating-point numbers is measured: whether it is finite, and its largest finite magnitude. Functions
+    that `fn` calls, its derivatives and the bodies of scan and shard_map are looked into; a `while` loop and a `cond`
+    count as one operation. Results are rounded to their dtype after every operation, as the program is written; a
+    compiler may keep more digits in between, and so a larger range.
+
+    Args:
+      fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax's modules open, become paths.
+      *args: its arguments; sharded arrays keep their devices.
+      names: of the arguments, for the finding: ('params', 'batch'); without them 'argument 0' and so on.
+
+    Returns:
+      A `Finding`.
+
+    Raises:
+      ValueError: for more or fewer names than arguments.
+    """
+    names = list(names) or [f"argument {i}" for i in range(len(args))]
+    if len(names) != len(args):
+        raise ValueError(f"names must have one name for each of the {len(args)} arguments, got {names!r}")
+    leaves = [leaf for name, arg in zip(names, args, strict=True) for leaf in _named(arg, name)]
+    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    recorder, tensors = Recorder(), list[Tensor | None]()
+
+    def measured(*arrays: Any) -> Statistics:
+        results, numbers = recorder.program(jaxpr, [name for name, _ in leaves], arrays)
+        tensors[:] = [result.tensor for result in results]
+        return numbers
+
+    arrays = [leaf for _, leaf in leaves]
+    compiled = (
+        jax.jit(measured)
+        .lower(*arrays)
+        .compile(compiler_options={"xla_allow_excess_precision": False, **jax_compat.options_for_one_run()})
+    )
+    numbers = jax.device_get(compiled(*arrays))
+    results = [name for name, _ in _named(shapes)]
+    return Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
+
+
+def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
+    """[('root/params/kernel', leaf), ...]."""
+    leaves = [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves]

@@ -1,0 +1,592 @@
+"use strict";
+// The arithmetic of the page. It knows no DOM, so that tests can load it.
+
+const SCALED = new Set(["gradient", "weight gradient"]); // the kinds that a loss scale moves
+const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // colours, and the shares of the first and the last
+const LOWEST = -72, HIGHEST = 40; // what lies beyond is shown in the outermost cells
+const LEVELS = {
+  "non-finite": "bad", "OVERFLOW": "bad", "LOST": "bad", "headroom < 4x": "warn", "flushing": "warn", "low": "warn",
+  "all zero": "none", "ok": "good",
+};
+
+// What float16 does to a row at the scale 2**shift; shares of mass are of the sum of magnitudes. Of a row that was seen
+// in several examinations, the worst one counts.
+function judge(row, shift, rules) {
+  const s = SCALED.has(row.kind) ? shift : 0, whole = tally(row, s, rules);
+  const parts = row.parts && row.parts.length ? row.parts.map(part => tally(part, s, rules)) : [whole];
+  const lost = Math.max(...parts.map(part => part.lostMass)), low = Math.max(...parts.map(part => part.small));
+  return { verdict: verdictOf(), lost, flushed: whole.flushed, subnormal: whole.subnormal,
+    overflowing: whole.overflowing, top: whole.top, shift: s };
+
+  function verdictOf() {
+    if (row.infinite || row.nan) return "non-finite";
+    if (whole.top === null) return "all zero";
+    if (whole.top + s > rules.top) return "OVERFLOW";
+    if (lost > rules.lost) return "LOST";
+    if (whole.top + s + rules.margin > rules.top) return "headroom < 4x";
+    if (lost > rules.flushing) return "flushing";
+    return low > rules.low ? "low" : "ok";
+  }
+}
+
+// Shares of the nonzero elements; lostMass of the sum of magnitudes.
+function tally(part, s, rules) {
+  let mass = 0, lostMass = 0, number = 0, lost = 0, subnormal = 0, overflowing = 0, top = null;
+  part.counts.forEach((count, i) => {
+    if (!count) return;
+    const e = part.first + i, moved = e + s, weight = 1.5 * 2 ** e * count;
+    mass += weight;
+    number += count;
+    top = e;
+    if (moved > rules.top) overflowing += count;
+    else if (moved < rules.smallest - 1) { lost += count; lostMass += weight; }
+    else if (moved < rules.smallest_normal) subnormal += count;
+  });
+  const ratio = x => number ? x / number : 0;
+  return { lostMass: number ? lostMass / mass : 0, flushed: ratio(lost), subnormal: ratio(subnormal),
+    small: ratio(subnormal + lost), overflowing: ratio(overflowing), top };
+}
+
+function isProblem(verdict) { return LEVELS[verdict] === "bad" || LEVELS[verdict] === "warn"; }
+
+// Number of rows by verdict, in the order of severity.
+function countVerdicts(rows, shift, rules) {
+  const counts = Object.fromEntries(Object.keys(LEVELS).map(verdict => [verdict, 0]));
+  for (const row of rows) counts[judge(row, shift, rules).verdict] += 1;
+  return counts;
+}
+
+// The exponents where float16's window at a scale begins, becomes normal, and ends (exclusive).
+function windowAt(shift, rules) {
+  return { left: rules.smallest - 1 - shift, normal: rules.smallest_normal - shift, right: rules.top + 1 - shift };
+}
+
+// The exponents [low, high) that a panel shows: those of all rows, and of the windows at these scales.
+function axisOf(rows, shifts, rules) {
+  const windows = shifts.map(shift => windowAt(shift, rules));
+  let low = Math.min(...windows.map(w => w.left)), high = Math.max(...windows.map(w => w.right));
+  for (const row of rows) {
+    const used = row.counts.map((count, i) => count ? row.first + i : null).filter(e => e !== null);
+    if (!used.length) continue;
+    low = Math.min(low, Math.max(used[0], LOWEST));
+    high = Math.max(high, Math.min(used[used.length - 1] + 1, HIGHEST));
+  }
+  return { low: low - 2, high: high + 2 };
+}
+
+// Counts of a row by the cells of an axis.
+function cellsOf(row, axis) {
+  const cells = new Array(axis.high - axis.low).fill(0);
+  row.counts.forEach((count, i) => {
+    cells[Math.min(Math.max(row.first + i - axis.low, 0), cells.length - 1)] += count;
+  });
+  return cells;
+}
+
+// The colour of a share on a log scale; -1 for none.
+function colourOf(share) {
+  if (!(share > 0)) return -1;
+  const t = Math.log(share / FAINT) / Math.log(STRONG / FAINT);
+  return Math.min(Math.max(Math.floor(t * STEPS), 0), STEPS - 1);
+}
+
+// Lists of rows side by side by their names, in the order of the first list; [[row or null of every list], ...].
+function align(lists) {
+  const lines = [], places = new Map();
+  lists.forEach((rows, which) => {
+    const times = new Map();
+    let after = -1;
+    for (const row of rows) {
+      // A name that comes twice is two lines.
+      const time = times.get(row.name) || 0, key = JSON.stringify([row.name, time]);
+      times.set(row.name, time + 1);
+      let line = places.get(key);
+      if (!line) {
+        line = { name: row.name, rows: lists.map(() => null) };
+        places.set(key, line);
+        lines.splice(after + 1, 0, line);
+      }
+      line.rows[which] = row;
+      after = lines.indexOf(line);
+    }
+  });
+  return lines;
+}
+
+function power(exponent) {
+  const digits = [...String(exponent)].map(c => c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]);
+  return "2" + digits.join("");
+}
+
+function percent(share) {
+  if (share === null || share === undefined || !Number.isFinite(share)) return "not finite";
+  if (!share) return "0 %";
+  const x = share * 100;
+  if (x < 0.01) return "<0.01 %";
+  if (share < 1 && x > 99.9) return ">99.9 %";
+  return `${x >= 100 ? "100" : x.toFixed(x < 1 ? 2 : 1)} %`;
+}
+
+// A loss scale in full: 131,072 or 1/8.
+function plain(shift) {
+  const grouped = (2 ** Math.abs(shift)).toLocaleString("en-US");
+  return shift < 0 ? `1/${grouped}` : grouped;
+}
+
+if (typeof module !== "undefined")
+  module.exports = { judge, isProblem, countVerdicts, windowAt, axisOf, cellsOf, colourOf, align, power, percent, plain };
+// What is seen: tables and controls here, the heat map in page_map.js.
+
+const $ = id => document.getElementById(id);
+const NAMES = {
+  "activation": "activations", "gradient": "gradients of activations", "parameter": "parameters",
+  "weight gradient": "weight gradients",
+};
+const SIGNS = { bad: "✕", warn: "!", good: "✓", none: "·" };
+const view = { data: null, shift: 0, present: 0, kinds: new Set(), words: "", problems: false };
+
+// An element; texts are never read as HTML.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "style") Object.assign(element.style, value);
+    else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element[key] = value;
+  }
+  element.append(...children.filter(child => child !== null));
+  return element;
+}
+
+function tableOf(heads, lines, nameColumn = -1) {
+  const row = (tag, values) => make("tr", {}, ...values.map((value, i) =>
+    make(tag, { className: i === nameColumn ? "name" : "" }, value)));
+  return make("table", {}, make("thead", {}, row("th", heads)),
+    make("tbody", {}, ...lines.map(line => row("td", line))));
+}
+
+function scaleText(shift) { return shift === null || shift === undefined ? "none" : `${power(shift)} = ${plain(shift)}`; }
+
+function showFacts(data) {
+  const limit = data.limited_by;
+  const limited = limit ? make("span", {}, ` (limited by the ${limit.kind} `, make("code", {}, limit.name), ")") : null;
+  const facts = [
+    ["now", [data.present_log2_scale === null ? "none in use" : scaleText(data.present_log2_scale)]],
+    ["recommended", [make("b", { className: "good" }, scaleText(data.recommended_log2_scale))]],
+    ["largest safe", [scaleText(data.max_safe_log2_scale), limited]],
+    ["enough", [scaleText(data.min_sufficient_log2_scale)]],
+  ];
+  const rows = facts.map(([name, values]) =>
+    make("tr", {}, make("th", {}, name), make("td", {}, ...values.filter(value => value !== null))));
+  const boxes = [make("div", { style: { maxWidth: "24rem" } }, make("h2", {}, "loss scale"),
+    make("table", { className: "facts" }, make("tbody", {}, ...rows)),
+    data.keep_float32.length ? keepBox(data) : null)];
+  if (data.probes.length > 1) {
+    const lines = data.probes.map(p => [String(p.step), ...["enough", "recommended", "largest_safe"].map(key =>
+      p[`${key}_shift`] === null ? "–" : power(p[`${key}_shift`]))]);
+    boxes.push(make("div", {}, make("h2", {}, "over the steps"),
+      tableOf(["step", "enough", "recommended", "largest safe"], lines)));
+  }
+  if (data.comparison.length) {
+    const lines = data.comparison.map(c =>
+      [c.preset, power(c.shift), percent(c.median), percent(c.worst), c.worst_name || ""]);
+    boxes.push(make("div", {}, make("h2", {}, "error of weight gradients against float32"),
+      tableOf(["preset", "scale", "median", "worst", "worst in"], lines, 4)));
+  }
+  $("facts").append(...boxes);
+}
+
+function keepBox(data) {
+  const names = data.keep_float32;
+  const list = make("pre", { tabIndex: 0 }, data.keep_float32_pattern || names.join(" "));
+  const button = make("button", { type: "button", onclick: copy }, "copy");
+  return make("div", { className: "keep" }, make("h2", {}, `keep in float32: ${names.length} `, button), list);
+
+  async function copy() {
+    // Selected as well, for browsers that let no file write to the clipboard.
+    getSelection().selectAllChildren(list);
+    try {
+      await navigator.clipboard.writeText(list.textContent);
+      button.textContent = "copied";
+    } catch {
+      button.textContent = "selected";
+    }
+  }
+}
+
+function showLegend() {
+  const strip = make("span", { className: "strip" }, make("b", {}, "share of the tensor in an octave: 10⁻⁵"));
+  for (let i = 0; i < STEPS; i++) strip.append(make("i", { style: { background: `var(--c${i})` } }));
+  strip.append(make("b", {}, "0.3"));
+  const key = (name, text) => make("span", {}, make("i", { className: name }), text);
+  $("legend").append(strip, key("box now", "float16 now"), key("box recommended", "recommended"),
+    key("zero", "becomes zero"), key("fewer", "subnormal"), key("over", "overflows"),
+    make("span", {}, "(bfloat16: a window over everything)"));
+}
+
+function showMarks(data) {
+  const place = shift => `${(Math.min(Math.max(shift, -24), 40) + 24) / 64 * 100}%`;
+  const marks = $("marks"), { min_sufficient_log2_scale: enough, max_safe_log2_scale: largest } = data;
+  if (enough !== null && largest !== null && enough <= largest)
+    marks.append(make("div", { style: { left: place(enough), right: `calc(100% - ${place(largest)})` } }));
+  for (const [name, shift] of [["now", view.present], ["recommended", data.recommended_log2_scale]])
+    marks.append(make("i", { style: { left: place(shift), background: `var(--${name})` } }));
+  const jumps = [["now", "now", view.present], ["recommended", "recommended", data.recommended_log2_scale]];
+  if (largest !== null) jumps.push(["largest", "largest safe", largest]);
+  $("jumps").append(...jumps.map(([name, text, shift]) => make("button",
+    { type: "button", className: name, onclick: () => setShift(shift) }, `${text} ${power(shift)}`)));
+}
+
+function showKinds(data) {
+  for (const kind of Object.keys(NAMES)) {
+    const count = data.rows.filter(row => row.kind === kind).length;
+    if (!count) continue;
+    const box = make("input", { type: "checkbox", value: kind, checked: view.kinds.has(kind) });
+    box.addEventListener("input", () => {
+      if (box.checked) view.kinds.add(kind); else view.kinds.delete(kind);
+      drawMaps();
+    });
+    $("kinds").append(make("label", {}, box, ` ${NAMES[kind]} `, make("span", { className: "soft" }, String(count)),
+      make("span", { className: "trouble" })));
+  }
+}
+
+// The counts of verdicts, now and at the slider, of what the scale moves; and the problems of every kind.
+function showCounts() {
+  const { rows, rules } = view.data, moved = rows.filter(row => SCALED.has(row.kind));
+  const now = countVerdicts(moved, view.present, rules), then = countVerdicts(moved, view.shift, rules);
+  const parts = Object.keys(LEVELS).filter(verdict => now[verdict] || then[verdict]).map(verdict => {
+    const level = LEVELS[verdict], change = now[verdict] === then[verdict] ? "" : `${now[verdict]} → `;
+    return make("span", { className: level }, `${SIGNS[level]} ${verdict} `, change,
+      make("b", {}, String(then[verdict])));
+  });
+  $("counts").replaceChildren(
+    make("span", { className: "soft" }, `${moved.length} gradients, now → at ${power(view.shift)}:`), ...parts);
+  for (const label of $("kinds").children) {
+    const kind = label.firstChild.value, counts = countVerdicts(rows.filter(row => row.kind === kind), view.shift, rules);
+    const troubles = Object.keys(counts).filter(isProblem).reduce((sum, verdict) => sum + counts[verdict], 0);
+    label.lastChild.textContent = troubles ? ` ! ${troubles}` : "";
+    label.lastChild.className = "trouble warn";
+  }
+}
+
+function setShift(shift) {
+  if (!Number.isFinite(shift)) return;
+  view.shift = Math.min(Math.max(Math.round(shift), -24), 40);
+  $("slider").value = view.shift;
+  if (Number($("shift").value) !== view.shift || !$("shift").value) $("shift").value = view.shift;
+  $("value").textContent = `= ${plain(view.shift)}`;
+  showCounts();
+  updateMaps();
+}
+
+function listen() {
+  $("slider").addEventListener("input", event => setShift(event.target.valueAsNumber));
+  $("shift").addEventListener("input", event => setShift(event.target.valueAsNumber));
+  $("words").addEventListener("input", event => { view.words = event.target.value.toLowerCase(); updateMaps(); });
+  $("problems").addEventListener("input", event => { view.problems = event.target.checked; updateMaps(); });
+  document.addEventListener("keydown", event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step || event.target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    setShift(view.shift + step);
+  });
+  // The head of the map sticks below the bar, however many lines the bar has.
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${$("bar").offsetHeight}px`))
+    .observe($("bar"));
+  let width = $("maps").clientWidth;
+  new ResizeObserver(() => {
+    if ($("maps").clientWidth !== width) { width = $("maps").clientWidth; drawMaps(); }
+  }).observe($("maps"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMaps);
+}
+
+function start() {
+  const data = view.data = JSON.parse($("data").textContent);
+  view.present = data.present_log2_scale ?? 0;
+  const has = kind => data.rows.some(row => row.kind === kind);
+  view.kinds = new Set(["activation", "gradient"].filter(has));
+  if (!view.kinds.size) view.kinds = new Set(Object.keys(NAMES).filter(has));
+  $("notes").append(...data.notes.map(note => make("li", {}, note)));
+  showFacts(data);
+  showKinds(data);
+  showLegend();
+  showMarks(data);
+  listen();
+  drawMaps();
+  setShift(data.recommended_log2_scale);
+}
+// The heat map: tables whose rows are layers; float16's windows lie over them, tints below.
+
+const GROUPS = [["activation", "gradient"], ["parameter", "weight gradient"]]; // they share rows
+const COLUMNS = {
+  fixed: [["zero", 58], ["lost", 58], ["verdict", 106]],
+  scaled: [["zero", 58], ["lost now", 60], ["lost at slider", 60], ["verdict now → at slider", 158]],
+};
+const NARROW = 3.25, WIDE = 12; // pixels of an octave: below, panels are stacked; never more
+let maps = [];
+
+function panelsOf() {
+  const { data, present } = view, all = kind => data.rows.filter(row => row.kind === kind);
+  return GROUPS.map(kinds => kinds.filter(kind => view.kinds.has(kind)).map(kind => {
+    const rows = all(kind), scaled = SCALED.has(kind);
+    const axis = axisOf(rows, scaled ? [present, data.recommended_log2_scale] : [0], data.rules);
+    const columns = COLUMNS[scaled ? "scaled" : "fixed"];
+    return { kind, rows, scaled, axis, columns, text: columns.reduce((sum, [, width]) => sum + width, 0) };
+  }).filter(panel => panel.rows.length)).filter(group => group.length);
+}
+
+// The pixels of an octave where the panels stand side by side.
+function octave(panels, names, room) {
+  const text = panels.reduce((sum, panel) => sum + panel.text, names);
+  const fitting = (room - text) / panels.reduce((sum, { axis }) => sum + axis.high - axis.low, 0);
+  return Math.min(Math.floor(fitting * 4) / 4, WIDE);
+}
+
+// The width of the names.
+function namesOf(panels, room) {
+  const longest = Math.max(...panels.flatMap(panel => panel.rows.map(row => row.name.length)));
+  return Math.min(Math.max(longest * 7.3 + 12, 90), Math.max(room * (panels.length > 1 ? 0.19 : 0.27), 120));
+}
+
+function drawMaps() {
+  const room = $("maps").clientWidth;
+  const fit = panels => panels.length === 1 || octave(panels, namesOf(panels, room), room) >= NARROW;
+  // Stacked, what the scale moves comes first.
+  const groups = panelsOf().flatMap(panels => fit(panels) ? [panels] : [...panels].reverse().map(panel => [panel]));
+  const style = getComputedStyle(document.documentElement);
+  const colours = Array.from({ length: STEPS }, (_, i) => style.getPropertyValue(`--c${i}`).trim());
+  maps = groups.map(panels => {
+    const names = namesOf(panels, room);
+    return buildMap(panels, names, octave(panels, names, room), colours);
+  });
+  $("maps").replaceChildren(...maps.map(map => map.element));
+  if (!maps.length) $("maps").append(make("p", { className: "soft" }, "no panel is chosen"));
+  updateMaps();
+}
+
+function buildMap(panels, names, fitting, colours) {
+  const pixels = Math.max(fitting, 2), columns = [names];
+  let left = names;
+  const parts = [], heads = [make("th", { scope: "col", className: "names" }, GROUPS[0].includes(panels[0].kind) ? "layer" : "parameter")];
+  for (const panel of panels) {
+    const width = (panel.axis.high - panel.axis.low) * pixels;
+    const place = { left: `${left}px`, width: `${width}px` };
+    Object.assign(panel, {
+      pixels, under: make("div", { className: "layer below", style: place }), over: make("div", { className: "layer above", style: place }),
+      head: make("div", { className: "panel" }),
+    });
+    parts.push(panel.under, panel.over);
+    columns.push(width, ...panel.columns.map(([, size]) => size));
+    heads.push(make("th", { className: "heat", scope: "col" }, panel.head),
+      ...panel.columns.map(([title], i) => make("th", { scope: "col", className: "",
+        style: i === panel.columns.length - 1 ? { textAlign: "left", paddingLeft: "12px" } : {} }, ...broken(title))));
+    left += width + panel.text;
+  }
+  const lines = align(panels.map(panel => panel.rows)).map(line => buildLine(line, panels, colours));
+  const table = make("table", { style: { width: `${left}px` } },
+    make("colgroup", {}, ...columns.map(width => make("col", { style: { width: `${width}px` } }))),
+    make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines.map(line => line.element)));
+  const element = make("div", { className: fitting < 2 ? "map wide" : "map" }, ...parts, table);
+  element.addEventListener("mousemove", event => hover(event, lines));
+  element.addEventListener("mouseleave", hideTip);
+  element.addEventListener("focusin", event => focusTip(event.target, lines));
+  element.addEventListener("focusout", hideTip);
+  element.addEventListener("keydown", walk);
+  return { element, panels, lines };
+}
+
+// A title of a column in two lines.
+function broken(title) {
+  const [first, ...rest] = title.split(/ (?=now|at)/);
+  return rest.length ? [first, make("br"), rest.join(" ")] : [first];
+}
+
+function buildLine(line, panels, colours) {
+  const cut = line.name.lastIndexOf("/") + 1;
+  const name = make("div", { className: "name", title: line.name },
+    make("span", { className: "head" }, line.name.slice(0, cut)), make("span", { className: "tail" }, line.name.slice(cut)));
+  if (!cut) name.firstChild.remove();
+  const element = make("tr", { tabIndex: -1 }, make("th", { scope: "row" }, name)), cells = [];
+  if (line.rows.some(row => row && row.keep)) {
+    element.firstChild.append(make("b", { className: "keep-mark", title: "keep in float32" }, " f32"));
+  }
+  line.rows.forEach((row, i) => {
+    const panel = panels[i];
+    if (!row) {
+      element.append(make("td", { colSpan: panel.columns.length + 1 }));
+      return;
+    }
+    const now = judge(row, view.present, view.data.rules), heat = canvasOf(row, panel, colours);
+    const texts = panel.columns.map(([title]) => make("td", { className: title.startsWith("verdict") ? "verdict" : "" }));
+    texts[0].textContent = percent(row.size ? row.zeros / row.size : 0);
+    setLost(texts[1], now);
+    element.append(make("td", {}, heat), ...texts);
+    cells.push({ row, panel, now, heat, texts });
+  });
+  return { name: line.name, block: line.name.split("/")[0], lower: line.name.toLowerCase(), element, cells };
+}
+
+// One pixel an octave, widened by the style: crisp at every size.
+function canvasOf(row, panel, colours) {
+  const cells = cellsOf(row, panel.axis);
+  const canvas = make("canvas", { width: cells.length, height: 1, style: { width: `${cells.length * panel.pixels}px` } });
+  const context = canvas.getContext("2d");
+  cells.forEach((count, i) => {
+    const colour = colourOf(count / row.size);
+    if (colour < 0) return;
+    context.fillStyle = colours[colour];
+    context.fillRect(i, 0, 1, 1);
+  });
+  return canvas;
+}
+
+function verdictNode(verdict) {
+  const level = LEVELS[verdict];
+  return make("b", { className: level }, verdict);
+}
+
+function setLost(cell, result) {
+  const { rules } = view.data;
+  const text = percent(result.lost);
+  if (cell.textContent !== text) cell.textContent = text;
+  cell.classList.toggle("bad", result.lost > rules.lost);
+  cell.classList.toggle("warn", result.lost > rules.flushing && result.lost <= rules.lost);
+  cell.classList.toggle("soft", result.lost <= rules.flushing);
+}
+
+// Texts, windows and what is shown, for the slider and the filters.
+function updateMaps() {
+  let shown = 0, total = 0;
+  for (const map of maps) {
+    let block = null, first = true;
+    for (const line of map.lines) {
+      let problem = false;
+      for (const cell of line.cells) {
+        const then = cell.panel.scaled ? judge(cell.row, view.shift, view.data.rules) : cell.now;
+        problem ||= isProblem(then.verdict);
+        if (cell.at !== view.shift && cell.panel.scaled) setLost(cell.texts[2], then);
+        cell.at = view.shift;
+        // What stays as it is would cost a new layout.
+        if (cell.then === then.verdict) continue;
+        cell.then = then.verdict;
+        const change = cell.now.verdict === then.verdict ? [] : [verdictNode(cell.now.verdict), " → "];
+        cell.texts[cell.texts.length - 1].replaceChildren(...change, verdictNode(then.verdict));
+      }
+      const visible = line.lower.includes(view.words) && (problem || !view.problems);
+      line.element.hidden = !visible;
+      total += 1;
+      if (!visible) continue;
+      shown += 1;
+      line.element.classList.toggle("block", block !== null && block !== line.block);
+      line.element.tabIndex = first ? 0 : -1;
+      [block, first] = [line.block, false];
+    }
+    map.element.hidden = first; // no row is shown
+    map.panels.forEach(drawWindows);
+  }
+  $("shown").textContent = `${shown} of ${total} rows`;
+}
+
+function drawWindows(panel) {
+  const { data, present, shift } = view, { axis, pixels } = panel, end = axis.high - axis.low;
+  const at = e => Math.min(Math.max(e - axis.low, 0), end);
+  const span = (from, to) => ({ left: `${at(from) * pixels}px`, width: `${Math.max(at(to) - at(from), 0) * pixels}px` });
+  const windows = panel.scaled
+    ? [["now", data.present_log2_scale === null ? "no scale" : `now ${power(present)}`, present],
+       ["recommended", `recommended ${power(data.recommended_log2_scale)}`, data.recommended_log2_scale],
+       ["slider", `slider ${power(shift)}`, shift]]
+    : [["fixed", "float16", 0]];
+  const title = make("div", { className: "title" }, NAMES[panel.kind], make("small", {}, "log₂ |x|, unscaled"));
+  const head = [title], over = [], under = [];
+  windows.forEach(([name, text, s], lane) => {
+    const w = windowAt(s, data.rules), top = `${21 + (windows.length === 1 ? 2 : lane) * 13}px`;
+    const wide = (at(w.right) - at(w.normal)) * pixels > text.length * 5.8;
+    head.push(make("div", { className: `lane thin ${name}`, style: { ...span(w.left, w.normal), top } }),
+      make("div", { className: `lane ${name}`, style: { ...span(w.normal, w.right), top }, title: text }, wide ? text : ""));
+    if (name !== "slider" || !windows.some(([other, , o]) => other !== name && o === s))
+      over.push(make("div", { className: `window ${name}`, style: { ...span(w.left, w.right), ...edges(w) } }));
+  });
+  const w = windowAt(panel.scaled ? shift : 0, data.rules);
+  under.push(make("div", { className: "tint zero", style: span(axis.low, w.left) }),
+    make("div", { className: "tint fewer", style: span(w.left, w.normal) }),
+    make("div", { className: "tint over", style: span(w.right, axis.high) }));
+  const step = pixels * 8 < 34 ? 16 : 8;
+  for (let e = Math.ceil((axis.low + 1) / step) * step; e < axis.high; e += step) {
+    const left = `${at(e) * pixels}px`;
+    under.push(make("div", { className: "grid", style: { left } }));
+    head.push(make("span", { className: "tick", style: { left } }, String(e).replace("-", "−")));
+  }
+  panel.head.replaceChildren(...head);
+  panel.over.replaceChildren(...over);
+  panel.under.replaceChildren(...under);
+
+  // A window that goes on outside of the panel has no edge there.
+  function edges(w) {
+    return { ...(w.left < axis.low ? { borderLeft: "0" } : {}), ...(w.right > axis.high ? { borderRight: "0" } : {}) };
+  }
+}
+
+function find(target, lines) {
+  const tr = target.closest("tbody tr");
+  return tr && lines.find(line => line.element === tr);
+}
+
+function hover(event, lines) {
+  const line = find(event.target, lines), td = event.target.closest("td");
+  const cell = line && td && line.cells.find(c => c.texts.includes(td) || td.contains(c.heat));
+  if (!cell) return hideTip();
+  const texts = details(cell);
+  if (td.contains(cell.heat)) {
+    const box = cell.heat.getBoundingClientRect(), { axis } = cell.panel;
+    const i = Math.floor((event.clientX - box.left) / cell.panel.pixels), count = cellsOf(cell.row, axis)[i];
+    if (count !== undefined) texts.splice(1, 0, octaveText(cell, i, count));
+  }
+  showTip(texts, event.clientX + 14, event.clientY + 16);
+}
+
+function octaveText({ row, panel: { axis } }, i, count) {
+  const e = axis.low + i, number = count.toLocaleString("en-US");
+  const range = i === 0 ? `|x| < ${power(e + 1)}` : e === axis.high - 1 ? `|x| ≥ ${power(e)}`
+    : `${power(e)} ≤ |x| < ${power(e + 1)}`;
+  return count ? `${range}: ${number} of ${row.size.toLocaleString("en-US")}, ${percent(count / row.size)}` : `${range}: none`;
+}
+
+function details({ row, now, panel }) {
+  const texts = [`${row.kind} ${row.name}`], numbers = n => n.toLocaleString("en-US");
+  const runs = row.executions === 1 ? "" : `, ${row.executions} executions`;
+  texts.push(`${row.dtype}, ${numbers(row.size)} elements${runs}; ${numbers(row.zeros)} zero, ` +
+    `${numbers(row.infinite)} infinite, ${numbers(row.nan)} NaN`);
+  const results = panel.scaled ? [["now", now], ["slider", judge(row, view.shift, view.data.rules)]] : [["float16", now]];
+  for (const [name, r] of results)
+    texts.push(`${name}${panel.scaled ? ` ${power(r.shift)}` : ""}: ${r.verdict}; of the nonzero ${percent(r.flushed)} ` +
+      `become zero (${percent(r.lost)} of the mass), ${percent(r.subnormal)} subnormal, ${percent(r.overflowing)} overflow`);
+  return texts;
+}
+
+function showTip(texts, x, y) {
+  const tip = $("tip");
+  tip.replaceChildren(...texts.map(text => make("div", {}, text)));
+  tip.hidden = false;
+  tip.style.left = `${Math.max(Math.min(x, innerWidth - tip.offsetWidth - 8), 4)}px`;
+  tip.style.top = `${y + tip.offsetHeight > innerHeight - 4 ? y - tip.offsetHeight - 28 : y}px`;
+}
+
+function hideTip() { $("tip").hidden = true; }
+
+function focusTip(target, lines) {
+  const line = find(target, lines);
+  if (!line || !line.element.matches(":focus-visible")) return;
+  showTip(line.cells.flatMap(details), innerWidth, innerHeight); // in the corner, away from the rows
+}
+
+// Up and down go from row to row, as one stop of the tab key.
+function walk(event) {
+  const way = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+  let row = event.target.closest("tbody tr");
+  if (!way || !row) return;
+  event.preventDefault();
+  do row = row[way]; while (row && row.hidden);
+  if (row) row.focus();
+}
+
+if (typeof document !== "undefined") start();

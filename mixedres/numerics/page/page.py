@@ -1,0 +1,57 @@
+"""The numerics report as one self-contained page: a heat map of exponents, and float16's window to move over it."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from importlib import resources
+from typing import Any
+
+FORMAT = 1
+
+
+def render(document: dict[str, Any]) -> str:
+    """The HTML text of a document; numbers in it that are not finite become null.
+
+    Raises:
+      ValueError: for a document of another format.
+    """
+    if document.get("format") != FORMAT:
+        raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")
+    parts = {
+        "title": _escaped(str(document["title"])),
+        "advice": _escaped(str(document["advice"])),
+        "style": _read("page.css"),
+        "data": _embedded(document),
+        "script": _read("page.js"),
+    }
+    # In one pass: what is put in may hold the marks of other parts.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
+
+
+def _read(name: str) -> str:
+    return (resources.files("mixedres.numerics.page") / name).read_text(encoding="utf-8")
+
+
+def _escaped(text: str) -> str:
+    # Lone surrogates, which a name may hold, have no UTF-8.
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _embedded(document: dict[str, Any]) -> str:
+    """JSON that can stand in a script element: no tag can begin or end in it, nor a line as JavaScript sees lines."""
+    text = json.dumps(finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def finite(value: Any) -> Any:
+    """A document of JSON's kinds with None in place of the numbers that JSON does not hold."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

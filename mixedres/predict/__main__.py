@@ -1,0 +1,158 @@
+"""The command that classifies images."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import itertools
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mixedres._internal import command_line
+from mixedres._internal.errors import ConfigError, DataError
+from mixedres.predict.arguments import add_arguments
+
+if TYPE_CHECKING:
+    from mixedres.predict.contact_sheet import Cell
+    from mixedres.predict.predictions import Prediction
+
+DESCRIPTION = """\
+Says what pictures show, with the network of a run or with weights of other libraries.
+
+  python -m mixedres.predict --from=runs/imagenet-fp16 cat.jpg dog.png
+  python -m mixedres.predict --from=resnet50.safetensors --labels=labels.txt --precision=fp16 photos/ --json
+  python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.png
+
+The central square of a picture is what the network sees, upright as its EXIF data say.
+exit status: 0; 1 where nothing can be said of some of the pictures; 2 where of none, or for a mistake
+"""
+# A sheet with more would be no picture to look at.
+MOST_ON_SHEET = 120
+_SHEETS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def predict(given: Sequence[str]) -> None:
+    """Runs the command with these arguments.
+
+    Raises:
+      ConfigError: for a mistake in them; nothing has been written then.
+      DataError: where nothing could be said of some of the pictures.
+    """
+    options = _parse(given)
+    # Imported here so that --help and a mistake in the command need not wait for JAX.
+    from mixedres.predict import contact_sheet
+    from mixedres.predict.classifier import from_args
+    from mixedres.predict.predictions import predictions
+
+    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.pictures))))
+    chosen = from_args(options)
+    for note in chosen.notes:
+        print(f"note: {note}", file=sys.stderr)
+    on_sheet, unreadable = [], 0
+    for found in predictions(chosen, paths, options.topk, options.batch_size):
+        if found.error and len(paths) == 1 and not options.json:
+            raise ConfigError(f"{found.path}: {found.error}")
+        _show(found, chosen.class_names, as_json=options.json)
+        unreadable += bool(found.error)
+        if options.out and found.square is not None and len(on_sheet) < MOST_ON_SHEET:
+            guesses = [contact_sheet.Prediction(chosen.class_names[index], share) for index, share in found.top[:3]]
+            on_sheet.append(contact_sheet.Cell(os.path.basename(found.path), found.square, guesses))
+    if unreadable == len(paths):
+        raise ConfigError(f"nothing could be said of any of the {len(paths)} files")
+    if options.out:
+        _save(options.out, on_sheet, len(paths) - unreadable)
+    if unreadable:
+        raise DataError(f"nothing could be said of {unreadable} of the {len(paths)} files")
+
+
+def _parse(given: Sequence[str]) -> argparse.Namespace:
+    parser = command_line.Parser("python -m mixedres.predict", DESCRIPTION)
+    parser.add_argument("pictures", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
+    add_arguments(parser)
+    parser.add_argument("--topk", type=int, default=5, help="classes to name per picture (default 5)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per picture")
+    parser.add_argument("--out", type=command_line.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
+    parser.add_argument("--batch_size", type=int, default=64, help="pictures at a time (default 64)")
+    options = parser.parse_intermixed_args(given)
+    if not options.pictures:
+        raise ConfigError("no picture is named; give files, folders or globs, such as photos/ or 'photos/*.jpg'")
+    for name in ("topk", "batch_size"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
+    if options.out:
+        if options.out.suffix.lower() not in _SHEETS:
+            raise ConfigError(f"--out={options.out} must end in one of {' '.join(_SHEETS)}")
+        if os.path.lexists(options.out):
+            raise ConfigError(f"--out={options.out} is there already; name another")
+        if not os.access(options.out.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out={options.out} cannot be written; name a file in a folder that can")
+    return options
+
+
+def find(given: str) -> list[str]:
+    """The files that an argument names: a file, all pictures below a folder, or what a glob matches, sorted.
+
+    Raises:
+      ConfigError: where there are none.
+    """
+    from mixedres.data.datasets import folder
+
+    path = os.path.expanduser(given)
+    try:
+        if os.path.isdir(path):
+            found = folder.pictures_below(path)
+            if not found:
+                raise ConfigError(f"{given} holds no picture ({', '.join(sorted(folder.EXTENSIONS))})")
+            return found
+        if os.path.exists(path):
+            return [path]
+        if glob.has_magic(path):
+            matches = sorted(glob.glob(path, recursive=True))
+            found = [file for match in matches for file in _below(match)]
+            if not found:
+                raise ConfigError(f"{given} matches no file")
+            return found
+    except OSError as error:
+        raise ConfigError(f"{error.filename or given} cannot be read ({error.strerror})") from None
+    raise ConfigError(f"{given} does not exist; give files, folders or globs")
+
+
+def _below(match: str) -> list[str]:
+    from mixedres.data.datasets import folder
+
+    return folder.pictures_below(match) if os.path.isdir(match) else [match]
+
+
+def _show(found: Prediction, names: Sequence[str], *, as_json: bool) -> None:
+    path = os.fsencode(found.path).decode(errors="backslashreplace")  # not every name is UTF-8
+    if as_json:
+        top = [{"class": names[index], "index": index, "probability": share} for index, share in found.top]
+        print(json.dumps({"file": path} | ({"error": found.error} if found.error else {"top": top})))
+    elif not found.error:
+        print(path, *(f"  {share:7.2%}  {names[index]}" for index, share in found.top), sep="\n")
+    if found.error:
+        print(f"{path}: {found.error}", file=sys.stderr)
+
+
+def _save(path: pathlib.Path, cells: Sequence[Cell], total: int) -> None:
+    from mixedres.predict import contact_sheet
+
+    try:
+        contact_sheet.save(path, cells)
+    except OSError as error:
+        raise DataError(f"--out={path} could not be written ({error.strerror or error})") from None
+    shown = f"the first {len(cells)} of {total} images" if total > len(cells) else f"{total} images"
+    print(f"{shown}: {path}", file=sys.stderr)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line, `argv[0]` being the program; returns the exit status."""
+    return command_line.run("mixedres.predict", predict, argv[1:])
+
+
+if __name__ == "__main__":
+    command_line.leave(main(sys.argv))

@@ -1,0 +1,138 @@
+"""A trained network as a function of pictures: what prediction and export have in common."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mixedres import models, precision
+from mixedres._internal import command_line
+from mixedres._internal.errors import ConfigError, WeightsError
+from mixedres.checkpoints import layouts, load, weights
+from mixedres.config import unflatten
+from mixedres.config.precision import precision_of
+from mixedres.data import InputSpec
+from mixedres.models import normalize
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A trained network.
+
+    Attributes:
+      name: such as 'resnet50'.
+      model: in the dtypes of `precision`.
+      precision: in which it computes.
+      spec: its input.
+      class_names: by output; those without a name have their number.
+      variables: {'params', 'batch_stats'}, float32 numpy arrays.
+      notes: what a person should know, a line each.
+    """
+
+    name: str
+    model: models.ResNet
+    precision: precision.Precision
+    spec: InputSpec
+    class_names: tuple[str, ...]
+    variables: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def probabilities(self, variables: Any, images: jax.Array) -> jax.Array:
+        """(b, *spec.shape) uint8 -> (b, classes) float32, the softmax of the logits in float32; traceable."""
+        spec = self.spec
+        prepare = normalize.normalization(spec.mean, spec.std)
+        logits = self.precision.rewrite(self.model.apply)(variables, prepare(images), train=False)
+        return jax.nn.softmax(logits.astype(jnp.float32))
+
+
+def from_args(options: argparse.Namespace) -> Classifier:
+    """The network that these options of `mixedres.predict.arguments.add_arguments` name.
+
+    Raises:
+      ConfigError: where there is none, or it takes no pictures.
+    """
+    path = command_line.path(options.source)
+    try:
+        file = load.read(path)
+        variables = load.variables(file)
+    except WeightsError as error:
+        raise ConfigError(f"--from: {error}") from None
+    found, name = layouts.architecture(file.tensors, file.layout), load.name(file)
+    assert found is not None and name is not None  # or there would be no variables
+    try:
+        spec, notes = _spec(file, name, found.channels, options)
+        names = _class_names(options.labels) if options.labels else file.class_names or ()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if len(names) > found.num_classes or (options.labels and len(names) < found.num_classes):
+        raise ConfigError(
+            f"{len(names)} class names for a network of {found.num_classes} classes; name their file with --labels=FILE"
+        )
+    chosen = _precision(file, options.precision)
+    policy, norm_policy = chosen.network_policies
+    model = models.create(
+        name,
+        num_classes=found.num_classes,
+        policy=policy,
+        norm_policy=norm_policy,
+        version=file.version,
+        epsilon=1e-5 if file.epsilon is None else file.epsilon,
+        precision=chosen.matmul_precision,
+        keep_float32=chosen.keep_float32,
+    )
+    names = (*names, *(str(index) for index in range(len(names), found.num_classes)))
+    return Classifier(name, model, chosen, spec, names, variables, (*notes, *filter(None, [file.note])))
+
+
+def _precision(file: weights.WeightsFile, preset: str | None) -> precision.Precision:
+    if preset is None and file.run is not None:
+        return precision_of(unflatten(file.run))[0]
+    return precision.get(preset or "fp32")
+
+
+def _spec(
+    file: weights.WeightsFile, name: str, channels: int, options: argparse.Namespace
+) -> tuple[InputSpec, tuple[str, ...]]:
+    """The network's input, and what to say of it; raises ValueError where it can be no picture."""
+    # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
+    from mixedres.data.images import preprocessing
+
+    family, run, notes = options.preprocessing, file.run or {}, ()
+    if options.image_size is not None and options.image_size < 1:
+        raise ValueError(f"--image_size={options.image_size} must be at least 1")
+    known = InputSpec.from_json(file.input) if file.input else None
+    if known and known.shape[2] != channels:
+        raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {known.shape[2]}")
+    if known and not known.fits_files:
+        raise ValueError(f"{file.path} takes images of shape {known.shape}, which no picture can be made into")
+    usual = known.shape[0] if known else run.get("data.image_size") or (32 if name.startswith("cifar_") else 224)
+    size = options.image_size or usual
+    if family or not (known or name.startswith("cifar_")):
+        spec = preprocessing.get(family or run.get("data.preprocessing") or "torch").input_spec(size, channels)
+    else:
+        spec = dataclasses.replace(known or InputSpec((size, size, channels)), shape=(size, size, channels))
+    if not known and not (options.image_size and family):
+        how = "every picture standardised by itself" if spec.mean is None else f"--preprocessing={family or 'torch'}"
+        notes = (f"{file.path} does not say what its input is; taking --image_size={size}, {how}",)
+    return spec, notes
+
+
+def _class_names(given: str) -> tuple[str, ...]:
+    path = command_line.path(given)
+    try:
+        text = path.read_text()
+        if path.suffix == ".json":
+            found = json.loads(text)
+            if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+                raise ValueError("it must be a JSON list of texts")
+            return tuple(found)
+    except OSError as error:
+        raise ValueError(f"--labels={given} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"--labels={given}: {error}") from None
+    return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,173 @@
+"""From a config to the objects that it names; nothing is written here, so that a mistake costs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+from mixedres import data, models, precision
+from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.mesh import AXIS, make_mesh
+from mixedres.autocast.keep_float32 import nearest
+from mixedres.config import validate
+from mixedres.config.keys import duration_in_steps
+from mixedres.config.precision import precision_of
+from mixedres.train import optimizers
+from mixedres.train.experiment import Experiment
+
+
+def _devices(wanted: int | None) -> list[jax.Device]:
+    """As many of every process, in the order of the processes, so that a process's `shard` is on its own devices."""
+    devices, hosts = jax.devices(), jax.process_count()
+    count = wanted or len(devices)
+    if count > len(devices):
+        there = "this machine has" if hosts == 1 else f"the {hosts} processes have"
+        raise ConfigError(f"config.num_devices is {count}, but {there} {len(devices)} ({devices[0].platform})")
+    each = [[device for device in devices if device.process_index == host] for host in range(hosts)]
+    if count % hosts or min(map(len, each)) < count // hosts:
+        have = ", ".join(str(len(own)) for own in each)
+        raise ConfigError(
+            f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
+            "give all of them as many, or set config.num_devices to a number that they can share"
+        )
+    return [device for own in each for device in own[: count // hosts]]
+
+
+def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
+    """The mesh, and the global batch size, which the devices and microbatches divide.
+
+    Raises:
+      ConfigError: for devices that are not there or cannot be shared equally, and for a batch that they do not divide.
+    """
+    devices = _devices(config.num_devices)
+    count = len(devices)
+    batch_size = config.batch_size or config.batch_size_per_device * count
+    parts = count * config.microbatches
+    if batch_size % parts:
+        below = batch_size // parts * parts
+        nearest = f"{below} and {below + parts}" if below else f"{parts}"
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
+            f"{config.microbatches}); the nearest sizes that are: {nearest}"
+        )
+    return make_mesh(devices), batch_size
+
+
+# Platforms on which every benchmark in experiments/results has the step faster with fused norms. On the CPU it is the
+# same within 6 %, and a GPU was not at hand; docs/performance.md has the numbers.
+FUSED_IS_FASTER_ON: frozenset[str] = frozenset()
+
+
+def build(config: ConfigDict) -> Experiment:
+    """Checks a config and builds what it names; writes nothing.
+
+    Raises:
+      ConfigError: at the first mistake.
+    """
+    validate(config)
+    chosen, loss_scale = precision_of(config)
+    mesh, batch_size = devices_and_batch(config)
+    with errors("config.data"):
+        source = data.load(**config.data, batch_size=batch_size)
+    if source.train_examples < batch_size:
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
+            f"{source.train_examples} training images; set config.batch_size to at most that"
+        )
+    policy, norm_policy = chosen.network_policies
+    options = config.model.to_dict()
+    fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].platform)
+    with errors("config.model"):
+        model = models.create(
+            **options,
+            num_classes=source.num_classes,
+            policy=policy,
+            norm_policy=norm_policy,
+            momentum=config.batch_norm.momentum,
+            epsilon=config.batch_norm.epsilon,
+            axis_name=AXIS if config.batch_norm.sync else None,
+            precision=chosen.matmul_precision,
+            keep_float32=chosen.keep_float32,
+            fused=fused,
+        )
+    steps_per_epoch = source.train_examples // batch_size
+    in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
+    total_steps = config.steps or in_steps(config.epochs)
+    learning_rate, tx = _optimizer(config, batch_size, total_steps, in_steps)
+    experiment = Experiment(
+        config=config,
+        precision=chosen,
+        source=source,
+        model=model,
+        mesh=mesh,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        eval_every=in_steps(config.eval_every),
+        checkpoint_every=in_steps(config.checkpoint_every),
+        warmup_steps=in_steps(config.schedule.warmup),
+        learning_rate=learning_rate,
+        tx=precision.loss_scaled(tx, loss_scale),
+    )
+    _check_paths(experiment)
+    return experiment
+
+
+def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform: str) -> bool:
+    """Whether batch norms are fused with what follows them; raises ConfigError where they cannot be and must."""
+    obstacle = chosen.why_not_fusable
+    if config.batch_norm.frozen:
+        obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
+    if given == "true" and obstacle:
+        raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
+    return not obstacle and (given == "true" or (given == "auto" and platform in FUSED_IS_FASTER_ON))
+
+
+def _check_paths(experiment: Experiment) -> None:
+    """Raises ConfigError where an expression that is searched in paths is found in none."""
+    pattern, kept = experiment.config.trainable, experiment.precision.keep_float32
+    params = experiment.variable_shapes["params"] if pattern or kept else {}
+    paths = models.module_paths(params)
+    if kept and not any(re.search(kept, path) for path in paths):
+        raise ConfigError(
+            f"config.precision.keep_float32={kept} is found in no module path; they look like {nearest(kept, paths)}"
+        )
+    if pattern and not any(jax.tree.leaves(optimizers.path_mask(pattern)(params))):
+        raise ConfigError(
+            f"config.trainable={pattern} is found in no parameter path; they look like /head/kernel and "
+            "/block_layer1_1/conv1/kernel"
+        )
+
+
+def _optimizer(
+    config: ConfigDict, batch_size: int, total_steps: int, in_steps: Callable[[Any], int]
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The schedule, its peak scaled with the batch, and the optimizer that follows it."""
+    options = config.optimizer.to_dict()
+    reference, layer_decay = options.pop("lr_reference_batch"), options.pop("layer_decay")
+    peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)
+    with errors("config.schedule"):
+        learning_rate = optimizers.schedule(
+            config.schedule.name,
+            peak=peak,
+            total_steps=total_steps,
+            warmup_steps=in_steps(config.schedule.warmup),
+            end_factor=config.schedule.end_factor,
+            boundaries=[in_steps(boundary) for boundary in config.schedule.boundaries],
+            factors=config.schedule.factors,
+            power=config.schedule.power,
+        )
+    with errors("config.optimizer"):
+        tx = optimizers.create(options.pop("name"), learning_rate, **options)
+    if layer_decay < 1:
+        tx = optimizers.with_layer_decay(tx, layer_decay)
+    if config.trainable:
+        with errors("config.trainable"):
+            tx = optimizers.train_only(tx, config.trainable)
+    return learning_rate, tx

@@ -1,0 +1,51 @@
+"""Counts of the numbers inside the forward and backward pass of a training step, layer by layer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from mixedres._internal.mesh import AXIS
+from mixedres._internal.tree import named_leaves
+from mixedres.numerics import TensorCounts, linen, taps
+from mixedres.numerics.exponents import exponents
+from mixedres.precision import NoOpLossScale
+from mixedres.train import step
+from mixedres.train.gradients import Batch, StepOptions, scaled_loss
+
+
+def tensor_counts(variables: dict[str, Any], batch: Batch, *, options: StepOptions) -> TensorCounts:
+    """Counts one step without a loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`.
+
+    Gradients are those that a device computes, before any mean over microbatches and devices: float16 must hold them.
+
+    Args: as `mixedres.train.gradients.scaled_grads`.
+    """
+    loss_fn = partial(scaled_loss, options=options)
+    per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
+
+    def count(part: Batch) -> tuple[taps.Statistics, dict[str, jax.Array]]:
+        grad_fn = taps.value_and_grad(linen.tapped(loss_fn), has_aux=True)
+        _, grads, statistics = grad_fn(*per_device, part, NoOpLossScale())
+        return statistics, _histograms(grads)
+
+    if options.microbatches == 1:  # convolutions in a loop are slow on the CPU
+        statistics, gradients = count(batch)
+    else:
+        parts = jax.tree.map(lambda x: x.reshape(options.microbatches, -1, *x.shape[1:]), batch)
+        statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(count, parts))
+    # The taps' statistics are sums over the devices already, as all gradients of replicated values.
+    return TensorCounts(statistics, jax.lax.psum(gradients, AXIS), _histograms(variables["params"]))
+
+
+def jit_tensor_counts(mesh: Mesh, options: StepOptions) -> Any:
+    """The jitted, sharded (variables, batch) -> `TensorCounts` of `tensor_counts` with `options`."""
+    return step.jit_sharded(partial(tensor_counts, options=options), mesh, (P(), P(AXIS)))
+
+
+def _histograms(tree: Any) -> dict[str, jax.Array]:
+    return {name: exponents(leaf) for name, leaf in named_leaves(tree).items()}

@@ -1,0 +1,179 @@
+"""A step whose numbers are not finite: kept on disk, repeated with every array measured, and explained.
+
+The training step halts before such a step spoils any state (`mixedres.train.step.train_step`), so the state at hand is the
+one before it. That state and the batch are all that the step is a function of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from mixedres import numerics
+from mixedres._internal.errors import ConfigError, NonFiniteError
+from mixedres._internal.files import write_json
+from mixedres._internal.tree import named_leaves
+from mixedres.checkpoints.workdir import NONFINITE
+from mixedres.train.debug import diagnosis
+from mixedres.train.experiment import Experiment
+from mixedres.train.step import Batch, TrainState
+
+DIRECTORY, _PARTIAL = NONFINITE
+STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What `save` kept.
+
+    Attributes:
+      step: number of the step that failed, counted from 1.
+      config: flat, with the number of devices that were in use.
+      state: {path: array} of the state before the step.
+      batch: the global batch.
+    """
+
+    step: int
+    config: dict[str, Any]
+    state: dict[str, np.ndarray]
+    batch: dict[str, np.ndarray]
+
+
+def stop(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
+    """Saves a step that halted under ``workdir/nonfinite``, replays it, and returns the error to raise.
+
+    Args:
+      experiment: of the run.
+      workdir: of the run.
+      state: what the halted step returned, which is the state before it.
+      batch: of the first step that halted.
+    """
+    number, directory = int(state.step) + 1, workdir / DIRECTORY
+    batch = _whole(batch)
+    found = _found(experiment, state, batch)
+    try:
+        save(directory, experiment, state, batch, found)
+        kept = f"State and batch are in {directory}; repeat the step with python -m mixedres.replay {workdir}"
+        kept += " [--precision=PRESET]"
+    except OSError as error:
+        kept = f"State and batch could not be kept in {directory} ({error.strerror})"
+    return NonFiniteError(f"step {number} was not taken: {found}. {kept}")
+
+
+def _found(experiment: Experiment, state: TrainState, batch: Batch) -> str:
+    if jax.process_count() > 1:
+        return "it was not examined (that is left to one process)"
+    try:
+        finding = examine(experiment, state, batch)
+        cause = diagnosis.why(finding, experiment.precision.name, state.loss_scale)
+        return f"{diagnosis.where(finding, len(experiment.devices))}. {cause}"
+    except Exception as error:  # no memory for it beside the run, for one; the step matters more
+        return f"it was not examined ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+
+
+def examine(experiment: Experiment, state: TrainState, batch: Batch) -> numerics.Finding:
+    """Forward and backward pass of one training step, with every array measured; arguments 'state' and 'batch'."""
+    batch = jax.device_put(batch, experiment.batch_sharding)
+    return numerics.first_nonfinite(experiment.loss_and_grads(), state, batch, names=("state", "batch"))
+
+
+def save(
+    directory: pathlib.Path, experiment: Experiment, state: TrainState, batch: Batch, found: str | None = None
+) -> None:
+    """Writes state, batch and config into `directory`, whole or not at all; an older one is replaced.
+
+    The state must be replicated and the batch within reach of this process; of several processes the first writes.
+    """
+    if jax.process_index() != 0:
+        return
+    partial = directory.with_name(_PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in named_leaves(state).items()})
+    _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
+    write_json(partial / DOCUMENT, _document(experiment, state, batch, found))
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(partial, directory)
+
+
+def load(directory: pathlib.Path) -> Saved:
+    """What `save` wrote into `directory`.
+
+    Raises:
+      ConfigError: where there is nothing, or nothing that can be read.
+    """
+    try:
+        document = json.loads((directory / DOCUMENT).read_text())
+        state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
+        batch = {name: batch[name].view(jnp.dtype(dtype)) for name, dtype in document["batch"].items()}
+        return Saved(document["step"], document["config"], state, batch)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory} holds no step to replay; give the --workdir of a run that ended with exit status 3"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{directory} cannot be read ({error}); run again until the step to write it anew") from None
+
+
+def restore(experiment: Experiment, saved: Saved) -> TrainState:
+    """The saved state on the devices of `experiment`, whose preset may be another one.
+
+    A loss scale of another kind than the saved one is that of the preset, as at the start of a run.
+
+    Raises:
+      ConfigError: where the saved arrays are not those of this network.
+    """
+    like = jax.eval_shape(experiment.init_state)
+    scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})
+    beginning = "opt_state/loss_scale/"
+    own = {name for name in saved.state if name.startswith(beginning)} != set(scale)
+    arrays = saved.state | ({name: np.asarray(x) for name, x in scale.items()} if own else {})
+    leaves = []
+    for name, leaf in named_leaves(like).items():
+        if name not in arrays or arrays[name].shape != leaf.shape:
+            raise ConfigError(f"the saved state has no {name} of shape {leaf.shape}; it is of another network")
+        leaves.append(arrays[name].astype(leaf.dtype))
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return jax.device_put(dataclasses.replace(state, halted=np.asarray(False)), experiment.replicated_sharding)
+
+
+def _document(experiment: Experiment, state: TrainState, batch: Batch, found: str | None) -> dict[str, Any]:
+    return {
+        "step": int(state.step) + 1,
+        "found": found,
+        "config": experiment.resolved | {"num_devices": len(experiment.devices)},
+        "batch": {name: str(array.dtype) for name, array in batch.items()},
+    }
+
+
+def _whole(batch: Any) -> Any:
+    """A batch of which every process has a part, in all of them."""
+    return batch if jax.process_count() == 1 else multihost_utils.process_allgather(batch, tiled=True)
+
+
+def _local(array: Any) -> np.ndarray:
+    """A replicated array, also where other processes have copies of it."""
+    return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
+
+
+def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file, np.load(file) as archive:  # numpy would leave a damaged file open
+        return dict(archive)

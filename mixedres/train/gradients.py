@@ -1,0 +1,154 @@
+"""The first half of a training step: scaled gradients, averaged over microbatches and devices.
+
+`mixedres.train.step` says in which order and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from mixedres._internal.mesh import AXIS
+from mixedres.models.normalize import NormalizeFn
+from mixedres.precision import LossScale
+from mixedres.train import losses
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+ApplyFn = Callable[..., Any]
+MaskFn = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """What a training step computes, as far as it does not change from step to step.
+
+    Attributes:
+      apply_fn: the model's `apply`.
+      normalize: images to float32.
+      tx: an optimizer wrapped in `mixedres.precision.loss_scaled`; None where only gradients are computed.
+      label_smoothing: fraction of the target spread over all classes.
+      microbatches: number of equal parts whose gradients are averaged before the update.
+      allreduce_dtype: dtype in which gradients are averaged over devices; None: the parameters'.
+      trainable: a function from parameters to booleans; the gradient is 0 where it is false. None: true everywhere.
+      frozen_statistics: normalize by the running statistics, without updating them.
+      ema_decay: decay of the moving average; 0: none is kept.
+      max_consecutive_skips: skipped steps in a row after which the step halts.
+      ohwi: the state's kernels lie in memory as `mixedres.models.kernel_layout` says.
+    """
+
+    apply_fn: ApplyFn
+    normalize: NormalizeFn
+    tx: optax.GradientTransformation | None = None
+    label_smoothing: float = 0.0
+    microbatches: int = 1
+    allreduce_dtype: Any = None
+    trainable: MaskFn | None = None
+    frozen_statistics: bool = False
+    ema_decay: float = 0.0
+    max_consecutive_skips: int = 25
+    ohwi: bool = False
+
+
+def scaled_grads(
+    variables: dict[str, Any], batch: Batch, loss_scale: LossScale, options: StepOptions
+) -> tuple[Any, Any, Metrics]:
+    """Gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
+
+    Args:
+      variables: {'params', 'batch_stats'}, float32, replicated.
+      batch: as `mixedres.train.step.train_step` takes it.
+      loss_scale: scales the loss.
+      options: of the step.
+
+    Returns:
+      Gradients in the dtype of the all-reduce, new batch statistics, and the float32 metrics 'loss' (unscaled) and
+      'top1'.
+    """
+    per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
+    grads, batch_stats, metrics = _gradients(*per_device, batch, loss_scale, options)
+    with jax.named_scope("all_reduce"):
+        grads = _mean_over_devices(grads, options.allreduce_dtype)
+        if not options.ohwi:
+            grads = _in_layout_of_params(grads)
+        batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
+    # The mean of equal numbers need not be that number: a third of three times it can be the next one.
+    return grads, variables["batch_stats"] if options.frozen_statistics else batch_stats, metrics
+
+
+def scaled_loss(
+    params: Any, batch_stats: Any, batch: Batch, loss_scale: LossScale, options: StepOptions
+) -> tuple[jax.Array, tuple[Any, Metrics]]:
+    """The loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'}).
+
+    Args: as `scaled_grads`, with the parameters and the statistics of the variables.
+    """
+    if options.trainable is not None:  # leaves nothing of the backward pass of the other parameters
+        trainable = options.trainable(params)
+        params = jax.tree.map(lambda trainable, x: x if trainable else jax.lax.stop_gradient(x), trainable, params)
+    logits, mutated = options.apply_fn(
+        {"params": params, "batch_stats": batch_stats},
+        options.normalize(batch["image"]),
+        train=not options.frozen_statistics,
+        mutable=["batch_stats"],
+    )
+    with jax.named_scope("loss"):
+        logits = logits.astype(jnp.float32)
+        loss = losses.cross_entropy(logits, batch["label"], options.label_smoothing).mean()
+        top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
+        scaled = loss_scale.scale(loss)
+    return scaled, (mutated["batch_stats"], {"loss": loss, "top1": top1})
+
+
+def _gradients(
+    params: Any, batch_stats: Any, batch: Batch, loss_scale: LossScale, options: StepOptions
+) -> tuple[Any, Any, Metrics]:
+    """Scaled gradients, new batch statistics and metrics of this device, averaged over the microbatches."""
+    grad_fn, microbatches = jax.grad(partial(scaled_loss, options=options), has_aux=True), options.microbatches
+    if microbatches == 1:
+        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)
+        return grads, batch_stats, metrics
+
+    def accumulate(carry: Any, part: Batch) -> tuple[Any, Metrics]:
+        total, batch_stats = carry
+        grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
+        return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
+
+    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
+    grads = jax.tree.map(lambda g: g / microbatches, total)
+    return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
+
+
+def _in_layout_of_params(grads: Any) -> Any:
+    """The same gradients, those of convolutions in the layout of their kernels.
+
+    XLA for GPUs would otherwise update the kernels in the layout that cuDNN writes gradients in: copy weights and
+    momentum into it, and their new values back.
+    """
+
+    def fix(g: jax.Array) -> jax.Array:
+        if g.ndim < 4:
+            return g
+        return jax.lax.optimization_barrier(with_layout_constraint(g, Layout(tuple(range(g.ndim)))))
+
+    return jax.tree.map(fix, grads)
+
+
+def _mean_over_devices(grads: Any, dtype: Any) -> Any:
+    """The mean gradient, summed in `dtype` (None: that of the gradients).
+
+    Divided before the cast: the sum of n float16 gradients would overflow where their mean does not.
+    """
+    if dtype is None:
+        return jax.lax.pmean(grads, AXIS)
+    devices = jax.lax.axis_size(AXIS)
+    return jax.lax.psum(jax.tree.map(lambda g: (g / devices).astype(dtype), grads), AXIS)

@@ -1,0 +1,190 @@
+"""The loop of a run: steps, evaluations and checkpoints, and the way out when it is asked to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import signal
+from typing import Any
+
+import jax
+
+from mixedres import data
+from mixedres._internal.errors import Stopped, TrainingError
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.train import evaluation, step
+from mixedres.train.compilation import CompilationCounter
+from mixedres.train.debug import nonfinite
+from mixedres.train.debug.monitor import Sampler
+from mixedres.train.distributed import SingleProcess
+from mixedres.train.distributed.signals import StopSignal
+from mixedres.train.experiment import Experiment
+from mixedres.train.metrics.in_flight import InFlight
+from mixedres.train.metrics.log import RunLog
+
+
+@dataclasses.dataclass
+class Loop:
+    """A run between its first and its last step.
+
+    Attributes:
+      experiment, saved, log, sampler, stop_signal, group: what it works with; directory: of the run.
+      train_step, eval_step: compiled.
+      state: after the newest step.
+      evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
+      best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
+      pending_eval: step whose evaluation a signal cut off, where the run continues after it.
+      compilations: names of the programs compiled between the first and the last step; there should be none.
+    """
+
+    experiment: Experiment
+    directory: pathlib.Path
+    saved: Checkpoints
+    log: RunLog
+    sampler: Sampler
+    stop_signal: StopSignal
+    group: SingleProcess
+    train_step: Any
+    eval_step: Any
+    state: step.TrainState
+    evaluated: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None
+    pending_eval: int | None = None
+    compilations: list[str] = dataclasses.field(default_factory=list)
+    _stopping: bool = False
+
+    def run(self, batches: data.Prefetch) -> dict[str, Any]:
+        """Goes on to the end, and returns the last evaluation; `batches` begin with that of the next step.
+
+        Raises:
+          Stopped: where a signal asked for it; everything up to the last step is saved.
+          NonFiniteError: at a step whose numbers are not finite; nothing of it is in the state.
+          TrainingError: where the end cannot be saved.
+        """
+        first_step, total_steps = int(self.state.step), self.experiment.total_steps
+        self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, first_step)
+        # An evaluation that was cut off comes first: it is of the very state that was restored.
+        ended = first_step > 0 and self._pause(first_step)
+        batches.fill()  # the start of the pipeline is no part of the rate
+        in_flight = InFlight()
+        # Neither a transfer nor a compilation that nobody asked for: both would make every step slow without a word.
+        with jax.transfer_guard("disallow"), CompilationCounter() as compiled:
+            for done in range(first_step + 1, total_steps + 1) if not ended else ():
+                self.log.clock.start()
+                batch = batches.take(in_flight.busy)
+                self.group.progress(done)
+                self.sampler.look(done, self.state, batch)
+                self.state, metrics = self.train_step(self.state, batch)
+                self.log.waited = batches.waited
+                self._record(in_flight.push(done, metrics, batch))
+                self._warn(self.saved.poll())
+                self._warn_of_compilations(compiled.take(), done)
+                self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, done)
+                if self._must_pause(done):
+                    self._record(in_flight.drain())
+                    self.log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
+                    if self._pause(done):
+                        break
+        assert self.evaluated is not None
+        self._finish(self.evaluated["step"])
+        return self.evaluated
+
+    def _finish(self, last: int) -> None:
+        """Waits for the disk; raises TrainingError where the checkpoint of the `last` step is not on it."""
+        with self.group.pause():
+            problems = self.saved.finish()
+        newest = self.saved.latest_step()
+        if newest == last:
+            self._warn(problems)
+            return
+        problem = problems[-1] if problems else f"the checkpoint of step {last} could not be written"
+        stands = "nothing is saved" if newest is None else f"the checkpoint of step {newest} stands"
+        raise TrainingError(f"{problem}; {stands}. Make room and start the same command again to go on from there")
+
+    def _must_pause(self, done: int) -> bool:
+        return self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
+
+    def _is_evaluation(self, done: int) -> bool:
+        return done in (self.experiment.total_steps, self.pending_eval) or _is_due(done, self.experiment.eval_every)
+
+    def _is_checkpoint(self, done: int) -> bool:
+        return done == self.experiment.total_steps or _is_due(done, self.experiment.checkpoint_every)
+
+    def _pause(self, done: int) -> bool:
+        """What is due after `done` steps; whether the run ends here."""
+        better = False
+        if self._is_evaluation(done) and not self._is_evaluated(done):
+            better = self._evaluate(done)
+        ended = self._is_evaluated(done) and (done == self.experiment.total_steps or self._is_good_enough())
+        # One process may have been asked during the evaluation; of many, all agree after the next step.
+        self._stopping |= self.stop_signal.requested is not None and self.group.count == 1
+        if better or ended or self._is_checkpoint(done) or self._stopping:
+            self._save(done)
+        if self._stopping and not ended:
+            with self.group.pause():
+                self._warn(self.saved.finish())
+            raise Stopped(self.stop_signal.requested or signal.SIGTERM, done, self.saved.latest_step())
+        return ended
+
+    def _evaluate(self, done: int) -> bool:
+        """Evaluates and logs; whether it is the best so far. A signal leaves it undone, for the next start."""
+        # Of several processes one alone must not leave the loop: all agree after the next step.
+        should_stop = (lambda: self.stop_signal.requested) if self.group.count == 1 else (lambda: False)
+        steps = {"": self.eval_step}
+        sums = evaluation.run(self.experiment, steps, self.state, should_stop=should_stop, group=self.group)
+        if not sums:
+            return False
+        result = evaluation.metrics(sums[""])
+        self.log.eval(done, done / self.experiment.steps_per_epoch, result)
+        self.evaluated = {"step": done} | result
+        better = self.best is None or result["top1"] > self.best["top1"]
+        if better:
+            self.best = {"step": done, "top1": result["top1"]}
+        return better
+
+    def _is_evaluated(self, done: int) -> bool:
+        return self.evaluated is not None and self.evaluated["step"] == done
+
+    def _is_good_enough(self) -> bool:
+        wanted = self.experiment.config.stop_at_top1
+        return wanted is not None and self.evaluated is not None and self.evaluated["top1"] >= wanted
+
+    def _save(self, done: int) -> None:
+        if not self.log.sync() and self.group.count == 1:  # the others would wait
+            self.log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
+            return
+        record = {
+            "config": self.experiment.resolved,
+            "devices": len(self.experiment.devices),
+            "evaluated": self.evaluated,
+            "best": self.best,
+            "pending_eval": done if self._is_evaluation(done) and not self._is_evaluated(done) else None,
+            "log": self.log.state(),
+        }
+        with jax.transfer_guard("allow"), self.group.pause():
+            self.saved.save(done, self.state, record, best=self.best and self.best["step"])
+
+    def _warn(self, problems: list[str]) -> None:
+        for problem in problems:
+            newest = self.saved.latest_step()
+            stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
+            self.log.print(f"warning: {problem}; {stands}")
+
+    def _warn_of_compilations(self, names: list[str], done: int) -> None:
+        self.compilations += names
+        for name in names:
+            self.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
+
+    def _record(self, finished: list[tuple[int, Any, step.Batch]]) -> None:
+        """Logs the metrics of finished steps; raises NonFiniteError at one that could not be taken."""
+        for done, values, batch in finished:
+            self.log.train(done, values)
+            self.sampler.finished(done, values, self.log)
+            if values["halted"]:
+                self.log.print(f"step {done} is not finite; examining it, which takes about as long as compiling twice")
+                with jax.transfer_guard("allow"):
+                    raise nonfinite.stop(self.experiment, self.directory, self.state, batch)
+
+
+def _is_due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0

@@ -1,0 +1,219 @@
+"""What a run tells: means of its metrics, lines and a bar for people, and the clock behind its rates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from mixedres._internal.progress import StepProgress
+from mixedres.train.metrics.resources import Resources
+from mixedres.train.metrics.writers import Histogram, MetricWriter, NullMetricWriter
+
+# Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
+WAIT_LIMIT = 0.1
+WAIT_PATIENCE = 5.0
+
+
+class Average:
+    """Running means of loss and top-1 over the applied steps; over all where none was applied.
+
+    The loss of a skipped step may be infinite.
+    """
+
+    def __init__(self, sums: Mapping[str, Sequence[float]] | None = None):
+        """`sums`: what `state` returned, to go on from there."""
+        self._applied, self._all = ([*sums[name]] if sums else [0, 0.0, 0.0] for name in ("applied", "all"))
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Takes the metrics of a step."""
+        for sums in (self._all, self._applied) if values["grads_finite"] else (self._all,):
+            sums[0] += 1
+            sums[1] += values["loss"]
+            sums[2] += values["top1"]
+
+    def mean(self) -> dict[str, float]:
+        """The means."""
+        count, loss, top1 = self._applied if self._applied[0] else self._all
+        return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
+
+    def state(self) -> dict[str, list[float]]:
+        """The sums, for JSON."""
+        return {"applied": [*self._applied], "all": [*self._all]}
+
+
+class Stopwatch:
+    """Seconds between `start` and `stop`, added up."""
+
+    def __init__(self) -> None:
+        """Starts stopped, at 0."""
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Starts, where it is not running."""
+        self._since = self._since or time.perf_counter()
+
+    def stop(self) -> None:
+        """Stops, where it is running."""
+        self.seconds = self.read()
+        self._since = None
+
+    def read(self) -> float:
+        """Seconds up to now."""
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self.seconds + running
+
+
+class RunLog:
+    """Collects the metrics of steps and evaluations, and passes them on to files and to the person who watches.
+
+    Attributes:
+      clock: the seconds spent in training steps.
+      last: the metrics of the newest finished step.
+      total_skipped: steps since the start of the run whose update was not applied.
+      epoch_loss: mean training loss between the last two evaluations; None before the first.
+      waited: seconds of these in which the devices had nothing to do because no batch was there.
+      resources: what samples the processor, the memory and the GPUs.
+    """
+
+    def __init__(
+        self,
+        writers: MetricWriter | NullMetricWriter,
+        progress: StepProgress,
+        *,
+        total_skipped: int,
+        batch_size: int,
+        log_every: int,
+        learning_rate: Callable[[int], float],
+        unreadable: Mapping[str, str] = MappingProxyType({}),
+        state: Mapping[str, Any] | None = None,
+        resources: Resources | None = None,
+    ):
+        """Starts.
+
+        Args:
+          writers, progress: where everything goes.
+          total_skipped: before this start.
+          batch_size: examples a step.
+          log_every: steps between two lines.
+          learning_rate: function of the number of updates applied so far.
+          unreadable: {name: reason}, which grows by every image that cannot be used.
+          state: what `state` returned at the step at which this start begins.
+          resources: closed with this log.
+        """
+        state = state or {}
+        self.clock = Stopwatch()
+        self.waited = 0.0
+        self.last: dict[str, float] = {}
+        self.total_skipped = total_skipped
+        self.epoch_loss: float | None = state.get("epoch_loss")
+        self.resources = resources or Resources(0)
+        self._writers, self._progress = writers, progress
+        self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
+        self._unreadable = unreadable
+        self._unreadable_told, self._wait_told, self._problem_told = 0, False, False
+        self._step = self._steps_here = self._line_steps = 0
+        self._line_at, self._waited_at = 0.0, 0.0
+        self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
+
+    def state(self) -> dict[str, Any]:
+        """What a continued run must know so that its lines are those of one that was never interrupted; for JSON."""
+        return {
+            "line": self._line_average.state(),
+            "eval": self._eval_average.state(),
+            "epoch_loss": self.epoch_loss,
+        }
+
+    def train(self, step: int, values: Mapping[str, Any]) -> None:
+        """Takes the metrics of a finished step."""
+        updates_before = step - 1 - self.total_skipped
+        self.last = {name: float(value) for name, value in values.items()}
+        self.total_skipped += not self.last["grads_finite"]
+        self._steps_here += 1
+        self._line_average.add(self.last)
+        self._eval_average.add(self.last)
+        self._progress.update(step, self.last, self.clock.read())
+        if step % self._log_every == 0:
+            self._line(step, self._learning_rate(updates_before))
+        self._write_resources(step)
+
+    def _write_resources(self, step: int) -> None:
+        self._step = step
+        sample = self.resources.take()
+        if sample is not None:
+            self._writers.write(step, "resources", sample)
+
+    def _line(self, step: int, learning_rate: float) -> None:
+        now = self.clock.read()
+        examples = (self._steps_here - self._line_steps) * self._batch_size
+        values = self._line_average.mean() | {
+            "learning_rate": learning_rate,
+            "loss_scale": self.last["loss_scale"],
+            "skipped_steps": self.total_skipped,
+            "examples_per_second": examples / max(now - self._line_at, 1e-9),
+            "data_wait": (self.waited - self._waited_at) / max(now - self._line_at, 1e-9),
+        }
+        if self._unreadable:
+            values["unreadable_images"] = len(self._unreadable)
+        self._writers.write(step, "train", values)
+        self._line_average = Average()
+        self._line_steps, self._line_at, self._waited_at = self._steps_here, now, self.waited
+        self._advise()
+
+    @property
+    def data_wait(self) -> float:
+        """Share of the training time in which the devices waited for data."""
+        return self.waited / max(self.clock.read(), 1e-9)
+
+    def _advise(self) -> None:
+        """Says once that the data come too slowly, and whenever there are more images that cannot be read."""
+        if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_told:
+            self._wait_told = True
+            self.print(
+                f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
+                "instead of threads (--config.data.workers=N) or smaller stored pictures would help (docs/data.md)"
+            )
+        new = list(self._unreadable.items())[self._unreadable_told :]
+        self._unreadable_told += len(new)
+        for name, reason in new[:3]:
+            self.print(f"note: passed over an image that cannot be used: {name}: {reason}")
+        if len(new) > 3:
+            self.print(f"note: and {len(new) - 3} more, {self._unreadable_told} in all so far")
+        problem = self._writers.problem()
+        if problem and not self._problem_told:
+            self.print(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
+        self._problem_told = bool(problem)
+
+    def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
+        """Takes the result of an evaluation after `step` steps."""
+        self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
+        self.epoch_loss = self._eval_average.mean()["loss"]
+        self._eval_average = Average()
+        self._advise()
+        scale = f"  loss scale {self.last['loss_scale']:g}" if self.last else ""
+        self.print(
+            f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
+            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}{scale}  skipped {self.total_skipped}"
+        )
+
+    def numerics(self, step: int, values: Mapping[str, float | None], histograms: Mapping[str, Histogram]) -> None:
+        """Takes what was seen inside of a finished step."""
+        self._writers.write(step, "numerics", values)
+        self._writers.histograms(step, "numerics", histograms)
+
+    def print(self, text: str) -> None:
+        """Tells the person who watches."""
+        self._progress.print(text)
+
+    def sync(self) -> bool:
+        """Brings the metrics to the disk; whether that was possible."""
+        return self._writers.sync()
+
+    def close(self) -> None:
+        """Closes files and bar."""
+        self.resources.close()
+        self._write_resources(self._step)
+        self._writers.close()
+        self._progress.close()

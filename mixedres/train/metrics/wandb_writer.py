@@ -1,0 +1,90 @@
+"""Metrics to Weights & Biases, for who asks for it (the extra ``wandb``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from mixedres._internal.errors import TrackingError
+from mixedres._internal.files import read_json, without_nan, write_json
+from mixedres.checkpoints import workdir
+
+
+def is_installed() -> bool:
+    """Whether the package wandb can be imported."""
+    return importlib.util.find_spec("wandb") is not None
+
+
+class WandbWriter:
+    """One run there, a context; a continued run goes on in it, and one that an exception leaves counts as failed.
+
+    What fails after the start ends no run: it is said once, and no metrics are sent any more.
+    """
+
+    def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Any]):
+        """Starts or continues the run of `directory`, offline where the environment has WANDB_MODE=offline.
+
+        Args:
+          project: where the run belongs; its name is that of the directory.
+          directory: of the run; gets ``wandb.json`` and ``wandb/``.
+          config: flat, shown beside the metrics.
+
+        Raises:
+          TrackingError: where nobody is logged in, or the service cannot be reached.
+        """
+        import wandb
+
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=directory.name,
+                id=_run_id(directory / workdir.WANDB_ID),
+                resume="allow",
+                reinit="create_new",
+                dir=directory,
+                config=without_nan(dict(config)),
+                settings=wandb.Settings(console="off", x_disable_stats=True),
+            )
+        except Exception as error:  # wandb's own errors, and those of what it is built on
+            raise TrackingError(_line(error)) from error
+        # Points may come again after a crash: steps are an axis of the curves, not wandb's own count, which must grow.
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends {'train/loss': ...} of after `step` steps."""
+        if self._run is not None:
+            self._attempt(lambda: self._run.log({"step": step} | dict(values)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Sends what is left, which takes as long as the network does."""
+        if self._run is not None:
+            self._attempt(lambda: self._run.finish(exit_code=0 if kind is None else 1))
+        self._run = None
+
+    def _attempt(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._run = None
+            print(f"warning: Weights & Biases takes no metrics any more ({_line(error)})")
+
+
+def _run_id(path: pathlib.Path) -> str:
+    """The identity of the run in the project, kept in `path`."""
+    known = read_json(path)
+    if isinstance(known, dict) and "id" in known:
+        return str(known["id"])
+    new = uuid.uuid4().hex[:12]
+    write_json(path, {"id": new})
+    return new
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

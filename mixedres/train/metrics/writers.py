@@ -1,0 +1,207 @@
+"""Metrics in files: lines of JSON and TensorBoard events, whatever the disk does."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tensorboardX.proto import event_pb2
+from tensorboardX.record_writer import RecordWriter
+from tensorboardX.summary import histogram_raw, scalar
+
+from mixedres._internal.files import replace_text, without_nan
+from mixedres.train.metrics.wandb_writer import WandbWriter
+
+# Bookkeeping that makes no curve.
+NOT_PLOTTED = {"epoch", "examples"}
+# Seconds between two flushes of the events, for whoever watches the curves.
+_FLUSH_SECONDS = 10.0
+# Tells apart the files that one process starts within a second.
+_COUNT = itertools.count()
+
+
+class Histogram(NamedTuple):
+    """Counts of the numbers in [first, first + 1), [first + 1, first + 2) and so on."""
+
+    first: int
+    counts: list[int]
+
+
+class MetricWriter:
+    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow, and for a tracker.
+
+    A disk that is full or gone does not end a run: lines wait in memory until they can be written, curves have a gap.
+    """
+
+    def __init__(
+        self,
+        jsonl: pathlib.Path,
+        first_step: int,
+        *,
+        evaluated: bool = True,
+        tracker: WandbWriter | None = None,
+    ):
+        """Appends to `jsonl` and to events beside it, without the lines that the run will write again.
+
+        These are the ones of steps after `first_step`, and its evaluation where that was not `evaluated` yet when its
+        checkpoint was written. `tracker` gets what makes a curve as well, and is not closed.
+
+        Raises:
+          OSError: where a file cannot be opened.
+        """
+        if jsonl.exists():
+            lines = jsonl.read_text().splitlines(keepends=True)
+            last = dict.fromkeys(("train", "resources", "numerics"), first_step)
+            last["eval"] = first_step if evaluated else first_step - 1
+            kept = [line for line in lines if _is_of(line, last)]
+            if kept != lines:
+                replace_text(jsonl, "".join(kept))
+        self._lines = _Lines(jsonl)
+        self._events = _Events(jsonl.parent, first_step)
+        self._tracker = tracker
+
+    def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
+        """Writes `values` of `kind` ('train', 'eval', 'resources' or 'numerics') after `step` steps."""
+        plain = without_nan(dict(values))
+        self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
+        plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
+        curves = {f"{kind}/{name}": value for name, value in plotted.items()}
+        self._events.write(step, curves)
+        if self._tracker:
+            self._tracker.write(step, curves)
+
+    def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
+        """Writes histograms after `step` steps, for TensorBoard alone."""
+        self._events.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
+
+    def problem(self) -> str | None:
+        """Why lines wait in memory; None where all are on their way to the disk."""
+        return self._lines.problem
+
+    def sync(self) -> bool:
+        """Brings all lines to the disk, so that not even a loss of power takes them; whether that was possible."""
+        return self._lines.sync()
+
+    def close(self) -> None:
+        """Flushes both."""
+        self._lines.close()
+        self._events.close()
+
+
+class NullMetricWriter:
+    """In the place of `MetricWriter` where another process writes."""
+
+    def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
+        """Does nothing."""
+
+    def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
+        """Does nothing."""
+
+    def problem(self) -> None:
+        """None: nothing waits."""
+
+    def sync(self) -> bool:
+        """True: nothing is to be written."""
+        return True
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class _Lines:
+    """A file to which lines are appended; what cannot be written waits."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._waiting = b""
+        self.problem: str | None = None
+
+    def write(self, line: str) -> None:
+        self._waiting += line.encode()
+        try:
+            while self._waiting:  # a disk may take a part of it
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+            self.problem = None
+        except OSError as error:
+            self.problem = error.strerror
+
+    def sync(self) -> bool:
+        self.write("")
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self.problem = error.strerror
+        return self.problem is None
+
+    def close(self) -> None:
+        self.write("")
+        os.close(self._file)
+
+
+class _Events:
+    """Curves for TensorBoard. A file in which a write failed is given up; the next event starts another."""
+
+    def __init__(self, directory: pathlib.Path, first_step: int):
+        # TensorBoard wants the time at this place of the name; the process tells apart two starts within a second.
+        self._prefix = str(
+            directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        )
+        self._file: RecordWriter | None = None
+        self._flushed = time.monotonic()
+        # TensorBoard drops the points of later steps: those that were lost with an earlier process.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(event_pb2.Event(session_log=start, step=first_step + 1))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._add(event_pb2.Event(summary=scalar(name, value), step=step))
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._flushed = time.monotonic()
+            self._attempt(RecordWriter.flush)
+
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        for name, (first, counts) in found.items():
+            limits = [float(first + 1 + i) for i in range(len(counts))]
+            middles = [limit - 0.5 for limit in limits]
+            total = sum(c * m for c, m in zip(counts, middles, strict=True))
+            squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
+            summary = histogram_raw(name, first, limits[-1], sum(counts), total, squares, limits, counts)
+            self._add(event_pb2.Event(summary=summary, step=step))
+
+    def close(self) -> None:
+        self._attempt(RecordWriter.close)
+
+    def _add(self, event: event_pb2.Event) -> None:
+        event.wall_time = time.time()
+        self._attempt(lambda file: file.write(event.SerializeToString()))
+
+    def _attempt(self, action: Callable[[RecordWriter], None]) -> None:
+        try:
+            action(self._file or self._open())
+        except OSError:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
+
+    def _open(self) -> RecordWriter:
+        self._file = RecordWriter(f"{self._prefix}.{next(_COUNT)}")
+        version = event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")
+        self._file.write(version.SerializeToString())
+        return self._file
+
+
+def _is_of(line: str, last: Mapping[str, int]) -> bool:
+    """Whether a line of metrics is of a step up to the last one of its kind; one that a crash cut off is not."""
+    try:
+        values = json.loads(line)
+        return values["step"] <= last[values["kind"]]
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,192 @@
+"""Learning-rate schedules, the weight-decay mask, and optimizers as one visible chain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
+OPTIMIZERS = ("sgd", "lars", "adamw")
+# Convolution and dense kernels: not batch-norm scales and not biases.
+KERNELS = r"/kernel$"
+
+
+def schedule(
+    name: str,
+    *,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    end_factor: float = 0.0,
+    boundaries: Sequence[int] = (),
+    factors: Sequence[float] = (),
+    power: float = 2.0,
+) -> optax.Schedule:
+    """Linear warm-up from 0 to `peak`, then a decay.
+
+    Args:
+      name: 'constant', 'cosine' (half a cosine from `peak` to `end_factor * peak` at `total_steps`), 'piecewise'
+        (`peak` times `factors[i]` after `boundaries[i]` steps; at the boundary itself still the old value, as in the
+        reference) or 'polynomial' (``(1 - progress) ** power``, to `end_factor * peak`).
+      peak: learning rate after the warm-up, > 0.
+      total_steps: length of the run, counted from its start, warm-up included.
+      warmup_steps: steps of linear growth; step 0 has rate 0.
+      end_factor: final rate as a share of the peak, for cosine and polynomial.
+      boundaries, factors: for piecewise, counted from the start of the run; of one length, boundaries increasing.
+      power: for polynomial.
+
+    Returns:
+      A function of the number of applied updates to the learning rate, a float32 scalar.
+
+    Raises:
+      ValueError: for an unknown name or a number out of range.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"schedule {name!r} is unknown; use one of {', '.join(SCHEDULES)}")
+    if not peak > 0:
+        raise ValueError(f"the learning rate must be > 0, got {peak:g}")
+    if len(boundaries) != len(factors) or list(boundaries) != sorted(set(boundaries)):
+        raise ValueError(
+            f"boundaries must increase and have one factor each, got {tuple(boundaries)} and {tuple(factors)}"
+        )
+    decay_steps = max(total_steps - warmup_steps, 1)
+
+    def rate(count: jax.Array) -> jax.Array:
+        count = jnp.asarray(count, jnp.float32)
+        progress = jnp.clip((count - warmup_steps) / decay_steps, 0.0, 1.0)
+        if name == "cosine":
+            shape = end_factor + (1 - end_factor) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        elif name == "polynomial":
+            shape = end_factor + (1 - end_factor) * (1 - progress) ** power
+        else:
+            shape = jnp.float32(1.0)
+            for boundary, factor in zip(boundaries, factors, strict=True):
+                shape = jnp.where(count > boundary, jnp.float32(factor), shape)
+        warmup = jnp.minimum(count / warmup_steps, 1.0) if warmup_steps else 1.0
+        return jnp.asarray(peak * warmup * shape, jnp.float32)
+
+    return rate
+
+
+def path_mask(pattern: str) -> Callable[[Any], Any]:
+    """A function from parameters to booleans: whether `pattern` (a regular expression) is found in the path.
+
+    Paths look like '/block_layer1_1/conv1/kernel'.
+
+    Raises:
+      ValueError: where the pattern does not compile.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+
+    def mask(params: Any) -> Any:
+        def matches(path: Any, _: Any) -> bool:
+            text = "/" + "/".join(str(getattr(key, "key", key)) for key in path)
+            return compiled.search(text) is not None
+
+        return jax.tree_util.tree_map_with_path(matches, params)
+
+    return mask
+
+
+def create(
+    name: str,
+    learning_rate: optax.Schedule,
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    decay_mask: str = KERNELS,
+    clip_norm: float = 0.0,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    trust_coefficient: float = 0.001,
+) -> optax.GradientTransformation:
+    """An optimizer of true (unscaled, float32) gradients.
+
+    Args:
+      name: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio |w| / |g + decay * w| where the paper
+        has |w| / (|g| + decay * |w|)) or 'adamw' (arXiv 1711.05101).
+      learning_rate: function of the number of applied updates.
+      momentum: of sgd and lars, and beta 1 of adamw; in [0, 1).
+      nesterov: for sgd and lars.
+      weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw
+        decoupled: the update shrinks w by ``learning_rate * weight_decay``.
+      decay_mask: regular expression of the paths that decay (and, in lars, that the trust ratio applies to).
+      clip_norm: largest global norm of the gradient; 0: no clipping.
+      beta2, epsilon: of adamw.
+      trust_coefficient: of lars.
+
+    Raises:
+      ValueError: for an unknown name or a number out of range.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer {name!r} is unknown; use one of {', '.join(OPTIMIZERS)}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+    if not (weight_decay >= 0 and clip_norm >= 0):
+        raise ValueError(f"weight_decay and clip_norm must be >= 0, got {weight_decay} and {clip_norm}")
+    mask = path_mask(decay_mask)
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    decay = optax.add_decayed_weights(weight_decay, mask)
+    descend = optax.scale_by_learning_rate(learning_rate)
+    trace = optax.trace(momentum, nesterov=nesterov) if momentum else optax.identity()
+    if name == "sgd":
+        return optax.chain(clip, decay, trace, descend)
+    if name == "adamw":
+        adam = optax.scale_by_adam(b1=momentum, b2=beta2, eps=epsilon)
+        return optax.chain(clip, adam, decay, descend)
+    # The paper's order: the rate is inside the momentum, so that a change of rate does not rescale the past.
+    trust = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), mask)
+    return optax.chain(clip, decay, trust, descend, trace)
+
+
+def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
+    """`tx`, whose updates are multiplied by ``factor ** depth``: the deeper below the head, the smaller.
+
+    The head of a ResNet, and the norm before it, have depth 0, the last block 1, and the stem one more than the first
+    block (Howard and Ruder, arXiv 1801.06146, have the same by layer, with 1/2.6).
+    """
+
+    def scale(updates: Any, params: Any = None) -> Any:
+        del params
+        blocks = sorted((name for name in updates if name.startswith("block_layer")), key=_block_number, reverse=True)
+        depths = {name: depth for depth, name in enumerate(blocks, start=1)}
+        of_others = {"stem_conv": len(blocks) + 1, "stem_norm": len(blocks) + 1}
+
+        def scaled(name: str) -> Any:
+            by = factor ** (depths.get(name) or of_others.get(name, 0))
+            return jax.tree.map(lambda u: u * by, updates[name])
+
+        return {name: scaled(name) for name in updates}
+
+    return optax.chain(tx, optax.stateless(scale))
+
+
+def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
+    """`tx` for the parameters whose paths have the `pattern`; it has no state for the others.
+
+    Their updates are -0.0, which leaves the bits of any number as they are.
+
+    Raises:
+      ValueError: where the pattern is no regular expression.
+    """
+    mask = path_mask(pattern)
+
+    def keep(updates: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda learns, u: u if learns else jnp.full_like(u, -0.0), mask(updates), updates)
+
+    return optax.chain(optax.masked(tx, mask), optax.stateless(keep))
+
+
+def _block_number(name: str) -> tuple[int, ...]:
+    """(1, 2) of 'block_layer1_2'."""
+    return tuple(map(int, name.removeprefix("block_layer").split("_")))

@@ -1,0 +1,202 @@
+"""A run, top to bottom: config -> data, model, optimizer (`build`) -> state -> compiled step -> loop -> summary."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from mixedres import data
+from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres._internal.files import write_json
+from mixedres._internal.progress import StepProgress
+from mixedres.checkpoints import workdir
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.train import loop, start, step, summary
+from mixedres.train.build import build
+from mixedres.train.compilation import CompilationCounter
+from mixedres.train.debug.monitor import Sampler
+from mixedres.train.distributed import SINGLE, SingleProcess
+from mixedres.train.distributed.signals import StopSignal
+from mixedres.train.experiment import Experiment
+from mixedres.train.metrics import wandb_writer
+from mixedres.train.metrics.log import RunLog
+from mixedres.train.metrics.resources import Resources
+from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
+from mixedres.train.start import InitialWeights
+
+
+def train(
+    config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE
+) -> dict[str, Any]:
+    """Trains in `directory`, from its newest checkpoint where it has one, and returns the summary.
+
+    `group`: the processes that do so together, of which the first writes.
+
+    Raises:
+      ConfigError: for a mistake in the config or the directory; nothing has been written then.
+      TrainingError: where training cannot go on, or came to nothing; NonFiniteError where numbers were not finite.
+      data.DataError: where the data cannot be read any further.
+      Stopped: where SIGINT or SIGTERM asked for it.
+    """
+    experiment = build(config)
+    if config.wandb and not wandb_writer.is_installed():
+        raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
+    opened = start.open_run(experiment, directory, group, clean=clean)
+    with opened as (initial, finished), StopSignal() as stop_signal:
+        if finished is not None:
+            print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+            return finished
+        summary.print_header(experiment, directory)
+        with contextlib.ExitStack() as outlasting:
+            document = _train(experiment, directory, stop_signal, group, initial, outlasting)
+            if group.is_primary:
+                _write_summary(directory / workdir.SUMMARY, document)
+    result = document["eval"]
+    print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
+    return document
+
+
+def _write_summary(path: pathlib.Path, document: dict[str, Any]) -> None:
+    try:
+        write_json(path, document)
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
+            "command again"
+        ) from error
+
+
+def _train(
+    experiment: Experiment,
+    directory: pathlib.Path,
+    stop_signal: StopSignal,
+    group: SingleProcess,
+    initial: InitialWeights | None,
+    outlasting: contextlib.ExitStack,
+) -> dict[str, Any]:
+    """The run itself: state, compiled steps, loop; returns the summary. `outlasting` closes what is done after that."""
+    config = experiment.config
+    print("compiling ...", flush=True)
+    programs = outlasting.enter_context(CompilationCounter())
+    saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
+    begun = start.find_start(experiment, saved, initial, set_aside=True)
+    state, record = begun.state, begun.record or {}
+    saved.remove_partial()
+    if group.is_primary:
+        workdir.begin(directory, experiment.resolved, experiment.data)
+    tracker = outlasting.enter_context(_tracker(experiment, directory)) if group.is_primary and config.wandb else None
+    first_step = int(state.step)
+    started = time.perf_counter()
+    train_step, eval_step, sampler = _compile(experiment, state)
+    compile_seconds = time.perf_counter() - started
+    print(
+        f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}", flush=True
+    )
+
+    evaluated = record.get("evaluated")
+    done = evaluated is not None and evaluated["step"] == first_step
+    log = RunLog(
+        _writers(directory, first_step, done, tracker) if group.is_primary else NullMetricWriter(),
+        StepProgress(experiment.total_steps, first_step, experiment.batch_size, bar=group.is_primary),
+        total_skipped=int(state.loss_scale.total_skipped),
+        batch_size=experiment.batch_size,
+        log_every=config.log_every,
+        learning_rate=_learning_rates(experiment.learning_rate),
+        unreadable=experiment.source.unreadable,
+        state=record.get("log"),
+        resources=Resources(config.log_resources_every if group.is_primary else 0, experiment.devices),
+    )
+    run = loop.Loop(
+        experiment,
+        directory,
+        saved,
+        log,
+        sampler,
+        stop_signal,
+        group,
+        train_step,
+        eval_step,
+        state,
+        evaluated=evaluated,
+        best=record.get("best"),
+        pending_eval=record.get("pending_eval"),
+    )
+    batches = experiment.source.train_batches(
+        experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard
+    )
+    try:
+        with data.Prefetch(batches, experiment.shard_batch) as ready, group.loop():
+            result = run.run(ready)
+    finally:
+        log.close()
+        for problem in saved.close():
+            print(f"warning: {problem}")
+    _check_outcome(run.state, result)
+    return summary.to_dict(experiment, run, first_step, result, compile_seconds, programs)
+
+
+def _writers(
+    directory: pathlib.Path, first_step: int, evaluated: bool, tracker: wandb_writer.WandbWriter | None
+) -> MetricWriter:
+    metrics = directory / workdir.METRICS
+    try:
+        return MetricWriter(metrics, first_step, evaluated=evaluated, tracker=tracker)
+    except OSError as error:
+        raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
+
+
+def _tracker(experiment: Experiment, directory: pathlib.Path) -> wandb_writer.WandbWriter:
+    """The run at Weights & Biases."""
+    try:
+        return wandb_writer.WandbWriter(experiment.config.wandb, directory, experiment.resolved)
+    except wandb_writer.TrackingError as error:
+        raise TrainingError(
+            f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
+            "config.wandb out"
+        ) from error
+
+
+def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
+    """The schedule as a function on the host.
+
+    Evaluated a few thousand updates at a time: asking the device for one number would wait for the steps under way.
+    """
+    size = 4096
+
+    @functools.cache
+    def block(index: int) -> np.ndarray:
+        with jax.transfer_guard("allow"):
+            return jax.device_get(jax.vmap(schedule)(jnp.arange(size) + index * size))
+
+    block(0)  # compiled here, not in the loop
+    return lambda updates: float(block(updates // size)[updates % size])
+
+
+def _compile(experiment: Experiment, state: step.TrainState) -> tuple[Any, Any, Sampler]:
+    """All steps, compiled ahead: a second compilation would be an error instead of a pause."""
+    train_step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
+    eval_arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
+    eval_step = experiment.eval_step().lower(*eval_arguments).compile()
+    sampler = Sampler(experiment)
+    sampler.compile(state)
+    return train_step, eval_step, sampler
+
+
+def _check_outcome(state: step.TrainState, result: dict[str, Any]) -> None:
+    """Raises TrainingError for a run that ended without an update, or with a network that returns no numbers."""
+    skipped = int(state.loss_scale.total_skipped)
+    if skipped == int(state.step):
+        raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")
+    if not math.isfinite(result["loss"]):
+        raise TrainingError("the test loss is not finite: the network diverged; lower config.optimizer.learning_rate")

@@ -1,0 +1,262 @@
+"""Where a run, an evaluation or an examination starts: the newest checkpoint, given weights, or random ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+
+from mixedres import models
+from mixedres._internal import jax_compat
+from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, WeightsError
+from mixedres._internal.tree import fingerprint
+from mixedres.checkpoints import layouts, load, workdir
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.train.compilation import compilation_cache
+from mixedres.train.distributed import SingleProcess
+from mixedres.train.experiment import Experiment
+from mixedres.train.step import TrainState
+
+# Seconds in which a file that one host wrote is seen by all; NFS may remember for a minute that it was not there.
+SHARED_WITHIN = 90.0
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialWeights:
+    """Weights of a file or of another run, for a network.
+
+    Attributes:
+      variables: {'params', 'batch_stats'}, numpy arrays in the network's dtypes; without 'head' where the file's head
+        is for other classes.
+      note: a line for a person: the origin, and what is missing.
+    """
+
+    variables: dict[str, Any]
+    note: str
+
+    def apply_to(self, state: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
+        """`state` with these weights, in its moving average too, placed as `sharding` says."""
+
+        def replaced(old: dict[str, Any]) -> dict[str, Any]:
+            # Anew for every use: the step donates its state, and no two leaves of it may be one array.
+            new = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), self.variables)
+            return {name: {**old[name], **new[name]} for name in ("params", "batch_stats")}
+
+        ema = None if state.ema is None else replaced(state.ema)
+        return dataclasses.replace(state, **replaced(state.variables), ema=ema)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A state to start from.
+
+    Attributes:
+      state: on the devices.
+      record: what the checkpoint records beside the state; None where there is no checkpoint.
+      initial: the weights of `config.init_from` in it; None for a checkpoint and for random weights.
+    """
+
+    state: TrainState
+    record: dict[str, Any] | None = None
+    initial: InitialWeights | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the weights are random."""
+        return self.record is None and self.initial is None
+
+
+def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
+    """Raises `ConfigError` in all processes where one has another config, other data or another directory."""
+    group.assert_equal("config", experiment.resolved | {"--clean": clean})
+    counts = ("train_examples", "eval_examples", "fingerprint")
+    group.assert_equal("data", {name: experiment.data[name] for name in counts})
+    group.assert_equal("workdir", workdir.contents(directory))
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
+) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None]]:
+    """Checks that the run may start in `directory`, and claims it for the block, in which programs are cached.
+
+    Yields:
+      The weights of `config.init_from` where the run starts from them, and the summary of a run that is finished.
+
+    Raises:
+      ConfigError: where processes disagree, the weights do not fit, or the directory holds something else. Nothing has
+        been written then.
+    """
+    assert_same(experiment, directory, group, clean=clean)
+    initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
+    cache = compilation_cache(experiment.config.compilation_cache, directory, group)
+    with cache, _claim(experiment, directory, group, clean=clean):
+        # Process 0 looks: the others may not see yet, or still, what it sees.
+        finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
+        yield initial, group.broadcast("finished", finished)
+
+
+def _claim(
+    experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Process 0 makes `directory` the run's; the others check that it is the same directory."""
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if group.is_primary:
+        lock = workdir.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
+    group.barrier("claimed")
+    deadline = time.monotonic() + SHARED_WITHIN
+    while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    group.assert_equal("workdir, which all must share", workdir.contents(directory))
+    return lock
+
+
+def initial_weights(
+    experiment: Experiment, directory: pathlib.Path | None, group: SingleProcess, *, clean: bool = False
+) -> InitialWeights | None:
+    """The weights of `config.init_from`; None where none are named, and where `directory` has a checkpoint.
+
+    Raises:
+      ConfigError: as `load_weights`, and in all processes where they do not find the same weights.
+    """
+    continues = directory is not None and workdir.contents(directory)["checkpoints"] and not clean
+    given = experiment.config.init_from
+    initial = load_weights(given, experiment.variable_shapes, experiment.model) if given and not continues else None
+    group.assert_equal("weights", {"fingerprint": initial and fingerprint(initial.variables)})
+    return initial
+
+
+def find_start(
+    experiment: Experiment, saved: Checkpoints | None, initial: InitialWeights | None, *, set_aside: bool = False
+) -> Start:
+    """The one answer to where weights come from: the newest checkpoint, else `initial`, else random weights.
+
+    Args:
+      experiment: of the run.
+      saved: its checkpoints; None: there are none.
+      initial: as `initial_weights` found them.
+      set_aside: the run continues here: damaged checkpoints are renamed, and changes of the config are announced.
+
+    Raises:
+      ConfigError: as `restore`.
+    """
+    restored = None if saved is None else restore(experiment, saved, set_aside=set_aside)
+    if restored is not None:
+        return Start(*restored)
+    return Start(init_state(experiment, initial), initial=initial)
+
+
+def latest(experiment: Experiment, directory: pathlib.Path | None, initial: InitialWeights | None = None) -> Start:
+    """`find_start` for the workdir `directory`, which stays unchanged; None for no workdir."""
+    if directory is None:
+        return find_start(experiment, None, initial)
+    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
+    try:
+        return find_start(experiment, saved, initial)
+    finally:
+        saved.close()
+
+
+def init_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
+    """The state before the first step, on the devices: random, or with the weights `initial`, whose note is printed."""
+    # Random initialization is a large program that runs once: on the CPU most of its time is optimization.
+    quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
+    sharding = experiment.replicated_sharding
+    init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick)
+    if initial is None:
+        return experiment.place_state(init())
+    print(initial.note)
+    return experiment.place_state(initial.apply_to(init(), sharding))
+
+
+def restore(
+    experiment: Experiment, saved: Checkpoints, *, set_aside: bool = False
+) -> tuple[TrainState, dict[str, Any]] | None:
+    """The newest undamaged state and its record; None where there is no checkpoint.
+
+    Prints which newer checkpoints are damaged, and with `set_aside` renames them.
+
+    Raises:
+      ConfigError: where all are damaged, or they are of another network or beyond the end of the run.
+    """
+    latest = saved.latest_step()
+    if latest is None:
+        return None
+    if latest > experiment.total_steps:
+        raise ConfigError(
+            f"the newest checkpoint is of step {latest}, beyond the {experiment.total_steps} of this config"
+        )
+    shapes, sharding = jax.eval_shape(experiment.init_state), experiment.replicated_sharding
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+    try:
+        state, record, damaged = saved.restore_newest(like)
+    except OSError as error:
+        raise ConfigError(
+            f"{error}; nothing was changed. Put back a copy of one, or start over with --clean"
+        ) from error
+    except OtherModelError as error:
+        raise ConfigError(
+            f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
+        ) from error
+    if damaged:
+        print(f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}")
+        if set_aside:
+            saved.set_aside(damaged)
+    if set_aside:
+        _print_changes(experiment, record)
+    return experiment.place_state(state), record
+
+
+def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
+    """Prints which changes since the checkpoint affect the run's numbers."""
+    before, now = record["devices"], len(experiment.devices)
+    if before != now and not experiment.config.batch_norm.sync:
+        print(
+            f"note: {before} devices before, {now} now: batch norm takes its statistics over "
+            f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
+        )
+    if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
+        print(
+            f"note: the run has become longer; its learning rate is that of {experiment.total_steps:,} steps from now on"
+        )
+
+
+def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> InitialWeights:
+    """Reads the weights that ``config.init_from`` names: a workdir, a file, or a folder that transformers saved.
+
+    Args:
+      given: the path.
+      like: {'params', 'batch_stats'} of the network, as shapes.
+      model: the network.
+
+    Raises:
+      ConfigError: where they cannot be read, or are of another network; the text lists what does not fit.
+    """
+    path = pathlib.Path(os.path.expanduser(given))
+    try:
+        file = load.read(path)
+        variables, has_head = layouts.from_tensors(file.tensors, like, file.layout)
+    except MismatchError as error:
+        raise ConfigError(
+            f"config.init_from={given} is {load.describe(file)}, not the network of this config: {error}"
+        ) from None
+    except (WeightsError, ValueError) as error:
+        raise ConfigError(f"config.init_from: {error}") from None
+    found = layouts.architecture(file.tensors, file.layout)
+    # Blocks of two convolutions are the same in versions 1 and 1.5.
+    if found and found.bottleneck and file.version not in (None, model.version):
+        raise ConfigError(
+            f"config.init_from={given} is of a ResNet of version {file.version}, which has weights of the same shapes; "
+            f"set config.model.version={file.version}"
+        )
+    note = f"weights: {file.path} ({load.describe(file)})" + (f"; {file.note}" if file.note else "")
+    if not has_head:
+        note += f"; the head is new: {model.num_classes} classes instead of {found.num_classes if found else 'others'}"
+    return InitialWeights(variables, note)

@@ -1,0 +1,98 @@
+"""The JSON files of transformers: what is read of them, and that what is written comes back."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from mixedres import checkpoints
+from mixedres.checkpoints import huggingface
+from mixedres.data import InputSpec
+from mixedres.data.images import preprocessing
+
+# Of microsoft/resnet-50 on the hub, without what is not read.
+MICROSOFT = {
+    "crop_pct": 0.875,
+    "do_resize": True,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "resample": 3,
+    "size": {"shortest_edge": 224},
+}
+
+
+def written(tmp_path, content):
+    path = tmp_path / huggingface.PROCESSOR
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_input_of_a_published_network(tmp_path):
+    found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT)))
+    torch = preprocessing.get("torch").input_spec(224)
+    assert (found.shape, found.crop_pct, found.antialias) == (torch.shape, torch.crop_pct, True)
+    np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "side", "crop_pct"),
+    [
+        ({"size": 224}, 224, 0.875),
+        ({"size": {"shortest_edge": 384}}, 384, 1.0),  # larger ones are not cropped
+        (
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+            224,
+            0.875,
+        ),
+        ({"size": {"height": 160, "width": 160}, "crop_pct": None}, 160, 0.875),
+        ({"crop_pct": 0.95}, 224, 0.95),
+    ],
+)
+def test_sizes_and_crops(changed, side, crop_pct, tmp_path):
+    found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT | changed)))
+    assert (found.shape, found.crop_pct) == ((side, side, 3), crop_pct)
+
+
+def test_what_is_written_comes_back(tmp_path):
+    torch = preprocessing.get("torch")
+    whole = dataclasses.replace(torch.input_spec(384), crop_pct=1.0)
+    for spec in (torch.input_spec(224), torch.input_spec(448), whole, torch.input_spec(32, channels=1)):
+        path = written(tmp_path, huggingface.processor(spec.to_json()))
+        found = InputSpec.from_json(huggingface.read_processor(path))
+        assert (found.shape, found.crop_pct) == (spec.shape, spec.crop_pct)
+        np.testing.assert_allclose([*found.mean, *found.std], [*spec.mean, *spec.std], rtol=1e-12)
+    assert huggingface.processor(InputSpec((32, 32, 3)).to_json()) is None  # every image by itself: transformers cannot
+    assert huggingface.processor(None) is None
+
+
+def test_names_and_version_come_back(tmp_path):
+    path = tmp_path / huggingface.CONFIG
+    path.write_text(json.dumps(huggingface.config(True, (3, 4, 6, 3), 4, 3, "1", ("a", "b"))))
+    assert huggingface.read_config(path) == ("1", ("a", "b", "LABEL_2", "LABEL_3"))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"size": {}}', '{"size": "large", "image_mean": [0], "image_std": [1]}'])
+def test_a_file_that_is_none_is_one_line(text, tmp_path):
+    path = tmp_path / huggingface.PROCESSOR
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"preprocessor_config.json") as error:
+        huggingface.read_processor(path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_we_write_beside_the_tensors_is_not_trusted(tmp_path):
+    import safetensors.numpy
+
+    tensors = {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)}
+    for about in (
+        "{not json",
+        "[]",
+        '{"version": 2}',
+        '{"epsilon": "x"}',
+        '{"class_names": "ab"}',
+        '{"class_names": [1]}',
+    ):
+        safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": about})
+        with pytest.raises(checkpoints.WeightsError, match="what mixedres wrote in its head cannot be read"):
+            checkpoints.read(tmp_path / "a.safetensors")

@@ -1,0 +1,223 @@
+"""Against PyTorch and Hugging Face's transformers: the same numbers from the same weights, there and back."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, convert, main, models, precision
+from mixedres.checkpoints import load
+from tests.data import made
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'mixedres[interop]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'mixedres[interop]'")
+
+DEPTHS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+
+
+def theirs(size, *, classes=10, version="1.5", seed=0):
+    """A network of transformers with random weights, and statistics as training would leave them."""
+    torch.manual_seed(seed)
+    bottleneck = size >= 50
+    config = transformers.ResNetConfig(
+        depths=DEPTHS[size],
+        layer_type="bottleneck" if bottleneck else "basic",
+        hidden_sizes=[256, 512, 1024, 2048] if bottleneck else [64, 128, 256, 512],
+        downsample_in_bottleneck=version == "1",
+        num_labels=classes,
+    )
+    network = transformers.ResNetForImageClassification(config).eval()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, std=0.2)
+    # Two batches with a momentum of 1/2: running averages that belong to the activations, and are not those of one.
+    network.train()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.5
+    with torch.no_grad():
+        for _ in range(2):
+            network(torch.randn(4, 3, 64, 64))
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder that transformers saves a network of a size in."""
+
+    def save(size, **options):
+        folder = tmp_path_factory.mktemp(f"resnet{size}")
+        network = theirs(size, **options)
+        network.save_pretrained(folder)
+        return folder, network
+
+    return save
+
+
+def logits(preset, file, images):
+    chosen = precision.get(preset)
+    policy, norm_policy = chosen.network_policies
+    model = models.create(
+        load.name(file),
+        num_classes=checkpoints.architecture(file.tensors, file.layout).num_classes,
+        policy=policy,
+        norm_policy=norm_policy,
+        version=file.version,
+    )
+    apply = jax.jit(lambda variables, x: chosen.rewrite(model.apply)(variables, x, train=False))
+    return np.asarray(apply(load.variables(file), images), np.float32)
+
+
+@pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.long) for size in DEPTHS])
+def test_logits_are_those_of_transformers(size, saved):
+    folder, network = saved(size)
+    file = load.read(folder)
+    assert load.name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
+    for pixels in (224, 160):
+        images = np.random.default_rng(size).standard_normal((2, pixels, pixels, 3), np.float32)
+        with torch.no_grad():
+            expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+        assert expected.std() > 0.01
+        np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.long
+def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, capsys):
+    folder, network = saved(50, version="1")
+    file = load.read(folder)
+    assert file.version == "1"
+    images = np.random.default_rng(0).standard_normal((2, 96, 96, 3), np.float32)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+    np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
+    # The version survives torchvision's layout, which has no place for it, with a warning.
+    assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    assert "warning: these are of version 1" in capsys.readouterr().out
+    assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'back'}"]) == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["downsample_in_bottleneck"]
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["fp16", "bf16"])
+def test_in_half_precision_the_same_classes_win(preset, tmp_path):
+    """200 inputs of ten kinds. Random weights with a random head would think nearly the same of all of them."""
+    network, rng = theirs(18), np.random.default_rng(1)
+    kinds = np.arange(200) % 10
+    patches = 2 * rng.standard_normal((10, 4, 4, 3), np.float32)[kinds]
+    images = np.kron(patches, np.ones((1, 8, 8, 1), np.float32)) + rng.standard_normal((200, 32, 32, 3), np.float32)
+    inputs = torch.from_numpy(images).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        # The head that takes the class whose mean is nearest.
+        features = network.resnet(inputs).pooler_output.flatten(1)
+        means = torch.stack([features[kinds == kind].mean(0) for kind in range(10)])
+        network.classifier[1].weight.copy_(means - means.mean(0))
+        network.classifier[1].bias.copy_(-0.5 * (means.square().sum(1) - means.mean(0).square().sum()))
+        expected = network(inputs).logits.numpy().argmax(1)
+    assert (expected == kinds).mean() > 0.9
+    network.save_pretrained(tmp_path)
+    assert (logits(preset, load.read(tmp_path), images).argmax(1) == expected).mean() >= 0.99
+
+
+def test_there_and_back_is_the_same_file(saved, tmp_path):
+    """Through our variables and, in between, through torchvision's layout."""
+    folder, _ = saved(18)
+    original = (folder / "model.safetensors").read_bytes()
+    file = load.read(folder)
+    assert file.batches == 2
+    there = checkpoints.to_tensors(load.variables(file), "torchvision", file.batches)
+    checkpoints.write(tmp_path / "there.safetensors", there)
+    again = load.read(tmp_path / "there.safetensors")
+    assert again.layout == "torchvision"
+    back = checkpoints.to_tensors(load.variables(again), "transformers", again.batches)
+    checkpoints.write(tmp_path / "back.safetensors", back)
+    assert (tmp_path / "back.safetensors").read_bytes() == original
+
+
+def test_transformers_loads_the_folder_that_we_write(saved, tmp_path, capsys):
+    folder, network = saved(18)
+    assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}"]) == 0
+    assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    loaded, told = transformers.ResNetForImageClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(told.values())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(images).logits, network(images).logits)
+
+
+@pytest.mark.parametrize("nested", [None, "state_dict", "model"])
+def test_a_pth_is_read_without_running_its_code(nested, saved, tmp_path):
+    folder, network = saved(18)
+    state = {f"module.{name}": value for name, value in network.state_dict().items()}
+    torch.save({nested: state, "epoch": 3} if nested else state, tmp_path / "a.pth")
+    file = checkpoints.read(tmp_path / "a.pth")
+    expected = checkpoints.read(folder)
+    assert file.tensors.keys() == expected.tensors.keys()
+    for name, value in expected.tensors.items():
+        np.testing.assert_array_equal(file.tensors[name], value)
+
+
+def test_a_page_in_the_place_of_a_pth_is_not_taken_for_code(tmp_path):
+    for content in (b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"):
+        (tmp_path / "page.pth").write_bytes(content)
+        with pytest.raises(checkpoints.WeightsError, match=r"is no whole file of PyTorch's \(\w+\); get it again"):
+            checkpoints.read(tmp_path / "page.pth")
+
+
+class Malicious:
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path("was_here"),)
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": Malicious()}, tmp_path / "bad.pth")
+    with pytest.raises(checkpoints.WeightsError, match="code that it wants to run, not weights alone, and was refused"):
+        checkpoints.read(tmp_path / "bad.pth")
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_bfloat16_weights_become_the_same_float32(saved, tmp_path):
+    _, network = saved(18)
+    torch.save(network.bfloat16().state_dict(), tmp_path / "half.pth")
+    file = checkpoints.read(tmp_path / "half.pth")
+    name = "resnet.embedder.embedder.convolution.weight"
+    assert file.tensors[name].dtype == np.float32
+    np.testing.assert_array_equal(file.tensors[name], network.state_dict()[name].float().numpy())
+    assert jnp.float32 == load.variables(file)["params"]["stem_conv"]["kernel"].dtype
+
+
+@pytest.mark.long
+def test_their_weights_are_taught_in_half_precision(saved, tmp_path, capsys):
+    """The command of configs/finetune.py on a folder of pictures: the head alone, then everything."""
+    folder, _ = saved(18)
+    made.write_folder(tmp_path / "pictures", count=48)
+    command = ["mixedres", "--config=configs/finetune.py:fp16,model=resnet18,data.image_size=32,epochs=2,batch_size=16"]
+    command += [f"--config.init_from={folder}", f"--config.data.dir={tmp_path / 'pictures'}", "--config.num_devices=1"]
+    frozen = ["--config.trainable=^/head/", "--config.batch_norm.frozen"]
+    assert main.main([*command, *frozen, f"--workdir={tmp_path / 'head'}"]) == 0
+    assert "the head is new: 3 classes instead of 10" in capsys.readouterr().out
+    backbones = [load.variables(load.read(path)) for path in (folder, tmp_path / "head")]
+    for backbone in backbones:
+        backbone["params"].pop("head")
+    for before, after in zip(*map(jax.tree.leaves, backbones), strict=True):
+        assert before.tobytes() == after.tobytes()
+    assert main.main([*command, f"--workdir={tmp_path / 'all'}"]) == 0
+    losses = [json.loads(line) for line in (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(line.get("loss", 0.0)) for line in losses)
+    # And away again: transformers takes what was taught.
+    assert convert.main(["convert", f"--from={tmp_path / 'all'}", f"--to={tmp_path / 'back'}"]) == 0
+    network = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "back").eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
+    assert network.config.id2label[1] == made.CLASSES[1] and processor.size["shortest_edge"] == 32
+    images = np.random.default_rng(0).standard_normal((4, 32, 32, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+    np.testing.assert_allclose(logits("fp32", load.read(tmp_path / "all"), images), expected, rtol=0, atol=1e-4)

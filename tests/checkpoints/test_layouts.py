@@ -1,0 +1,147 @@
+"""Names, axes and mismatches, without any other library."""
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, models
+from mixedres.models import name_of
+
+POLICY = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
+
+
+def network(name="cifar_resnet8", classes=10, version=None):
+    """Variables of a network, of random numbers in every leaf."""
+    model = models.create(name, num_classes=classes, policy=POLICY, version=version)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("layout", checkpoints.LAYOUTS)
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "cifar_resnet8"])
+def test_there_and_back(name, layout):
+    variables = network(name, classes=7)
+    tensors = checkpoints.to_tensors(variables, layout, batches=3)
+    back, has_head = checkpoints.from_tensors(tensors, variables, layout)
+    assert has_head
+    assert_equal(back, variables)
+    found = checkpoints.architecture(tensors, layout)
+    assert name_of(found.bottleneck, found.stage_sizes) == name and found.num_classes == 7
+
+
+def test_the_names_and_shapes_of_torchvisions_resnet50():
+    """As torchvision's documentation and state dict have them: 161 parameters, 2 + 1 buffers in each of 53 norms."""
+    tensors = checkpoints.to_tensors(network("resnet50", classes=1000), "torchvision", batches=0)
+    assert len(tensors) == 161 + 3 * 53
+    shapes = {
+        "conv1.weight": (64, 3, 7, 7),
+        "bn1.running_var": (64,),
+        "bn1.num_batches_tracked": (),
+        "layer1.0.conv3.weight": (256, 64, 1, 1),
+        "layer1.0.downsample.0.weight": (256, 64, 1, 1),
+        "layer1.0.downsample.1.running_mean": (256,),
+        "layer3.5.conv2.weight": (256, 256, 3, 3),
+        "layer4.2.bn3.bias": (2048,),
+        "fc.weight": (1000, 2048),
+        "fc.bias": (1000,),
+    }
+    assert {name: tensors[name].shape for name in shapes} == shapes
+    assert tensors["bn1.num_batches_tracked"].dtype == np.int64
+    assert sum(x.size for name, x in tensors.items() if name.endswith(("weight", "bias"))) == 25_557_032
+
+
+def test_axes_of_the_kernels():
+    variables = network()
+    for layout, convolution, dense in (
+        ("torchvision", "conv1.weight", "fc.weight"),
+        ("transformers", "resnet.embedder.embedder.convolution.weight", "classifier.1.weight"),
+    ):
+        tensors = checkpoints.to_tensors(variables, layout)
+        kernel = variables["params"]["stem_conv"]["kernel"]
+        assert tensors[convolution][5, 2, 0, 1] == kernel[0, 1, 2, 5]
+        assert tensors[dense][3, 40] == variables["params"]["head"]["kernel"][40, 3]
+
+
+def test_another_number_of_classes_leaves_the_head_out():
+    tensors = checkpoints.to_tensors(network(classes=10), "torchvision")
+    found, has_head = checkpoints.from_tensors(tensors, network(classes=4), "torchvision")
+    assert not has_head and "head" not in found["params"]
+    assert_equal(found["params"]["stem_conv"], network()["params"]["stem_conv"])
+
+
+def test_what_does_not_fit_is_listed():
+    tensors = checkpoints.to_tensors(network(), "torchvision")
+    del tensors["bn1.weight"]
+    tensors["layer9.bias"] = np.zeros(3)
+    tensors["conv1.weight"] = np.zeros((16, 1, 3, 3))
+    with pytest.raises(checkpoints.MismatchError) as error:
+        checkpoints.from_tensors(tensors, network(), "torchvision")
+    assert str(error.value) == (
+        "1 missing: bn1.weight; 1 left over: layer9.bias; "
+        "1 of another shape: conv1.weight [16, 1, 3, 3] instead of [16, 3, 3, 3]"
+    )
+
+
+def test_a_long_list_is_cut():
+    tensors = checkpoints.to_tensors(network("resnet18"), "torchvision")
+    with pytest.raises(checkpoints.MismatchError, match=r"^\d+ missing: bn1\.\w+, .* and \d+ more"):
+        checkpoints.from_tensors({}, network("resnet18"), "torchvision")
+    with pytest.raises(checkpoints.MismatchError, match=r"left over"):
+        checkpoints.from_tensors(tensors, network(), "torchvision")
+
+
+@pytest.mark.parametrize("layout", ["torchvision", "transformers"])
+def test_version_2_has_no_place_in_others_layouts(layout):
+    variables = network("resnet18", version="2")
+    with pytest.raises(ValueError, match="no ResNet of version 2"):
+        checkpoints.to_tensors(variables, layout)
+    assert_equal(
+        checkpoints.from_tensors(checkpoints.to_tensors(variables, "mixedres"), variables, "mixedres")[0], variables
+    )
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    variables = network()
+    tensors = checkpoints.to_tensors(variables, "torchvision", batches=12)
+    checkpoints.write(tmp_path / "a.safetensors", tensors)
+    file = checkpoints.read(tmp_path / "a.safetensors")
+    assert (file.layout, file.batches, file.metadata) == ("torchvision", 12, {})
+    assert_equal(file.tensors, tensors)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_bad_files_are_one_line(tmp_path):
+    checkpoints.write(tmp_path / "good.safetensors", checkpoints.to_tensors(network(), "torchvision"))
+    whole = (tmp_path / "good.safetensors").read_bytes()
+    for name, content, words in (
+        ("cut.safetensors", whole[:-100], "no whole safetensors file"),
+        ("header.safetensors", whole[:50], "no whole safetensors file"),
+        ("empty.safetensors", b"", "no whole safetensors file"),
+        ("page.safetensors", b"<!doctype html><html>not found</html>" * 9, "no whole safetensors file"),
+        ("weights.h5", whole, "no file of weights; those end in .safetensors, .pth"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(checkpoints.WeightsError, match=words) as error:
+            checkpoints.read(tmp_path / name)
+        assert "\n" not in str(error.value) and name in str(error.value)
+    checkpoints.write(tmp_path / "other.safetensors", {"encoder.weight": np.zeros(3, np.float32)})
+    with pytest.raises(checkpoints.WeightsError, match="holds no ResNet of the layouts"):
+        checkpoints.read(tmp_path / "other.safetensors")
+    with pytest.raises(checkpoints.WeightsError, match="does not exist"):
+        checkpoints.read(tmp_path / "none.safetensors")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(checkpoints.WeightsError, match=r"holds neither model.safetensors nor pytorch_model.bin"):
+        checkpoints.read(tmp_path / "folder")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(checkpoints.WeightsError, match="cannot be written"):
+        checkpoints.write(tmp_path / "none" / "a.safetensors", {"a": np.zeros(3, np.float32)})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,238 @@
+"""Checkpoints alone: which stay, which are whole, and who waits for the disk."""
+
+import json
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from mixedres._internal.tree import fingerprint
+from mixedres.checkpoints import manager
+from mixedres.checkpoints.manager import CHECKSUMS, Checkpoints, OtherModelError
+from mixedres.train.metrics.log import Average
+
+
+def state(value):
+    return {"params": {"kernel": jnp.full((4, 3), value, jnp.float32)}, "step": jnp.asarray(value, jnp.int32)}
+
+
+LIKE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
+
+
+def steps(directory):
+    return sorted(int(path.name) for path in directory.iterdir())
+
+
+@pytest.fixture
+def saved(tmp_path):
+    made = Checkpoints(tmp_path / "checkpoints", keep=2)
+    yield made
+    made.close()
+
+
+def test_the_newest_and_the_best_stay(saved):
+    for step in range(1, 7):
+        saved.save(step, state(step), {"n": step, "loss": float("inf")}, best=min(step, 2))
+        assert saved.finish() == []
+    assert steps(saved.directory) == [2, 5, 6]
+    restored, record, damaged = saved.restore_newest(LIKE)
+    assert int(restored["step"]) == 6 and record == {"n": 6, "loss": float("inf")} and damaged == []
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A disk that finishes nothing before the event is set."""
+    free, finalize = threading.Event(), manager._Checksummed.finalize
+
+    def waiting(self, directory):
+        assert free.wait(30)
+        finalize(self, directory)
+
+    monkeypatch.setattr(manager._Checksummed, "finalize", waiting)
+    yield free
+    free.set()
+
+
+def test_nobody_waits_for_a_slow_disk_and_the_newest_state_is_what_it_gets_next(saved, slow):
+    for step in (1, 2, 3):
+        saved.save(step, state(step), {})
+        assert saved.poll() == []
+    slow.set()
+    assert saved.finish() == []
+    assert steps(saved.directory) == [1, 3]
+    assert int(saved.restore_newest(LIKE)[0]["step"]) == 3
+
+
+def test_a_copy_that_waits_is_of_its_own_step(saved, slow):
+    step = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 1, x), donate_argnums=0)
+    saved.save(1, state(1), {})
+    current = state(2)
+    saved.save(2, current, {})
+    current = jax.block_until_ready(step(current))  # overwrites the memory of the one that waits
+    slow.set()
+    saved.finish()
+    np.testing.assert_array_equal(saved.restore_newest(LIKE)[0]["params"]["kernel"], np.full((4, 3), 2.0))
+
+
+def test_the_record_of_a_copy_that_waits_is_of_its_own_step(saved, slow):
+    means = Average()
+    saved.save(1, state(1), {})
+    means.add({"loss": 2.0, "top1": 1.0, "grads_finite": 1.0})
+    record = {"line": means.state()}
+    saved.save(2, state(2), record)
+    means.add({"loss": 100.0, "top1": 0.0, "grads_finite": 1.0})
+    record["line"]["all"].append("more")
+    slow.set()
+    saved.finish()
+    assert saved.restore_newest(LIKE)[1] == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
+
+
+def test_a_save_that_fails_at_once_stands_in_the_way_of_none(saved, monkeypatch):
+    saved.save(1, state(1), {})
+    assert saved.finish() == []
+    save = saved._manager._checkpointer.save
+
+    def stale(path, *args, **kwargs):
+        if path.name == "2":
+            raise OSError(116, "Stale file handle")
+        return save(path, *args, **kwargs)
+
+    monkeypatch.setattr(saved._manager._checkpointer, "save", stale)
+    saved.save(2, state(2), {})
+    assert saved.poll() == ["the checkpoint of step 2 could not be written (Stale file handle)"]
+    assert saved.latest_step() == 1
+    for step in (3, 4):
+        saved.save(step, state(step), {})
+        while saved._is_busy():
+            time.sleep(0.01)
+        assert saved.poll() == []
+    assert steps(saved.directory) == [3, 4]
+
+
+@pytest.fixture
+def slow_metadata(monkeypatch):
+    """Orbax's thread for metadata lags behind everything else."""
+    path = type(epath.Path("/"))
+    write = path.write_text
+
+    def late(self, *args, **kwargs):
+        time.sleep(0.2)
+        return write(self, *args, **kwargs)
+
+    monkeypatch.setattr(path, "write_text", late)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, monkeypatch, slow_metadata, at_once):
+    saved = Checkpoints(tmp_path / "checkpoints", keep=1)
+    saved.save(1, state(1), {})
+    assert saved.finish() == []
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if at_once:
+            patch.setattr(type(saved._manager._checkpointer.handler), "async_save", full)
+        else:
+            patch.setattr(manager._Checksummed, "finalize", full)
+        saved.save(2, state(2), {})
+        assert saved.finish() == ["the checkpoint of step 2 could not be written (No space left on device)"]
+    assert saved.latest_step() == 1
+    if at_once:
+        time.sleep(0.5)  # the thread that makes the directory gets to it after everything
+    else:
+        assert steps(saved.directory) == [1]
+    saved.save(3, state(3), {})
+    assert saved.finish() == [] and steps(saved.directory) == [3]
+    saved.close()
+
+
+def test_the_best_is_never_pushed_out_of_the_queue(saved, slow):
+    saved.save(1, state(1), {})
+    saved.save(2, state(2), {}, best=2)
+    saved.save(3, state(3), {}, best=2)
+    saved.save(4, state(4), {}, best=2)  # takes the place of 3; neither waits for the disk
+    assert [step for step, *_ in saved._waiting] == [2, 4]
+    saved.save(5, state(5), {}, best=5)
+    assert [step for step, *_ in saved._waiting] == [5]
+    saved.save(6, state(6), {}, best=5)
+    slow.set()
+    saved.finish()
+    assert steps(saved.directory) == [5, 6]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    for index in range(len(data) // 2, min(len(data) // 2 + 16, len(data))):
+        data[index] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_any_damage_to_any_file_is_found(saved, damage):
+    for step in (1, 2):
+        saved.save(step, state(step), {})
+        saved.finish()
+    names = json.loads((saved.directory / "2" / "default" / CHECKSUMS).read_text())
+    assert len(names) > 3
+    for name in [*names, CHECKSUMS]:
+        path = saved.directory / "2" / "default" / name
+        if not (before := path.read_bytes()):
+            continue
+        damage(path)
+        restored, _, damaged = saved.restore_newest(LIKE)
+        assert int(restored["step"]) == 1 and damaged == [2], name
+        path.write_bytes(before)
+    assert saved.restore_newest(LIKE)[2] == []
+
+
+@pytest.mark.parametrize(
+    ("like", "words"),
+    [
+        ({"step": LIKE["step"]}, r"params/kernel is float32\[4, 3\] there and missing here"),
+        (LIKE | {"more": LIKE["step"]}, r"more is missing there and int32\[\] here"),
+        (
+            LIKE | {"params": {"kernel": jax.ShapeDtypeStruct((4, 2), jnp.float32)}},
+            r"params/kernel is float32\[4, 3\] there and float32\[4, 2\] here",
+        ),
+        (LIKE | {"step": jax.ShapeDtypeStruct((), jnp.float32)}, r"step is int32\[\] there and float32\[\] here"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_told_by_its_arrays(saved, like, words):
+    saved.save(1, state(1), {})
+    saved.finish()
+    with pytest.raises(OtherModelError, match=words) as caught:
+        saved.restore_newest(like)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_killed_process_left_is_removed(saved):
+    saved.save(1, state(1), {})
+    saved.finish()
+    partial = saved.directory / "2.orbax-checkpoint-tmp"
+    (partial / "default").mkdir(parents=True)
+    assert saved.latest_step() == 1
+    saved.remove_partial()
+    assert not partial.exists() and steps(saved.directory) == [1]
+
+
+def test_a_fingerprint_sees_every_bit():
+    base = {"a": np.zeros((2, 3), np.float32), "b": np.ones(2, np.float32)}
+    known = fingerprint(base)
+    assert fingerprint(jax.tree.map(jnp.asarray, base)) == known
+    others = [
+        {"a": -base["a"], "b": base["b"]},  # -0.0
+        {"a": base["a"].reshape(3, 2), "b": base["b"]},
+        {"a": base["a"], "c": base["b"]},
+        {"a": base["a"], "b": np.nextafter(base["b"], 2, dtype=np.float32)},
+    ]
+    assert len({known, *map(fingerprint, others)}) == 5

@@ -1,0 +1,228 @@
+"""The directory of a run: what is refused, and what is never half written."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mixedres._internal import files
+from mixedres._internal.errors import ConfigError
+from mixedres.checkpoints import workdir
+from mixedres.train.build import build
+from tests.train import run_cases
+
+
+def own(directory, config, clean=False, data=None):
+    """Claims, begins and releases `directory`, as a run that ends at once."""
+    with workdir.claim(directory, config, clean=clean, data=data):
+        if workdir.finished(directory, config) is None:
+            workdir.begin(directory, config, data)
+
+
+def claim(directory, clean=False, **overrides):
+    """The same with a tiny config."""
+    own(directory, build(run_cases.tiny(**overrides)).resolved, clean)
+
+
+def contents(directory):
+    return {path.name for path in directory.iterdir()}
+
+
+def test_no_write_permission_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch):
+    # The superuser may write anywhere, so the answer of the system is what is replaced.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"no write permission.*--workdir=DIR"):
+        claim(tmp_path / "a" / "b")
+    assert contents(tmp_path) == set()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_files_of_somebody_else_are_refused(tmp_path, clean):
+    """Others have a config.json and checkpoints, too."""
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / workdir.CONFIG).write_text('{"architectures": ["BertModel"]}')
+    (tmp_path / workdir.CHECKPOINTS / "1").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"holds files but no run.*nothing was written or removed"):
+        claim(tmp_path, clean)
+    assert contents(tmp_path) == {"thesis.txt", workdir.CONFIG, workdir.CHECKPOINTS}
+    assert (tmp_path / workdir.CHECKPOINTS / "1").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", '{"seed":', "{}", '"x"'])
+def test_a_config_that_is_none_of_ours_is_no_traceback(tmp_path, text):
+    (tmp_path / workdir.CONFIG).write_text(text)
+    with pytest.raises(ConfigError, match="no run of mixedres"):
+        claim(tmp_path)
+    with pytest.raises(ConfigError, match="no run of mixedres"):
+        workdir.check_same(tmp_path, {})
+
+
+def test_the_same_config_continues_and_another_lists_its_differences(tmp_path):
+    claim(tmp_path / "run")
+    claim(tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        claim(tmp_path / "run", seed=1, batch_size=32)
+    assert "batch_size: 16 there, 32 now; seed: 0 there, 1 now" in str(caught.value)
+
+
+def test_what_changes_no_number_may_change_and_the_new_value_is_kept(tmp_path):
+    claim(tmp_path)
+    claim(tmp_path, log_every=7, checkpoint_every="3 steps", keep_checkpoints=9, num_devices=4, max_consecutive_skips=3)
+    kept = json.loads((tmp_path / workdir.CONFIG).read_text())
+    assert (kept["log_every"], kept["keep_checkpoints"], kept["num_devices"]) == (7, 9, 4)
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    claim(tmp_path, log_every=8)  # of a finished run it tells how that was
+    assert json.loads((tmp_path / workdir.CONFIG).read_text()) == kept
+
+
+@pytest.mark.parametrize("length", [{"steps": 9}, {"steps": 6, "epochs": 4.5}])
+def test_a_run_may_become_longer_and_is_unfinished_then_but_not_shorter(tmp_path, length):
+    claim(tmp_path, **{key: 3 for key in length} | {"steps": 6})
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    claim(tmp_path, **length)
+    assert not (tmp_path / workdir.SUMMARY).exists()
+    with pytest.raises(ConfigError, match=r"(steps: 9 there, 8 now|epochs: 4\.5 there, 4\.0 now)"):
+        claim(tmp_path, **{key: {9: 8, 6: 6, 4.5: 4.0}[value] for key, value in length.items()})
+
+
+def test_a_run_that_was_good_enough_goes_on_where_more_is_wanted(tmp_path):
+    claim(tmp_path, stop_at_top1=0.5)
+    for top1, kept in ((0.5, True), (0.4, True), (0.6, False)):
+        (tmp_path / workdir.SUMMARY).write_text("{}")
+        claim(tmp_path, stop_at_top1=top1)
+        assert (tmp_path / workdir.SUMMARY).exists() == kept
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    claim(tmp_path)
+    assert not (tmp_path / workdir.SUMMARY).exists()
+
+
+def test_a_start_that_is_refused_after_its_claim_leaves_the_run_as_it_was(tmp_path):
+    claim(tmp_path)
+    (tmp_path / workdir.SUMMARY).write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    workdir.claim(tmp_path, build(run_cases.tiny(steps=9)).resolved, clean=False).close()  # and no checkpoint is whole
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path):
+    claim(tmp_path)
+    old = json.loads((tmp_path / workdir.CONFIG).read_text())
+    del old["label_smoothing"], old["schedule.boundaries"]
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match=r"\(label_smoothing: 0\.0 there, 0\.1 now\)"):
+        claim(tmp_path, label_smoothing=0.1)
+    claim(tmp_path)
+
+
+def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
+    """The data position and the learning rate are those of a batch size."""
+    config = run_cases.tiny(batch_size_per_device=4, num_devices=2)
+    config.batch_size = None
+    own(tmp_path / "run", build(config).resolved)
+    config.num_devices = 4
+    with pytest.raises(ConfigError, match="batch_size: 8 there, 16 now"):
+        workdir.claim(tmp_path / "run", build(config).resolved, clean=False)
+
+
+def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
+    claim(tmp_path)
+    for name in (workdir.SUMMARY, workdir.METRICS, "events.out.tfevents.1.host", "summary.json.part", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    for name in ("12", "weights of mine"):
+        (tmp_path / workdir.CHECKPOINTS / name).mkdir(parents=True)
+    claim(tmp_path, clean=True, seed=3)
+    assert contents(tmp_path) == {workdir.CONFIG, workdir.LOCK, workdir.CHECKPOINTS, "notes.txt"}
+    assert contents(tmp_path / workdir.CHECKPOINTS) == {"weights of mine"}
+    assert json.loads((tmp_path / workdir.CONFIG).read_text())["seed"] == 3
+
+
+def test_a_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):
+    (tmp_path / workdir.LOCK).write_text("")
+    (tmp_path / (workdir.CONFIG + ".part")).write_text('{"see')
+    claim(tmp_path)
+    assert (tmp_path / workdir.CONFIG).exists()
+
+
+def test_checkpoints_that_are_a_file_are_found_before_training(tmp_path):
+    claim(tmp_path)
+    (tmp_path / workdir.CHECKPOINTS).write_text("")
+    with pytest.raises(ConfigError, match="is no directory"):
+        claim(tmp_path)
+
+
+def test_a_directory_has_one_owner_until_its_process_ends(tmp_path):
+    code = (
+        "import pathlib, sys; from mixedres.checkpoints import workdir\n"
+        "config = {'precision.name': 'a', 'optimizer.decay_mask': 'b'}\n"
+        f"path = pathlib.Path({str(tmp_path)!r}); lock = workdir.claim(path, config, clean=False); "
+        "workdir.begin(path, config); "
+        "print('mine', flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with owner:
+        assert owner.stdout.readline() == "mine\n"
+        before = (tmp_path / workdir.CONFIG).read_text()
+        with pytest.raises(ConfigError, match="in use by another run"):
+            claim(tmp_path, clean=True)
+        assert (tmp_path / workdir.CONFIG).read_text() == before
+        owner.kill()
+    claim(tmp_path, clean=True)
+
+
+def test_a_summary_that_was_damaged_is_no_traceback(tmp_path):
+    assert workdir.read_summary(tmp_path) is None
+    (tmp_path / workdir.SUMMARY).write_text('{"eval"')
+    with pytest.raises(ConfigError, match=r"summary\.json is not readable"):
+        workdir.read_summary(tmp_path)
+
+
+def test_json_is_whole_or_old_and_has_no_nan(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    files.write_json(path, {"eval": {"loss": float("nan"), "top1": 0.5}, "n": 3})
+    assert json.loads(path.read_text()) == {"eval": {"loss": None, "top1": 0.5}, "n": 3}
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        files.write_json(path, {"n": 4})
+    assert json.loads(path.read_text())["n"] == 3
+
+
+DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, "fingerprint": "a"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "matters_to_evaluation"),
+    [
+        ({"class_names": ["cat", "dog", "eel"]}, r"2 classes there, 3 now \(new: eel\)", True),
+        ({"class_names": ["ape", "dog"]}, r"2 classes there, 2 now \(new: ape; gone: cat\)", True),
+        ({"class_names": ["dog", "cat"]}, r"2 classes there, 2 now \(in another order\)", True),
+        ({"train_examples": 9, "fingerprint": "b"}, "8 training and 2 test images there, 9 training and 2", False),
+        ({"fingerprint": "b"}, "in another order", False),
+    ],
+)
+def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation):
+    config = build(run_cases.tiny()).resolved
+    own(tmp_path, config, data=DATA)
+    own(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA)
+    with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
+        workdir.claim(tmp_path, config, data=DATA | changed, clean=False)
+    assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA
+    if matters_to_evaluation:
+        with pytest.raises(ConfigError, match=words):
+            workdir.check_data(tmp_path, DATA | changed, classes_only=True)
+    else:
+        workdir.check_data(tmp_path, DATA | changed, classes_only=True)
+    own(tmp_path, config, data=DATA | changed, clean=True)
+    assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA | changed
+
+
+def test_a_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):
+    claim(tmp_path)
+    before = contents(tmp_path)
+    own(tmp_path, build(run_cases.tiny()).resolved, data=DATA)
+    assert contents(tmp_path) == before and workdir.DATA not in before

@@ -1,0 +1,104 @@
+"""Configs: golden texts of every experiment and preset, durations, and assignments."""
+
+import importlib
+import json
+
+import pytest
+
+from mixedres import config as base
+from mixedres import precision
+from mixedres._internal.errors import errors
+from mixedres.config.keys import KEYS, duration_in_steps
+from tests import GOLDEN
+
+EXPERIMENTS = ("digits", "cifar10", "imagenet", "imagenet,recipe=cosine", "folder", "finetune", "tfds")
+
+
+def resolve(experiment: str, preset: str):
+    name, _, rest = experiment.partition(",")
+    return importlib.import_module(f"configs.{name}").get_config(",".join(filter(None, (preset, rest))))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_config_is_as_recorded(experiment):
+    """Only what differs from the defaults is recorded, so that a new key changes no golden text."""
+    defaults = base.flatten(base.defaults())
+    for preset in precision.PRESETS:
+        flat = base.flatten(resolve(experiment, preset))
+        base.validate(resolve(experiment, preset))
+        assert flat.pop("precision.name") == preset
+        changed = {key: value for key, value in flat.items() if value != defaults[key]}
+        text = json.dumps(changed, indent=2) + "\n"
+        assert text == (GOLDEN / f"config_{experiment.replace(',recipe=', '_')}.json").read_text()
+
+
+def test_no_preset_after_the_colon_is_fp32():
+    assert resolve("digits", "").precision.name == "fp32"
+
+
+@pytest.mark.parametrize(
+    "given, steps",
+    [
+        (2, 40),
+        (0.5, 10),
+        ("2", 40),
+        ("1 epoch", 20),
+        ("1.5 epochs", 30),
+        ("7 steps", 7),
+        ("1 step", 1),
+        (0, 0),
+        (" 3epochs ", 60),
+        (0.49, 10),
+        (0.0001, 1),  # not 0, which means "at the end alone"
+        ("0.4 steps", 1),
+        (0.125, 3),  # halves go up
+    ],
+)
+def test_durations(given, steps):
+    assert duration_in_steps(given, 20) == steps
+
+
+@pytest.mark.parametrize(
+    "given", ["", "x", "-1", -1, "1 week", "epochs", "1 2", None, True, "nan", "1.2.3", float("inf")]
+)
+def test_no_durations(given):
+    with pytest.raises(ValueError, match="is not a number of epochs such as 5"):
+        duration_in_steps(given, 20)
+
+
+def test_defaults_hold_every_key_once_at_its_default():
+    flat = base.flatten(base.defaults())
+    assert flat == {key.path: key.default for key in KEYS}
+    assert len({key.path for key in KEYS}) == len(KEYS)
+    for key in KEYS:
+        assert key.default is None or key.range.allows(key.default), key.path
+        assert key.doc
+
+
+def test_the_argument_after_the_colon():
+    assert base.split("") == ("fp32", {})
+    assert base.split("bf16,a=1,b.c=x=y") == ("bf16", {"a": "1", "b.c": "x=y"})
+    assert base.split("model=resnet18") == ("fp32", {"model": "resnet18"})
+    assert base.split("fp16,a=(1,'5 steps'),b=[2,3]") == ("fp16", {"a": "(1,'5 steps')", "b": "[2,3]"})
+
+
+def test_overrides_get_the_type_of_their_key():
+    texts = {
+        "seed": "3",
+        "epochs": "2",
+        "data.flip": "true",
+        "schedule.boundaries": "(1,'5 steps')",
+        "model": "resnet18",
+    }
+    config = base.finish(base.defaults(), "fp16", texts)
+    assert config.seed == 3 and config.epochs == 2.0 and config.data.flip is True
+    assert config.schedule.boundaries == (1, "5 steps") and config.model.name == "resnet18"
+    config = base.finish(base.defaults(), "fp16", {"precision.loss_scale": "256", "eval_every": "3 steps"})
+    assert config.precision.loss_scale == 256 and config.eval_every == "3 steps"
+
+
+def test_a_value_error_of_the_library_names_its_key():
+    with pytest.raises(base.ConfigError, match=r"^config\.model: no such thing$"), errors("config.model"):
+        raise ValueError("no such thing")
+    with pytest.raises(KeyError), errors("config.model"):
+        raise KeyError("a defect of ours stays what it is")

@@ -1,0 +1,340 @@
+"""CIFAR-10: every form that it is found in gives the same arrays, and what is not whole is refused."""
+
+import io
+import pickle
+import struct
+import tarfile
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from mixedres.data import InMemory, load
+from mixedres.data.datasets import cifar10
+from tests.data import made
+
+# The official files have 10,000 images each.
+SIZES = {"data_batch_1": 4, "data_batch_2": 3, "data_batch_3": 1, "data_batch_4": 2, "data_batch_5": 5, "test_batch": 3}
+NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def content():
+    """{file: (planes (n, 3072), labels)}."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.integers(0, 256, (size, 3072), np.uint8), [int(x) for x in rng.integers(0, 10, size)])
+        for name, size in SIZES.items()
+    }
+
+
+FILES = content()
+
+
+def expected():
+    """Arrays, pixel by pixel as the format is described: row after row of red, then of green, then of blue."""
+
+    def picture(planes):
+        pixels = np.zeros((32, 32, 3), np.uint8)
+        for y, x, c in np.ndindex(32, 32, 3):
+            pixels[y, x, c] = planes[1024 * c + 32 * y + x]
+        return pixels
+
+    parts = {name: np.stack([picture(row) for row in planes]) for name, (planes, _) in FILES.items()}
+    train = [f"data_batch_{i}" for i in range(1, 6)]
+    return (
+        np.concatenate([parts[name] for name in train]),
+        np.concatenate([FILES[name][1] for name in train]),
+        parts["test_batch"],
+        np.asarray(FILES["test_batch"][1]),
+    )
+
+
+EXPECTED = expected()
+
+
+def binary():
+    """{name in the archive: bytes}."""
+    return {
+        f"{name}.bin": b"".join(bytes([label]) + row.tobytes() for row, label in zip(planes, labels, strict=True))
+        for name, (planes, labels) in FILES.items()
+    } | {"batches.meta.txt": b"airplane\n", "readme.html": b"<html>"}
+
+
+def python2(value):
+    """What Python 2 and NumPy of 2009 pickled with protocol 2: strings of bytes, and arrays with modules of old."""
+    if isinstance(value, bytes):
+        return (b"U" + bytes([len(value)]) if len(value) < 256 else b"T" + struct.pack("<i", len(value))) + value
+    if isinstance(value, int):
+        return b"K" + bytes([value]) if value < 256 else b"J" + struct.pack("<i", value)
+    if isinstance(value, list):
+        return b"](" + b"".join(map(python2, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(python2(key) + python2(item) for key, item in value.items()) + b"u"
+    assert value.dtype == np.uint8 and value.ndim == 2
+    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R"
+    dtype = b"cnumpy\ndtype\nU\2u1K\0K\1\x87R(K\3U\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
+    shape = b"".join(map(python2, value.shape)) + b"\x86"
+    return empty + b"(K\1" + shape + dtype + b"\x89" + python2(value.tobytes()) + b"tb"
+
+
+def pickled():
+    held = {
+        name: {b"batch_label": b"x", b"labels": labels, b"data": planes, b"filenames": [b"a.png"] * len(labels)}
+        for name, (planes, labels) in FILES.items()
+    }
+    files = {name: b"\x80\2" + python2(batch) + b"." for name, batch in held.items()}
+    return files | {"batches.meta": b"\x80\2" + python2({b"num_vis": 3072}) + b".", "readme.html": b"<html>"}
+
+
+FORMS = {
+    "binary": ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", binary),
+    "python": ("cifar-10-batches-py", "cifar-10-python.tar.gz", pickled),
+}
+
+
+def pack(root, form, files=None):
+    """Writes the archive."""
+    folder, archive, make = FORMS[form]
+    with tarfile.open(root / archive, "w:gz") as tar:
+        directory = tarfile.TarInfo(folder)
+        directory.type = tarfile.DIRTYPE
+        tar.addfile(directory)
+        for name, data in (make() if files is None else files).items():
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return root / archive
+
+
+def unpack(directory, files):
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+
+
+def prepare(root, file_format):
+    features = tfds.features.FeaturesDict(
+        {
+            "id": tfds.features.Text(),
+            "image": tfds.features.Image(shape=(32, 32, 3)),
+            "label": tfds.features.ClassLabel(names=NAMES),
+        }
+    )
+    train, train_labels, test, test_labels = EXPECTED
+    splits = {
+        part: [
+            {"id": f"{part}_{i}", "image": made.encoded(image, "PNG"), "label": int(label)}
+            for i, (image, label) in enumerate(zip(images, labels, strict=True))
+        ]
+        for part, images, labels in (("train", train, train_labels), ("test", test, test_labels))
+    }
+    made.prepare(root, "cifar10", splits, file_format=file_format, features=features, version="3.0.2", shards=1)
+
+
+def loaded(root):
+    source = load("cifar10", dir=str(root), image_size=32, batch_size=2, pad=4, flip=True)
+    assert isinstance(source, InMemory)
+    return source
+
+
+def check(root):
+    source = loaded(root)
+    found = (source.train_images, source.train_labels, source.eval_images, source.eval_labels)
+    for ours, theirs in zip(found, EXPECTED, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert source.train_images.dtype == source.eval_images.dtype == np.uint8
+    assert source.train_images.flags["C_CONTIGUOUS"] and source.train_images.flags["OWNDATA"]
+    assert (source.num_classes, source.class_names) == (10, tuple(NAMES))
+    assert (source.pad, source.flip, source.mean, source.std) == (4, True, None, None)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_archive_as_it_was_downloaded(tmp_path, form):
+    pack(tmp_path, form)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("itself", [False, True])
+def test_an_archive_that_was_unpacked(tmp_path, form, itself):
+    folder, _, make = FORMS[form]
+    unpack(tmp_path / folder, make())
+    check(tmp_path / folder if itself else tmp_path)
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_a_copy_that_was_prepared(tmp_path, monkeypatch, file_format):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    prepare(tmp_path, file_format)
+    check(tmp_path)
+
+
+def test_pickles_of_numpy_2_too(tmp_path):
+    planes, labels = FILES["test_batch"]
+    files = pickled() | {"test_batch": pickle.dumps({b"data": planes, b"labels": labels}, 4)}
+    unpack(tmp_path, files)
+    check(tmp_path)
+
+
+def test_the_pictures_of_the_files_come_in_their_order(tmp_path):
+    pack(tmp_path, "binary", dict(reversed(binary().items())))
+    check(tmp_path)
+
+
+def message(root):
+    with pytest.raises(ValueError) as error:
+        loaded(root)
+    return str(error.value)
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, packed):
+    monkeypatch.chdir(tmp_path)
+    for harmful in (
+        pickle.dumps({b"data": Evil(), b"labels": [0]}, 4),
+        pickle.dumps(Evil()),
+        b"cos\nsystem\n(S'ls'\ntR.",
+    ):
+        files = pickled() | {"data_batch_3": harmful}
+        pack(tmp_path, "python", files) if packed else unpack(tmp_path / "cifar-10-batches-py", files)
+        text = message(tmp_path)
+        assert "data_batch_3 is not a batch of CIFAR-10 (it asks for" in text and "system)" in text
+    assert not (tmp_path / "executed").exists()
+    pickle.loads(pickle.dumps(Evil()))  # it would have
+    assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["numpy\nload", "numpy\nmemmap", "builtins\neval", "numpy.core.multiarray\nfromfile"])
+def test_only_arrays_are_unpickled(tmp_path, name):
+    unpack(tmp_path, pickled() | {"test_batch": f"c{name}\n(S'x'\ntR.".encode()})
+    assert f"it asks for {'.'.join(name.split())})" in message(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_archive_that_was_cut_off(tmp_path, form):
+    path = pack(tmp_path, form)
+    whole = path.read_bytes()
+    for length in (0, 5, 100, len(whole) // 2):
+        path.write_bytes(whole[:length])
+        text = message(tmp_path)
+        assert str(path) in text and "download it again" in text
+
+
+def test_the_message_of_an_archive_that_is_none_is_one_line(tmp_path):
+    pack(tmp_path, "binary").write_bytes(b"<html>not found</html>")
+    assert "\n" not in message(tmp_path)
+
+
+def test_an_archive_that_is_none(tmp_path):
+    path = pack(tmp_path, "binary")
+    # Deflated with a block type that does not exist, after a part that is good.
+    good = zlib.compressobj(wbits=31)
+    head = good.compress(b"\0" * 5) + good.flush(zlib.Z_FULL_FLUSH)
+    for data in (head + b"\x07" * 100, b"<html>not found</html>"):
+        path.write_bytes(data)
+        assert f"{path} is damaged" in message(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_archive_that_cannot_be_decompressed_to_its_end(tmp_path, form):
+    path = pack(tmp_path, form)
+    with tarfile.open(path) as tar:
+        plain = tar.fileobj.read()
+    half = zlib.compressobj(wbits=31)
+    path.write_bytes(half.compress(plain[: len(plain) // 2]) + half.flush(zlib.Z_FULL_FLUSH) + b"\x07" * 100)
+    assert f"{path} is damaged" in message(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_archive_with_another_checksum_than_it_names(tmp_path, form):
+    path = pack(tmp_path, form)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8] + bytes(4) + whole[-4:])
+    assert f"{path} is damaged" in message(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["data_batch_4", "test_batch"])
+def test_a_file_that_is_missing(tmp_path, form, name):
+    folder, archive, make = FORMS[form]
+    suffix = ".bin" if form == "binary" else ""
+    files = {key: data for key, data in make().items() if key != name + suffix}
+    pack(tmp_path, form, files)
+    assert message(tmp_path) == f"{tmp_path / archive} has no {folder}/{name}{suffix}; download it again"
+    if name != "test_batch":
+        unpack(tmp_path / folder, files)
+        assert message(tmp_path) == f"{tmp_path / folder / name}{suffix} cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "data_batch_2.bin has 0 bytes, not a multiple of the 3073 of a record"),
+        (bytes(3072), "data_batch_2.bin has 3072 bytes"),
+        (bytes(3074), "data_batch_2.bin has 3074 bytes"),
+        (b"\x0a" + bytes(3072), "data_batch_2.bin is not a batch of CIFAR-10"),
+    ],
+)
+def test_binary_files_of_something_else(tmp_path, data, words):
+    unpack(tmp_path, binary() | {"data_batch_2.bin": data})
+    text = message(tmp_path)
+    assert text.startswith(words) and text.endswith("; download it again")
+
+
+PLANES = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {b"data": PLANES},
+        {b"labels": [1, 2]},
+        {b"data": PLANES, b"labels": [1]},
+        {b"data": PLANES, b"labels": [1, 10]},
+        {b"data": PLANES[:, 1:], b"labels": [1, 2]},
+        {b"data": PLANES.astype(np.float32), b"labels": [1, 2]},
+        {b"data": PLANES, b"fine_labels": [1, 2]},  # CIFAR-100
+        {b"data": "x", b"labels": [1]},
+        {b"data": PLANES, b"labels": [-1, 2]},
+        {b"data": PLANES[:0], b"labels": []},
+        [1, 2],
+        None,
+    ],
+)
+def test_pickles_of_something_else(tmp_path, held):
+    unpack(tmp_path, pickled() | {"data_batch_2": pickle.dumps(held, 4)})
+    text = message(tmp_path)
+    assert text.startswith("data_batch_2 is not a batch of CIFAR-10") and text.endswith("; download it again")
+
+
+def test_pickles_that_were_cut_off(tmp_path):
+    files = pickled()
+    whole = files["data_batch_2"]
+    for length in (0, 1, 2, 10, 50, 100, 200, len(whole) // 2, len(whole) - 1):
+        unpack(tmp_path, files | {"data_batch_2": whole[:length]})
+        text = message(tmp_path)
+        assert text.startswith("data_batch_2 is not a batch of CIFAR-10") and text.endswith("; download it again")
+
+
+@pytest.mark.parametrize("size", [16, 31, 64, 224])
+def test_other_sizes_are_refused(tmp_path, size):
+    pack(tmp_path, "binary")
+    with pytest.raises(ValueError, match=f"image_size must be 32, got {size}"):
+        cifar10.load(str(tmp_path), image_size=size)
+    with pytest.raises(ValueError, match="have 32 pixels a side"):
+        load("cifar10", dir=str(tmp_path), image_size=size, batch_size=2)
+
+
+def test_without_anything_it_says_what_was_looked_for(tmp_path):
+    text = message(tmp_path)
+    assert text.startswith(
+        f"data set 'cifar10' is not in {tmp_path}: no cifar-10-binary.tar.gz, no cifar-10-python.tar"
+    )

@@ -1,0 +1,118 @@
+"""The digits: the split, the enlargement, and that neither ever changes."""
+
+import hashlib
+from functools import cache
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from mixedres.data.datasets import digits
+
+
+@cache
+def original():
+    """(1797, 8, 8) values 0 to 16 and their labels, in scikit-learn's order."""
+    data = load_digits()
+    return data.images, data.target
+
+
+@cache
+def loaded(image_size):
+    return digits.load(image_size=image_size)
+
+
+def rows(images, labels):
+    """Every image and its label as bytes."""
+    pairs = zip(images, labels, strict=True)
+    return [np.uint8(image).tobytes() + bytes([label]) for image, label in pairs]
+
+
+def test_the_two_parts_are_disjoint_and_together_the_whole():
+    source = loaded(8)
+    train = rows(source.train_images, source.train_labels)
+    test = rows(source.eval_images, source.eval_labels)
+    assert (len(train), len(test)) == (1437, 360)
+    assert (source.train_examples, source.eval_examples) == (1437, 360)
+    images, labels = original()
+    assert sorted(train + test) == sorted(rows(15 * images, labels))
+    # No image is there twice, so that the line above says disjoint, too.
+    assert len(set(train + test)) == 1797
+
+
+def test_the_examples_keep_their_order():
+    images, labels = original()
+    place = {row: i for i, row in enumerate(rows(15 * images, labels))}
+    source = loaded(8)
+    for part, targets in (
+        (source.train_images, source.train_labels),
+        (source.eval_images, source.eval_labels),
+    ):
+        places = [place[row] for row in rows(part, targets)]
+        assert places == sorted(places)
+        assert places != list(range(places[0], places[0] + len(places)))  # a block has one writer
+
+
+def test_every_class_has_the_same_share_to_within_one_example():
+    _, labels = original()
+    source = loaded(8)
+    for label in range(10):
+        count = (labels == label).sum()
+        tests = (source.eval_labels == label).sum()
+        assert abs(tests - 0.2 * count) <= 1
+        assert (source.train_labels == label).sum() == count - tests
+
+
+def bilinear(image, size):
+    """One 8x8 image at `size`, with pixel centres at (i + 0.5) / size: along rows, then columns."""
+    at = (np.arange(size) + 0.5) * 8 / size - 0.5
+    wide = np.stack([np.interp(at, np.arange(8), row) for row in image])
+    return np.stack([np.interp(at, np.arange(8), column) for column in wide.T]).T
+
+
+@pytest.mark.parametrize("size", [8, 16, 24, 28, 32])
+def test_pixels_are_interpolated_linearly(size):
+    images, labels = original()
+    place = {row: i for i, row in enumerate(rows(15 * images, labels))}
+    small, source = loaded(8), loaded(size)
+    assert source.image_shape == (size, size, 1)
+    for part in ("train", "eval"):
+        enlarged, targets = getattr(source, f"{part}_images"), getattr(source, f"{part}_labels")
+        assert enlarged.dtype == np.uint8
+        np.testing.assert_array_equal(targets, getattr(small, f"{part}_labels"))
+        keys = rows(getattr(small, f"{part}_images"), targets)
+        for i in range(0, len(keys), 37):
+            expected = bilinear(15 * images[place[keys[i]]], size)
+            # Rounded to the nearest; which of two at a half is a matter of the last bit.
+            assert np.abs(enlarged[i, :, :, 0] - expected).max() <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_mean_and_deviation_are_those_of_the_training_images(size):
+    source = loaded(size)
+    x = source.train_images.astype(np.float64)
+    mean = x.sum() / x.size
+    deviation = np.sqrt(((x - mean) ** 2).sum() / x.size)
+    assert source.mean == pytest.approx((mean,), rel=1e-12)
+    assert source.std == pytest.approx((deviation,), rel=1e-12)
+    assert source.num_classes == 10
+
+
+# Results on the digits are comparable as long as these stay. At 8 and 16 the weights are exact.
+HASHES = {
+    8: "88c5a39f6d9092ad4e7d4343faaa3f51699c5b63673e056ed18acb5b8bc28513",
+    16: "bb0d29c7a06616932dc7d6de10e40de45c44580d551e813960403f4cac42fd75",
+}
+
+
+@pytest.mark.parametrize("size", HASHES)
+def test_the_test_images_never_change(size):
+    source = digits.load(image_size=size)
+    digest = hashlib.sha256(source.eval_images.tobytes() + np.int64(source.eval_labels).tobytes())
+    assert digest.hexdigest() == HASHES[size]
+
+
+@pytest.mark.parametrize("size", [7, 0, -16])
+def test_images_smaller_than_the_original_are_refused(size):
+    with pytest.raises(ValueError, match=f"image_size of digits must be >= 8, got {size}"):
+        digits.load(image_size=size)

@@ -1,0 +1,310 @@
+"""Folders of pictures: what is found, how a part is held out, and what is wrong with a folder."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from mixedres.data.datasets import folder
+
+
+def fill(root, *paths):
+    """Files whose content is their path."""
+    for path in paths:
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(path.encode())
+
+
+def pairs(part):
+    """(path, label) of every example, as it is read."""
+    found = []
+    for index in range(len(part)):
+        image, label = part[index]
+        path = image.decode()
+        assert part.file_name(index) == str(part.root / path)
+        found.append((path, label))
+    return found
+
+
+def names(data_set, part):
+    """{class: paths}."""
+    found = {}
+    for path, label in pairs(getattr(data_set, part)):
+        found.setdefault(data_set.class_names[label], []).append(path)
+    return found
+
+
+@pytest.mark.parametrize("train", ["train"])
+@pytest.mark.parametrize("test", ["val", "validation", "valid", "test"])
+def test_two_folders(tmp_path, train, test):
+    fill(tmp_path, f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/a/9.jpg", f"{train}/c/1.jpg")
+    fill(tmp_path, f"{test}/c/4.jpg", f"{test}/b/3.jpg")  # not every class need be there
+    data_set = folder.scan(tmp_path)
+    assert data_set.class_names == ("a", "b", "c")
+    assert pairs(data_set.train) == [
+        ("train/a/9.jpg", 0),
+        ("train/b/1.jpg", 1),
+        ("train/b/2.jpg", 1),
+        ("train/c/1.jpg", 2),
+    ]
+    assert pairs(data_set.eval) == [(f"{test}/b/3.jpg", 1), (f"{test}/c/4.jpg", 2)]
+    assert (data_set.channels, data_set.apply_exif, data_set.note) == (3, True, "")
+    assert data_set.train.name == f"{tmp_path}/train" and data_set.eval.name == f"{tmp_path}/{test}"
+
+
+def test_the_first_of_several_parts_to_test_with_is_taken(tmp_path):
+    fill(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg")
+    assert pairs(folder.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]
+    assert pairs(folder.scan(tmp_path, eval_split="test").eval) == [("test/a/2.jpg", 0)]
+
+
+def test_parts_with_other_names(tmp_path):
+    fill(tmp_path, "learn/a/1.jpg", "learn/a/2.jpg", "check/a/3.jpg", "train/x/1.jpg", "val/x/1.jpg")
+    data_set = folder.scan(tmp_path, train_split="learn", eval_split="check")
+    assert pairs(data_set.train) == [("learn/a/1.jpg", 0), ("learn/a/2.jpg", 0)]
+    assert pairs(data_set.eval) == [("check/a/3.jpg", 0)]
+
+
+def test_a_relative_place_and_the_home_directory(tmp_path, monkeypatch):
+    fill(tmp_path / "data", "train/a/1.jpg", "val/a/3.jpg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("data", "~/data", str(tmp_path / "data"), tmp_path / "data/"):
+        data_set = folder.scan(place)
+        assert data_set.train.file_name(0) == f"{tmp_path}/data/train/a/1.jpg"
+    monkeypatch.chdir("/")
+    assert pairs(data_set.train) == [("train/a/1.jpg", 0)]
+
+
+KINDS = [
+    "1.jpg",
+    "2.JPG",
+    "3.jpeg",
+    "4.JPEG",
+    "5.jfif",
+    "6.png",
+    "7.PnG",
+    "8.webp",
+    "with space.jpg",
+    "müßig.jpg",
+    "a.b.jpg",
+]
+
+
+def test_what_counts_as_a_picture(tmp_path):
+    others = [".hidden.jpg", "9.gif", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
+    fill(tmp_path, *(f"train/ä b/{name}" for name in KINDS + others), "train/c/1.jpg", "val/c/1.jpg")
+    fill(tmp_path, "train/.cache/1.jpg", "train/c/.thumbnails/1.jpg", "train/loose.jpg", "loose.jpg", "val/.x/1.jpg")
+    data_set = folder.scan(tmp_path)
+    assert data_set.class_names == ("c", "ä b")
+    assert pairs(data_set.train) == [("train/c/1.jpg", 0), *((f"train/ä b/{name}", 1) for name in sorted(KINDS))]
+
+
+def test_a_folder_called_like_a_picture_is_none(tmp_path):
+    fill(tmp_path, "train/a/1.jpg/2.jpg", "val/a/1.jpg")
+    assert pairs(folder.scan(tmp_path).train) == [("train/a/1.jpg/2.jpg", 0)]
+
+
+def test_pictures_below_their_class(tmp_path):
+    deep = ["train/a/x/y/1.jpg", "train/a/0.jpg", "train/a/x/2.jpg", "train/b/z/1.jpg"]
+    fill(tmp_path, *deep, "val/a/x/3.jpg")
+    data_set = folder.scan(tmp_path)
+    assert data_set.class_names == ("a", "b")
+    assert pairs(data_set.train) == [(path, "ab".index(path[6])) for path in sorted(deep)]
+    assert pairs(data_set.eval) == [("val/a/x/3.jpg", 0)]
+
+
+def test_links_to_pictures_and_folders(tmp_path):
+    fill(tmp_path, "elsewhere/a/1.jpg", "elsewhere/2.jpg", "root/train/b/3.jpg", "root/val/b/4.jpg")
+    os.symlink(tmp_path / "elsewhere/a", tmp_path / "root/train/a")
+    os.symlink(tmp_path / "elsewhere/2.jpg", tmp_path / "root/train/b/2.jpg")
+    data_set = folder.scan(tmp_path / "root")
+    assert data_set.class_names == ("a", "b") and len(data_set.train) == 3
+    assert data_set.train[0] == (b"elsewhere/a/1.jpg", 0)
+    assert data_set.train[1] == (b"elsewhere/2.jpg", 1)
+
+
+def test_a_link_in_a_circle_repeats_no_picture(tmp_path):
+    fill(tmp_path, "train/a/1.jpg", "val/a/4.jpg")
+    os.symlink(tmp_path / "train/a", tmp_path / "train/a/again")
+    assert len(folder.scan(tmp_path).train) == 1
+
+
+def one_folder(root, sizes, part=""):
+    fill(root, *(f"{part}{name}/{index:03d}.jpg" for name, size in sizes.items() for index in range(size)))
+
+
+def held_out(root, **options):
+    return {path for path, _ in pairs(folder.scan(root, **options).eval)}
+
+
+@pytest.mark.parametrize(("share", "percent"), [(0.2, "20%"), (0.5, "50%"), (0.01, "1%"), (0.9, "90%")])
+@pytest.mark.parametrize("part", ["", "train/"])
+def test_a_share_of_every_class_is_held_out(tmp_path, share, percent, part):
+    sizes = {"a": 50, "b": 7, "c": 2, "d": 113}
+    one_folder(tmp_path, sizes, part)
+    data_set = folder.scan(tmp_path, eval_fraction=share)
+    train, test = names(data_set, "train"), names(data_set, "eval")
+    for name, size in sizes.items():
+        assert len(test[name]) == min(max(round(share * size), 1), size - 1)
+        assert sorted(train[name] + test[name]) == [f"{part}{name}/{index:03d}.jpg" for index in range(size)]
+        assert train[name] == sorted(train[name]) and test[name] == sorted(test[name])
+    assert data_set.note == (
+        f"4 classes; {percent} of every class held out for testing (data.eval_fraction={share:g}, data.split_seed=0)"
+    )
+    assert data_set.train.name.endswith(" (train)") and data_set.eval.name.endswith(" (held-out)")
+
+
+def test_those_held_out_are_no_block(tmp_path):
+    one_folder(tmp_path, {"a": 200})
+    found = sorted(int(path[2:5]) for path in held_out(tmp_path))
+    # Uniform: the mean of 40 of 200 to four deviations.
+    assert abs(np.mean(found) - 99.5) < 4 * 200 / np.sqrt(12 * 40)
+    assert max(np.diff(found)) > 1 and len(set(np.diff(found))) > 3
+
+
+def test_the_same_are_held_out_elsewhere_and_in_any_order(tmp_path, monkeypatch):
+    one_folder(tmp_path / "first", {"a": 40, "b": 30})
+    found = held_out(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "deep" / "er" / "second")
+    assert held_out(tmp_path / "deep" / "er" / "second") == found
+    monkeypatch.chdir(tmp_path / "first")
+    assert held_out(".") == found
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda *args, **kw: ((p, d, f[::-1]) for p, d, f in walk(*args, **kw)))
+    assert held_out(tmp_path / "first") == found
+    assert pairs(folder.scan("../deep/er/second").train) == pairs(folder.scan(tmp_path / "first").train)
+
+
+def test_those_held_out_never_change(tmp_path):
+    # Results are comparable as long as this stays.
+    one_folder(tmp_path, {"cat": 20})
+    assert held_out(tmp_path) == {f"cat/{index}.jpg" for index in ("000", "005", "014", "015")}
+
+
+def test_another_seed_holds_out_others(tmp_path):
+    one_folder(tmp_path, {"a": 200})
+    found = [held_out(tmp_path, split_seed=seed) for seed in range(5)]
+    assert [len(paths) for paths in found] == [40] * 5
+    for i in range(5):
+        for j in range(i):
+            # 8 are in both by chance.
+            assert len(found[i] & found[j]) <= 18
+    assert held_out(tmp_path, split_seed=3) == found[3]
+
+
+def test_new_pictures_hardly_move_old_ones(tmp_path):
+    one_folder(tmp_path, {"a": 200, "b": 100})
+    before = held_out(tmp_path)
+    fill(tmp_path, *(f"a/new{index}.jpg" for index in range(20)))
+    after = held_out(tmp_path)
+    old = {path for path in after if "new" not in path}
+    assert {path for path in before ^ old if path.startswith("b")} == set()
+    assert len(before ^ old) <= 10  # a share of 20 new ones moves some at the edge
+    larger = held_out(tmp_path, eval_fraction=0.3)
+    assert after < larger
+
+
+def test_a_class_with_one_picture_is_only_trained_on(tmp_path):
+    one_folder(tmp_path, {"a": 1, "b": 5})
+    data_set = folder.scan(tmp_path)
+    assert names(data_set, "train")["a"] == ["a/000.jpg"]
+    assert set(names(data_set, "eval")) == {"b"}
+
+
+def message(root, **options):
+    with pytest.raises(ValueError) as error:
+        folder.scan(root, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_no_folder(tmp_path):
+    expected = f"no folder {tmp_path}/x; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg"
+    assert message(tmp_path / "x") == expected
+    fill(tmp_path, "file")
+    assert message(tmp_path / "file").startswith(f"no folder {tmp_path}/file;")
+
+
+def test_an_empty_folder(tmp_path):
+    example = f"as in {tmp_path}/cat/1.jpg and {tmp_path}/dog/1.jpg"
+    assert message(tmp_path) == f"{tmp_path} has no class folders: it is empty, {example}"
+    fill(tmp_path, "1.jpg", ".hidden/2.jpg")
+    text = message(tmp_path)
+    assert text == f"{tmp_path} has no class folders: its pictures must lie in one folder a class, {example}"
+
+
+def test_parts_without_classes(tmp_path):
+    fill(tmp_path, "train/1.jpg", "val/2.jpg")
+    assert message(tmp_path).startswith(f"{tmp_path}/train has no class folders: its pictures must lie")
+    fill(tmp_path, "train/a/1.jpg")
+    assert message(tmp_path).startswith(f"{tmp_path}/val has no class folders: its pictures must lie")
+
+
+def test_classes_without_pictures(tmp_path):
+    fill(tmp_path, "a/1.jpg", "b/readme.txt")
+    extensions = ".jfif, .jpeg, .jpg, .png, .webp"
+    assert message(tmp_path) == (
+        f"{tmp_path} has 1 class folder without a picture ({extensions}): b; fill or remove them"
+    )
+    for index in range(7):
+        (tmp_path / f"c{index}").mkdir()
+    assert "8 class folders" in message(tmp_path) and ": b, c0, c1, c2, c3 and 3 more;" in message(tmp_path)
+
+
+def test_classes_that_training_does_not_know(tmp_path):
+    fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "val/z/1.jpg")
+    assert message(tmp_path) == (
+        f"{tmp_path}/val has 1 class that {tmp_path}/train has not: z; "
+        "the classes of the evaluation must be among those of the training"
+    )
+    fill(tmp_path, "val/y/1.jpg")
+    assert f"{tmp_path}/val has 2 classes that {tmp_path}/train has not: y, z;" in message(tmp_path)
+
+
+def test_an_evaluation_without_training(tmp_path):
+    fill(tmp_path, "val/a/1.jpg", "x/a/1.jpg")
+    assert message(tmp_path) == (
+        f"{tmp_path} has a folder val, but no folder train beside it; if val is a class, name it otherwise, else name "
+        "the other part with --config.data.train_split=FOLDER"
+    )
+
+
+@pytest.mark.parametrize("option", ["train_split", "eval_split"])
+def test_a_part_that_is_not_there(tmp_path, option):
+    fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "file")
+    assert message(tmp_path, **{option: "learn"}) == f"{tmp_path} has no folder 'learn'; it has train, val"
+    (tmp_path / "empty").mkdir()
+    assert message(tmp_path / "empty", **{option: "learn"}).endswith("has no folder 'learn'; it has none")
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
+def test_a_share_that_leaves_nothing(tmp_path, share):
+    one_folder(tmp_path, {"a": 4})
+    assert f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {share}" in message(
+        tmp_path, eval_fraction=share
+    )
+
+
+def test_nothing_to_test_with(tmp_path):
+    one_folder(tmp_path, {"a": 1, "b": 1})
+    assert message(tmp_path) == f"{tmp_path} has one picture a class, which leaves none to test with"
+
+
+def test_a_picture_that_was_removed_meanwhile(tmp_path):
+    fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg")
+    data_set = folder.scan(tmp_path)
+    (tmp_path / "train/a/1.jpg").unlink()
+    with pytest.raises(FileNotFoundError):
+        data_set.train[0]
+
+
+def test_a_name_in_another_encoding(tmp_path):
+    one_folder(tmp_path, {"a": 5})
+    strange = os.fsencode(tmp_path) + b"/a/\xff\xfe.jpg"
+    with open(strange, "wb") as file:
+        file.write(b"x")
+    data_set = folder.scan(tmp_path)
+    assert len(data_set.train) + len(data_set.eval) == 6

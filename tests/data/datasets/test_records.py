@@ -1,0 +1,217 @@
+"""TFRecord files read in place, the cache of their index, and records that are damaged."""
+
+import os
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+from mixedres.data.datasets import records
+from tests.data import made
+
+CONTENT = [bytes([index]) * (index * 37 % 50) for index in range(20)]  # one is empty
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "mixedres"
+
+
+@pytest.fixture
+def paths(tmp_path):
+    found = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for path, part in zip(found, (CONTENT[:6], CONTENT[6:8], CONTENT[8:]), strict=True):
+        made.write_tfrecord(tmp_path / path, part)
+    return found
+
+
+@pytest.fixture
+def indexed(monkeypatch):
+    """Files whose index was made, not found."""
+    made_of, offsets = [], records.offsets
+
+    def watched(path):
+        made_of.append(path)
+        return offsets(path)
+
+    monkeypatch.setattr(records, "offsets", watched)
+    return made_of
+
+
+def read(files):
+    return [files[index] for index in range(len(files))]
+
+
+def whole(paths):
+    return records.TFRecordFiles([records.Part(path) for path in paths])
+
+
+def test_the_records_of_all_files_in_order(paths):
+    assert read(whole(paths)) == CONTENT
+    assert read(pickle.loads(pickle.dumps(whole(paths)))) == CONTENT
+    assert read(whole(paths[::-1])) == CONTENT[8:] + CONTENT[6:8] + CONTENT[:6]
+
+
+@pytest.mark.parametrize(("skip", "take"), [(0, None), (0, 3), (2, None), (2, 3), (6, None), (0, 0), (5, 1)])
+def test_some_records_of_a_file(paths, skip, take):
+    part = records.Part(paths[0], skip, take, total=6)
+    files = records.TFRecordFiles([records.Part(paths[1]), part, records.Part(paths[2], 1, 2)])
+    stop = None if take is None else skip + take
+    assert read(files) == CONTENT[6:8] + CONTENT[:6][skip:stop] + CONTENT[9:11]
+
+
+def test_no_records_at_all(paths):
+    assert len(records.TFRecordFiles([records.Part(paths[0], 0, 0)])) == 0
+    empty = paths[0] + ".empty"
+    open(empty, "wb").close()
+    assert read(whole([empty, paths[1], empty])) == CONTENT[6:8]
+
+
+def test_the_index_is_kept(paths, indexed, cache):
+    assert read(whole(paths)) == CONTENT
+    assert sorted(indexed) == paths
+    [kept] = cache.iterdir()
+    indexed.clear()
+    assert read(whole(paths)) == CONTENT and indexed == []
+    # It is what is used: another one gives other records.
+    with np.load(kept) as saved:
+        ranges, counts = saved["ranges"], saved["counts"]
+    ranges[0] = ranges[1]
+    np.savez(kept, ranges=ranges, counts=counts)
+    assert read(whole(paths)) == [CONTENT[1], *CONTENT[1:]] and indexed == []
+    assert list(cache.iterdir()) == [kept]
+
+
+def test_an_index_is_made_anew_when_a_file_changed(paths, indexed):
+    whole(paths)
+    path = pathlib.Path(paths[1])
+    made.write_tfrecord(path, new := [b"other", b"more", b"longer than before" * 9])
+    indexed.clear()
+    assert read(whole(paths)) == CONTENT[:6] + new + CONTENT[8:] and sorted(indexed) == paths
+    # Of the same size, and written at another time.
+    before = path.stat()
+    made.write_tfrecord(path, new := new[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert path.stat().st_size == before.st_size
+    indexed.clear()
+    assert read(whole(paths)) == CONTENT[:6] + new + CONTENT[8:] and sorted(indexed) == paths
+
+
+def test_other_files_have_an_index_of_their_own(paths, indexed, cache):
+    whole(paths)
+    whole(paths[:2])
+    whole(paths[::-1])
+    assert len(indexed) == 8 and len(list(cache.iterdir())) == 3
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(paths, cache, indexed):
+    cache.parent.write_text("a file where the directory should be")
+    assert read(whole(paths)) == CONTENT
+    assert read(whole(paths)) == CONTENT
+    assert len(indexed) == 6
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\3\4 cut off",
+        b"garbage",
+    ],
+)
+def test_a_damaged_cache_does_no_harm(paths, cache, indexed, content):
+    whole(paths)
+    [kept] = cache.iterdir()
+    kept.write_bytes(content)
+    assert read(whole(paths)) == CONTENT
+    assert len(indexed) == 6
+
+
+@pytest.mark.parametrize("length", [-1, -4, -5, 11, 1])
+def test_a_file_that_was_cut_off(paths, length):
+    os.truncate(paths[2], length if length > 0 else os.path.getsize(paths[2]) + length)
+    with pytest.raises(ValueError, match=f"{paths[2]} is cut off after {11 if length < 0 else 0} records, or is no"):
+        whole(paths)
+
+
+def test_another_number_of_records_than_there_should_be(paths):
+    with pytest.raises(ValueError, match=f"{paths[1]} has 2 records, not the 3 that its data set names"):
+        records.TFRecordFiles([records.Part(paths[0], total=6), records.Part(paths[1], total=3)])
+
+
+def test_a_file_that_shrinks_while_it_is_read(paths):
+    files = whole(paths)
+    os.truncate(paths[2], 30)
+    with pytest.raises(ValueError, match=f"{paths[2]} ends within record 19"):
+        files[19]
+
+
+def test_a_file_that_is_not_there(paths):
+    os.unlink(paths[0])
+    with pytest.raises(FileNotFoundError):
+        whole(paths)
+
+
+def test_more_files_may_be_opened():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 256), before[1]))
+        records.allow_open_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, before[1])
+        records.allow_open_files(10)  # never lowered
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, before[1])
+        if before[1] != resource.RLIM_INFINITY:
+            records.allow_open_files(before[1] + 1)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def example(**features):
+    """A tf.train.Example of lists of bytes or integers."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    held = tf_example_pb2.Example()
+    for key, values in features.items():
+        is_bytes = any(isinstance(value, bytes) for value in values)
+        target = held.features.feature[key]
+        (target.bytes_list if is_bytes else target.int64_list).value.extend(values)
+    return held.SerializeToString(deterministic=True)
+
+
+def single(record, **keys):
+    return records.Records("toy, train", [record], records.Keys(**keys))
+
+
+def test_an_example_is_picture_label_and_name():
+    held = single(example(image=[b"pixels"], label=[7], file_name=["ä.jpg".encode()], more=[1, 2]))
+    assert held[0] == (b"pixels", 7) and held.file_name(0) == "ä.jpg" and len(held) == 1
+    other = single(example(a=[b"pixels"], b=[7], c=[b"\xff.jpg"]), image="a", label="b", file_name="c", first_label=1)
+    assert other[0] == (b"pixels", 6) and other.file_name(0) == "�.jpg"
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (b"\xff\xff\xff", "the record is damaged: it is no tf.train.Example"),
+        (b"", "the record has no 'image' or no 'label'"),
+        (example(image=[b"x"]), "the record has no 'image' or no 'label'"),
+        (example(label=[1]), "the record has no 'image' or no 'label'"),
+        (example(image=[b"x", b"y"], label=[1]), "the record has 2 pictures and 1 labels, not one of each"),
+        (example(image=[b"x"], label=[]), "the record has 1 pictures and 0 labels, not one of each"),
+        (example(image=[5], label=[1]), "the record has 0 pictures and 1 labels, not one of each"),
+    ],
+)
+def test_records_of_something_else(record, words):
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        single(record)[0]
+    assert single(record).file_name(0) == ""
+
+
+def test_a_record_without_a_name():
+    assert single(example(image=[b"x"], label=[1]), file_name=None).file_name(0) == ""
+    assert single(example(image=[b"x"], label=[1], file_name=[])).file_name(0) == ""

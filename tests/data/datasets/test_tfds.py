@@ -1,0 +1,371 @@
+"""Prepared data sets: three layouts with the same records, versions, configs, splits, and what is refused."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow_datasets
+
+from mixedres._internal.errors import DataError
+from mixedres.data import load
+from mixedres.data.datasets import tfds
+from mixedres.data.images import decode
+from tests.data import made
+
+HELD = {"train": made.examples(23), "validation": made.examples(7)}
+FORMATS = ("array_record", "tfrecord")
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    """{format: data_dir}; 'models' as the models repository wrote ImageNet."""
+    root = tmp_path_factory.mktemp("prepared")
+    for file_format in FORMATS:
+        made.prepare(root / file_format, "toy", HELD, file_format=file_format, shards=3)
+    for split, examples in HELD.items():
+        records = [made.models_record(**example) for example in examples]
+        for shard in range(2):
+            cut = slice(shard * 5, (shard + 1) * 5 if not shard else None)
+            made.write_tfrecord(root / "models" / f"{split}-{shard:05d}-of-00002", records[cut])
+    return {name: str(root / name) for name in (*FORMATS, "models")}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def opened(roots, layout, **splits):
+    return tfds.open_data_set("imagenet2012" if layout == "models" else "toy", roots[layout], **splits)
+
+
+def read(part):
+    found = [part[index] for index in range(len(part))]
+    return [
+        {"file_name": part.file_name(index), "image": image, "label": label}
+        for index, (image, label) in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize("layout", [*FORMATS, "models"])
+def test_every_layout_gives_the_same_bytes_labels_and_names(roots, layout):
+    data_set = opened(roots, layout)
+    assert read(data_set.train) == HELD["train"]
+    assert read(data_set.eval) == HELD["validation"]
+    assert (data_set.channels, data_set.apply_exif, data_set.note) == (3, False, "")
+    name = "imagenet2012" if layout == "models" else "toy"
+    assert (data_set.train.name, data_set.eval.name) == (f"{name}, train", f"{name}, validation")
+
+
+@pytest.mark.parametrize("layout", [*FORMATS, "models"])
+def test_parts_are_the_same_in_another_process(roots, layout):
+    part = opened(roots, layout).train
+    part[0]
+    assert read(pickle.loads(pickle.dumps(part))) == HELD["train"]
+
+
+def test_the_names_of_the_classes(roots):
+    assert opened(roots, "array_record").class_names == made.CLASSES
+    names = opened(roots, "models").class_names
+    assert len(names) == 1000 and (names[0], names[999]) == ("n01440764", "n15075141")
+
+
+@pytest.mark.parametrize(
+    ("split", "start", "stop"),
+    [
+        ("train[:3]", 0, 3),
+        ("train[10%:50%]", 2, 12),  # 2.3 and 11.5, rounded
+        ("train[-4:]", 19, 23),
+        ("train[7:9]", 7, 9),  # over the edge of a file
+        ("train[90%:]", 21, 23),
+    ],
+)
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_part_of_a_split(roots, file_format, split, start, stop):
+    data_set = opened(roots, file_format, train_split=split, eval_split="validation[:1]")
+    assert read(data_set.train) == HELD["train"][start:stop]
+    assert read(data_set.eval) == HELD["validation"][:1]
+    assert data_set.train.name == f"toy, {split}"
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_split_of_two(roots, file_format):
+    data_set = opened(roots, file_format, train_split="train[:2]+validation[-2:]")
+    assert read(data_set.train) == HELD["train"][:2] + HELD["validation"][-2:]
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("split", ["learn", "train[:", "train[:x%]", "train[50:40]", ""])
+def test_an_unknown_split_lists_those_there_are(roots, file_format, split):
+    for option in ("train_split", "eval_split"):
+        if not split and option == "train_split":
+            continue  # as if it were not given
+        with pytest.raises(ValueError) as error:
+            opened(roots, file_format, **{option: split})
+        text = str(error.value)
+        assert "\n" not in text and repr(split) in text and "It has train, validation" in text
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_an_empty_split_is_refused(roots, file_format):
+    with pytest.raises(ValueError) as error:
+        opened(roots, file_format, eval_split="train[:0]")
+    assert "train[:0]" in str(error.value)
+
+
+def test_an_unknown_split_of_the_models_layout(roots):
+    with pytest.raises(ValueError, match=r"have no split 'test', only train, validation"):
+        opened(roots, "models", eval_split="test")
+    with pytest.raises(ValueError, match="have no split 'train"):
+        opened(roots, "models", train_split="train[:5]")
+
+
+@pytest.mark.parametrize("there", [("test",), ("val", "test"), ("validation", "test"), ("val",)])
+def test_the_part_to_test_with(tmp_path, there):
+    made.prepare(tmp_path, "toy", {"train": made.examples(2)} | {name: made.examples(1) for name in there}, shards=1)
+    expected = next(name for name in ("validation", "test", "val") if name in there)
+    assert tfds.open_data_set("toy", str(tmp_path)).eval.name == f"toy, {expected}"
+
+
+def test_no_part_to_test_with(tmp_path):
+    directory = made.prepare(tmp_path, "toy", {"train": made.examples(10)}, shards=1)
+    with pytest.raises(ValueError) as error:
+        tfds.open_data_set("toy", str(tmp_path))
+    assert str(error.value) == (
+        f"{directory} has no part for evaluation, only train; divide it, such as "
+        "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
+    )
+    data_set = tfds.open_data_set("toy", str(tmp_path), train_split="train[:90%]", eval_split="train[90%:]")
+    assert read(data_set.train) + read(data_set.eval) == made.examples(10)
+    assert len(data_set.eval) == 1
+
+
+def lay(root, *directories):
+    for directory in directories:
+        (root / directory).mkdir(parents=True)
+        (root / directory / "dataset_info.json").write_text("{}")
+
+
+def test_the_newest_version_is_taken(tmp_path):
+    lay(tmp_path, "toy/1.9.0", "toy/1.10.0", "toy/1.2.30", "toy/0.99.99", "other/7.0.0")
+    (tmp_path / "toy/2.0.0").mkdir()  # nothing in it
+    assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.10.0"
+    assert tfds.find("toy:1.9.0", tmp_path) == tmp_path / "toy/1.9.0"
+    with pytest.raises(ValueError, match=r"has no version 2\.0\.0, only 0\.99\.99, 1\.2\.30, 1\.9\.0, 1\.10\.0$"):
+        tfds.find("toy:2.0.0", tmp_path)
+
+
+def test_an_unfinished_version_is_not_taken(tmp_path):
+    lay(tmp_path, "toy/1.0.0", "toy/1.0.0.incomplete7AC3F1")
+    assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.0.0"
+
+
+def test_configs(tmp_path):
+    lay(tmp_path, "toy/small/1.0.0", "toy/small/1.10.0", "toy/large/1.0.0")
+    assert tfds.find("toy/small", tmp_path) == tmp_path / "toy/small/1.10.0"
+    assert tfds.find("toy/small:1.0.0", tmp_path) == tmp_path / "toy/small/1.0.0"
+    with pytest.raises(ValueError) as error:
+        tfds.find("toy", tmp_path)
+    assert str(error.value) == (f"data set 'toy' in {tmp_path} has configs; choose one, as in tfds:toy/large")
+
+
+def test_a_config_is_read(tmp_path):
+    made.prepare(tmp_path, "toy/small", {"train": made.examples(3), "test": made.examples(1)}, shards=1)
+    data_set = tfds.open_data_set("toy/small", str(tmp_path))
+    assert read(data_set.train) == made.examples(3)
+
+
+def features(**kinds):
+    return tensorflow_datasets.features.FeaturesDict(kinds)
+
+
+def gray(names=None):
+    return features(
+        image=tensorflow_datasets.features.Image(shape=(28, 28, 1), encoding_format="png"),
+        label=tensorflow_datasets.features.ClassLabel(num_classes=10, names=names),
+    )
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_gray_pictures_without_names(tmp_path, file_format):
+    pixels = [made.photo(28, 28, seed, channels=1) for seed in range(5)]
+    held = [{"image": made.encoded(image, "PNG"), "label": 9 - i} for i, image in enumerate(pixels)]
+    splits = {"train": held, "test": held[:2]}
+    made.prepare(tmp_path, "mnist", splits, features=gray(), file_format=file_format, shards=1)
+    data_set = tfds.open_data_set("mnist", str(tmp_path))
+    assert data_set.channels == 1 and data_set.class_names == tuple("0123456789")
+    for index, image in enumerate(pixels):
+        data, label = data_set.train[index]
+        np.testing.assert_array_equal(decode.decode(data, decode.header(data), channels=1), image)
+        assert label == 9 - index and data_set.train.file_name(index) == ""
+
+
+def test_features_with_other_names(tmp_path):
+    kinds = features(
+        picture=tensorflow_datasets.features.Image(), kind=tensorflow_datasets.features.ClassLabel(names=["x", "y"])
+    )
+    held = [{"picture": example["image"], "kind": example["label"] % 2} for example in made.examples(4)]
+    made.prepare(tmp_path, "odd", {"train": held, "test": held}, features=kinds, shards=1)
+    data_set = tfds.open_data_set("odd", str(tmp_path))
+    assert data_set.class_names == ("x", "y")
+    assert [tuple(data_set.train[i]) for i in range(4)] == [tuple(example.values()) for example in held]
+
+
+IMAGE, LABEL = (
+    tensorflow_datasets.features.Image(shape=(None, None, 3)),
+    tensorflow_datasets.features.ClassLabel(names=["a", "b"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (
+            {"text": tensorflow_datasets.features.Text(), "label": LABEL},
+            ["its features are", "label: ClassLabel", "text: Text"],
+        ),
+        (
+            {"image": IMAGE, "text": tensorflow_datasets.features.Text()},
+            ["its features are", "image: Image", "text: Text"],
+        ),
+        ({"left": IMAGE, "right": IMAGE, "label": LABEL}, ["left: Image", "right: Image"]),
+        (
+            {"image": tensorflow_datasets.features.Image(shape=(9, 9, 4)), "label": LABEL},
+            ["has pictures with 4 channels; 1 and 3"],
+        ),
+    ],
+)
+def test_what_is_not_for_classification_is_refused(tmp_path, kinds, words):
+    directory = made.prepare(tmp_path, "odd", {"train": [], "test": []}, features=features(**kinds), shards=1)
+    with pytest.raises(ValueError) as error:
+        tfds.open_data_set("odd", str(tmp_path))
+    text = str(error.value)
+    assert text.startswith(str(directory)) and all(word in text for word in words) and "\n" not in text
+
+
+def changed(directory, **values):
+    path = directory / "dataset_info.json"
+    info = json.loads(path.read_text())
+    for key, value in values.items():
+        info.pop(key, None)
+        if value is not None:
+            info[key] = value
+    path.write_text(json.dumps(info))
+
+
+def copied(roots, layout, tmp_path):
+    shutil.copytree(roots[layout], tmp_path / "copy")
+    return tmp_path / "copy" / "toy" / "1.0.0"
+
+
+def test_other_formats_are_refused(roots, tmp_path):
+    directory = copied(roots, "tfrecord", tmp_path)
+    changed(directory, fileFormat="riegeli")
+    with pytest.raises(ValueError) as error:
+        tfds.open_data_set("toy", str(tmp_path / "copy"))
+    assert str(error.value) == f"{directory} is stored as riegeli; array_record and tfrecord can be read"
+
+
+def test_without_a_format_it_is_tfrecord(roots, tmp_path):
+    directory = copied(roots, "tfrecord", tmp_path)
+    changed(directory, fileFormat=None)
+    assert read(tfds.open_data_set("toy", str(tmp_path / "copy")).train) == HELD["train"]
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_file_that_is_missing(roots, tmp_path, file_format):
+    directory = copied(roots, file_format, tmp_path)
+    path = directory / f"toy-train.{file_format}-00001-of-00003"
+    path.unlink()
+    with pytest.raises(ValueError) as error:
+        tfds.open_data_set("toy", str(tmp_path / "copy"))
+    assert str(error.value) == f"{directory} lacks 1 of the 3 files of train, such as {path}"
+
+
+def test_tfrecord_files_of_another_length(roots, tmp_path):
+    directory = copied(roots, "tfrecord", tmp_path)
+    path = directory / "toy-train.tfrecord-00001-of-00003"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=f"{path} is cut off after 7 records"):
+        tfds.open_data_set("toy", str(tmp_path / "copy"))
+    path.write_bytes(whole + made.framed(b"one more"))
+    with pytest.raises(ValueError, match=f"{path} has 9 records, not the 8 that its data set names"):
+        tfds.open_data_set("toy", str(tmp_path / "copy"))
+
+
+def test_an_array_record_file_that_was_cut_off(roots, tmp_path):
+    directory = copied(roots, "array_record", tmp_path)
+    path = directory / "toy-train.array_record-00001-of-00003"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises((ValueError, OSError)):
+        read(tfds.open_data_set("toy", str(tmp_path / "copy")).train)
+
+
+def test_a_damaged_array_record(tmp_path):
+    held = made.examples(40)
+    directory = made.prepare(tmp_path, "toy", {"train": held, "test": held[:4]}, shards=1)
+    path = directory / "toy-train.array_record-00000-of-00001"
+    data = bytearray(path.read_bytes())
+    data[3000:3008] = bytes(x ^ 255 for x in data[3000:3008])
+    path.write_bytes(data)
+    options = {"dir": str(tmp_path), "image_size": 8, "batch_size": 8, "threads": 1}
+    with pytest.raises(DataError, match=r"^toy, train, example \d+.*hash mismatch"):
+        next(load("tfds:toy", **options).train_batches(40, seed=0))
+    source = load("tfds:toy", **options, on_error="skip")
+    batch = next(source.train_batches(40, seed=0))
+    assert len(batch["label"]) == 40 and len(source.unreadable) == 1
+
+
+def test_files_of_the_models_layout_that_are_missing(roots, tmp_path):
+    shutil.copytree(roots["models"], tmp_path / "copy")
+    (tmp_path / "copy/train-00001-of-00002").unlink()
+    with pytest.raises(ValueError, match=f"{tmp_path}/copy has 1 of the 2 TFRecord files of train"):
+        tfds.open_data_set("imagenet2012", str(tmp_path / "copy"))
+    (tmp_path / "copy/train-00000-of-00002").unlink()
+    with pytest.raises(ValueError, match="have no split 'train', only validation"):
+        tfds.open_data_set("imagenet2012", str(tmp_path / "copy"))
+
+
+def test_a_damaged_description(roots, tmp_path):
+    directory = copied(roots, "tfrecord", tmp_path)
+    (directory / "dataset_info.json").write_text('{"fileFormat": "tfre')
+    with pytest.raises(ValueError) as error:
+        tfds.open_data_set("toy", str(tmp_path / "copy"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "shared"),
+    [
+        ("train[:50%]", "train[50%:]", False),
+        ("train[:50%]", "train[49%:]", True),
+        ("train", "train[3:4]", True),
+        ("train", "validation", False),
+        ("train", "train", True),
+    ],
+)
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_testing_on_what_was_trained_on_is_said(roots, file_format, train, test, shared):
+    data_set = opened(roots, file_format, train_split=train, eval_split=test)
+    assert ("test examples are among the training examples" in data_set.note) == shared
+
+
+def test_a_part_of_imagenet_is_not_taken_for_the_whole(tmp_path):
+    made.prepare(tmp_path, "imagenet2012", {"train": made.examples(12), "validation": made.examples(4)})
+    note = tfds.open_data_set("imagenet2012", str(tmp_path)).note
+    assert note == "12 of ImageNet's 1,281,167 training pictures; 4 of ImageNet's 50,000 validation pictures"
+
+
+def test_damaged_metadata_are_named(tmp_path):
+    directory = made.prepare(tmp_path, "toy", {"train": made.examples(4), "test": made.examples(4)})
+    whole = (directory / "dataset_info.json").read_text()
+    (directory / "dataset_info.json").write_text(whole[:-20])
+    with pytest.raises(ValueError, match=f"{directory}/dataset_info.json is damaged"):
+        tfds.open_data_set("toy", str(tmp_path))
+    (directory / "dataset_info.json").write_text(whole)
+    (directory / "features.json").unlink()
+    with pytest.raises(ValueError, match=f"{directory} has no features.json"):
+        tfds.open_data_set("toy", str(tmp_path))

@@ -1,0 +1,421 @@
+"""The loader of pictures in threads: permutations, continuations, hosts, masks, and pictures that cannot be read."""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import math
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from mixedres._internal.errors import DataError
+from mixedres.data import Dataset, Example, Prefetch, Shard, load
+from mixedres.data.images import chunks, loader, preprocessing
+from tests.data import made
+
+TRAIN, TEST, SIZE = 50, 21, 16
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures")
+    made.write_folder(path, TRAIN)
+    made.write_folder(path, TEST, "val")
+    return path
+
+
+@pytest.fixture
+def copy(root, tmp_path):
+    """One that may be damaged."""
+    return shutil.copytree(root, tmp_path / "copy")
+
+
+def opened(root, **options):
+    return load(
+        "folder", **{"dir": str(root), "image_size": SIZE, "batch_size": 8, "threads": 2, "flip": True} | options
+    )
+
+
+def take(source, batch_size, count, **options):
+    with contextlib.closing(source.train_batches(batch_size, **{"seed": 0, **options})) as batches:
+        return list(itertools.islice(batches, count))
+
+
+def same(a, b):
+    def equal(x, y):
+        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
+
+    return len(a) == len(b) and all(map(equal, a, b))
+
+
+def joined(parts):
+    """The batches of all hosts, one below the other."""
+    return [
+        {key: np.concatenate([part[key] for part in batches]) for key in batches[0]}
+        for batches in zip(*parts, strict=True)
+    ]
+
+
+def ids(images, count):
+    """Which picture every square shows, by its red."""
+    known = np.array([made.colored(index, count)[0] for index in range(count)])
+    red = np.median(images[..., 0], (1, 2))
+    distance = np.abs(red[:, None] - known)
+    assert distance.min(1).max() <= 1.5
+    return distance.argmin(1)
+
+
+def labels(indices, count):
+    return indices * len(made.CLASSES) // count
+
+
+def test_dtypes_and_layout(root):
+    [batch] = take(opened(root), 40, 1)
+    assert batch.keys() == {"image", "label"}
+    assert (batch["image"].dtype, batch["label"].dtype) == (np.uint8, np.int32)
+    assert batch["image"].shape == (40, SIZE, SIZE, 3) and batch["image"].flags["C_CONTIGUOUS"]
+    batch["image"][:] = 0  # it is the receiver's
+
+
+@pytest.mark.parametrize("batch_size", [10, 25, 40, 7])
+def test_every_epoch_is_a_permutation(root, batch_size):
+    per_epoch = TRAIN // batch_size
+    batches = take(opened(root), batch_size, 3 * per_epoch, seed=4)
+    orders = []
+    for epoch in range(3):
+        part = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        found = np.concatenate([ids(batch["image"], TRAIN) for batch in part])
+        np.testing.assert_array_equal(np.concatenate([batch["label"] for batch in part]), labels(found, TRAIN))
+        assert len(set(found.tolist())) == per_epoch * batch_size
+        # NumPy's permutation for (seed, 0, epoch), as of every other source.
+        order = np.random.default_rng((4, 0, epoch)).permutation(TRAIN)
+        np.testing.assert_array_equal(found, order[: len(found)])
+        orders.append(tuple(found))
+    assert len(set(orders)) == 3
+
+
+def test_batches_do_not_depend_on_the_number_of_threads(root):
+    whole = take(opened(root, threads=1), 40, 5, seed=3)
+    for threads in (2, 3, 16):
+        assert same(take(opened(root, threads=threads), 40, 5, seed=3), whole)
+    assert same(take(opened(root, threads=None), 40, 5, seed=3), whole)
+
+
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_batches_do_not_depend_on_the_chunks(root, monkeypatch, size):
+    source = opened(root)
+    train, test = take(source, 40, 3), list(source.eval_batches(9))
+    monkeypatch.setattr(chunks, "CHUNK", size)
+    assert same(take(source, 40, 3), train)
+    assert same(list(source.eval_batches(9)), test)
+
+
+def test_epochs_seeds_and_steps_differ(root):
+    source = opened(root)
+    batches = take(source, 25, 6, seed=0)
+    others = take(source, 25, 2, seed=1)
+    assert not any(same([a], [b]) for a, b in itertools.combinations(batches + others, 2))
+    first = dict(zip(ids(batches[0]["image"], TRAIN), batches[0]["image"], strict=True))
+    again = [
+        np.array_equal(first[index], image)
+        for batch in batches[2:] + others
+        for index, image in zip(ids(batch["image"], TRAIN), batch["image"], strict=True)
+        if index in first and index % 5 == 3  # the large ones, where two crops hardly agree
+    ]
+    assert len(again) >= 10 and np.mean(again) < 0.3
+
+
+def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
+    # 40 times the same picture.
+    data = made.encoded(made.photo(60, 60), quality=95)
+    for index in range(40):
+        for part in ("train", "val"):
+            (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
+            (tmp_path / part / "a" / f"{index}.jpg").write_bytes(data)
+    source = opened(tmp_path, flip=False)
+    batches = take(source, 40, 2, seed=0) + take(source, 40, 2, seed=1)
+    assert len({image.tobytes() for batch in batches for image in batch["image"]}) > 155
+
+
+@pytest.mark.parametrize("batch_size", [8, 40])
+def test_a_run_continues_at_any_step(root, batch_size):
+    source = opened(root)
+    whole = take(source, batch_size, 10, seed=5)
+    for first in (1, 3, 6, 7, 9):  # within an epoch, at its edges, and an epoch later
+        assert same(take(source, batch_size, 10 - first, seed=5, first_step=first), whole[first:])
+    other = opened(root, threads=3)
+    assert same(take(other, batch_size, 4, seed=5, first_step=6), whole[6:])
+    # Far along the run, without having to read what lies before.
+    [late] = take(source, batch_size, 1, seed=5, first_step=10**9)
+    assert same([late], take(other, batch_size, 1, seed=5, first_step=10**9))
+    assert not any(same([late], [batch]) for batch in whole)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+@pytest.mark.parametrize("batch_size", [8, 40])
+def test_hosts_have_the_rows_of_the_global_batch(root, hosts, batch_size):
+    source = opened(root)
+    shards = [Shard(index, hosts) for index in range(hosts)]
+    options = {"seed": 1, "first_step": 2}
+    parts = [take(source, batch_size, 6, shard=shard, **options) for shard in shards]
+    assert all(len(batch["label"]) == batch_size // hosts for part in parts for batch in part)
+    assert same(joined(parts), take(source, batch_size, 6, **options))
+    parts = [list(source.eval_batches(batch_size, shard=shard)) for shard in shards]
+    assert {len(part) for part in parts} == {math.ceil(TEST / batch_size)}
+    assert same(joined(parts), list(source.eval_batches(batch_size)))
+    assert sum(batch["mask"].sum() for part in parts for batch in part) == TEST
+
+
+def test_hosts_that_do_not_divide_the_batch_are_refused(root):
+    source = opened(root)
+    for make in (
+        lambda: source.train_batches(9, seed=0, shard=Shard(1, 2)),
+        lambda: source.eval_batches(9, shard=Shard(1, 2)),
+    ):
+        with pytest.raises(ValueError, match="batch_size 9 is not a multiple of the 2 hosts"):
+            make()
+    with pytest.raises(ValueError, match="batch_size 51 is more than the 50 training images"):
+        source.train_batches(51, seed=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 21, 40])
+def test_evaluation_sees_every_picture_once_in_order(root, batch_size):
+    source = opened(root)
+    batches = list(source.eval_batches(batch_size))
+    assert len(batches) == math.ceil(TEST / batch_size)
+    seen = []
+    for batch in batches:
+        image, label, mask = batch["image"], batch["label"], batch["mask"]
+        assert (image.dtype, label.dtype, mask.dtype) == (np.uint8, np.int32, np.bool_)
+        assert len(image) == len(label) == len(mask) == batch_size
+        assert not image[~mask].any() and not label[~mask].any()
+        found = ids(image[mask], TEST)
+        np.testing.assert_array_equal(label[mask], labels(found, TEST))
+        seen += found.tolist()
+    assert seen == list(range(TEST))
+    assert same(batches, list(opened(root, threads=3).eval_batches(batch_size)))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Two pictures, one of them to be turned."""
+    path = tmp_path_factory.mktemp("photos")
+    for index, orientation in enumerate((1, 6)):
+        noise = np.random.default_rng(index).integers(-60, 60, (90, 140, 1))
+        pixels = np.clip(made.photo(90, 140, index) + noise, 0, 255).astype(np.uint8)
+        data = made.turned(Image.fromarray(pixels), orientation, quality=95, subsampling=0)
+        for part in ("train", "val"):
+            (path / part / "a").mkdir(parents=True, exist_ok=True)
+            (path / part / "a" / f"{index}.jpg").write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("family", ["torch", "official"])
+def test_evaluation_shows_the_middle_of_the_upright_picture(photos, family):
+    [batch] = opened(photos, preprocessing=family, image_size=50).eval_batches(2)
+    for index, image in enumerate(batch["image"]):
+        stored = Image.open(photos / "val" / "a" / f"{index}.jpg")
+        upright = np.asarray(ImageOps.exif_transpose(stored))
+        assert upright.shape[:2] == ((90, 140), (140, 90))[index]
+        y, x = (5, 30) if not index else (30, 5)  # 79 pixels, which are 87.5 % of 90
+        part = upright[y : y + 79, x : x + 79]
+        references = {"torch": made.average(part, 50), "official": made.bilinear(part, 50)}
+        assert made.difference(image, references.pop(family)).max() <= 3
+        assert made.difference(image, *references.values()).max() > 20
+
+
+def test_the_family_decides_on_crops_and_normalisation(photos):
+    torch, official = (opened(photos, preprocessing=name, image_size=50) for name in ("torch", "official"))
+    assert not same(take(torch, 2, 3), take(official, 2, 3))
+    assert torch.std == (58.395, 57.12, 57.375) and official.std == (1.0, 1.0, 1.0)
+
+
+def test_flips_are_all_that_flipping_adds(photos):
+    plain, flipped = (take(opened(photos, flip=flip, image_size=24), 2, 60) for flip in (False, True))
+    mirrored = []
+    for a, b in zip(plain, flipped, strict=True):
+        np.testing.assert_array_equal(a["label"], b["label"])
+        for x, y in zip(a["image"], b["image"], strict=True):
+            kept = np.array_equal(x, y)
+            assert kept or np.array_equal(x[:, ::-1], y)
+            mirrored.append(not kept)
+    assert abs(np.sum(mirrored) - 60) <= 4 * math.sqrt(120) / 2
+
+
+def test_gray_pictures():
+    class Gray:
+        name = "gray"
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return Example(made.encoded(made.photo(32, 32, index, channels=1), "PNG"), index)
+
+        def file_name(self, index):
+            return ""
+
+    names = tuple("abcdef")
+    data_set = Dataset(Gray(), Gray(), names, channels=1)
+    source = loader.Loader(data_set, 28, preprocessing.get("torch"), 6)
+    assert source.image_shape == (28, 28, 1) and source.class_names == names
+    assert source.mean == (pytest.approx(114.495),) and source.std == (pytest.approx(57.63),)
+    [batch] = source.eval_batches(6)
+    for index in range(6):
+        reference = made.photo(32, 32, index, channels=1)[2:30, 2:30]
+        np.testing.assert_array_equal(batch["image"][index], reference)
+    assert take(source, 3, 2)[1]["image"].shape == (3, 28, 28, 1)
+
+
+def path_of(root, index, part="train"):
+    [path] = (root / part).glob(f"*/{index:03d}.*")
+    return path
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def one_pixel(path):
+    path.write_bytes(made.encoded(np.zeros((1, 1, 3), np.uint8)))
+
+
+BROKEN = {
+    "cut off": (cut_off, ""),
+    "text": (lambda path: path.write_text("hello\n" * 50), "it is not a picture in a known format"),
+    "empty": (lambda path: path.write_bytes(b""), "the file is empty"),
+    "1x1": (one_pixel, "it has 1x1 pixels; at least 4 a side and at most 178,956,970 in all are needed"),
+    "removed": (lambda path: path.unlink(), "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_the_message_names_data_set_number_file_and_reason(copy, kind, part):
+    source = opened(copy)
+    spoil, reason = BROKEN[kind]
+    path = path_of(copy, 13, part)
+    spoil(path)
+    with pytest.raises(DataError) as error:
+        take(source, 25, 2) if part == "train" else list(source.eval_batches(8))
+    text = str(error.value)
+    assert text.startswith(f"{copy}/{part}, example 13, {path}: {reason}") and "\n" not in text
+    assert text.endswith("; mend or remove it, or pass over such with --config.data.on_error=skip")
+    assert "object at 0x" not in text and len(text) > len(f"{copy}/{part}, example 13, {path}: ; mend") + 60
+
+
+def test_the_batches_before_an_unreadable_picture_arrive(copy):
+    order = np.random.default_rng((0, 0, 0)).permutation(TRAIN)
+    whole = take(opened(copy), 10, 5)
+    cut_off(path_of(copy, order[33]))
+    got = []
+    with (
+        pytest.raises(DataError, match=f"example {order[33]},"),
+        Prefetch(opened(copy).train_batches(10, seed=0), lambda x: x) as batches,
+    ):
+        got.extend(batches)
+    assert same(got, whole[:3])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_label_that_does_not_exist(root, on_error):
+    source = dataclasses.replace(opened(root, on_error=on_error), num_classes=2, unreadable={})
+    if on_error == "raise":
+        for make in (lambda: take(source, 25, 2), lambda: list(source.eval_batches(8))):
+            with pytest.raises(DataError, match=r"example \d+, .*: label 2 is not in 0 to 1; mend or remove it"):
+                make()
+        return
+    batches = list(source.eval_batches(8))
+    assert sum(batch["mask"].sum() for batch in batches) == 14
+    assert set(source.unreadable.values()) == {"label 2 is not in 0 to 1"} and len(source.unreadable) == 7
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_in_training_the_next_readable_picture_takes_the_place(copy, kind):
+    whole = take(opened(copy), 25, 4)
+    source = opened(copy, on_error="skip")
+    assert same(take(source, 25, 4), whole) and source.unreadable == {}
+    for index in (13, 48, 49):  # 48 and 49 are followed by 0
+        BROKEN[kind][0](path_of(copy, index))
+    batches = take(source, 25, 4)
+    for batch, before in zip(batches, whole, strict=True):
+        found, wanted = ids(batch["image"], TRAIN), ids(before["image"], TRAIN)
+        replaced = np.isin(wanted, (13, 48, 49))
+        np.testing.assert_array_equal(found, np.where(wanted == 13, 14, np.where(wanted >= 48, 0, wanted)))
+        np.testing.assert_array_equal(batch["label"], labels(found, TRAIN))
+        np.testing.assert_array_equal(batch["image"][~replaced], before["image"][~replaced])
+    files = [source.data_set.train.file_name(index) for index in (13, 48, 49)]
+    names = {f"{copy}/train, example {index}, {file}" for index, file in zip((13, 48, 49), files, strict=True)}
+    assert source.unreadable.keys() == names
+    assert all(BROKEN[kind][1] in reason for reason in source.unreadable.values())
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_in_evaluation_an_unreadable_picture_does_not_count(copy, kind):
+    source = opened(copy, on_error="skip")
+    whole = list(source.eval_batches(8))
+    for index in (3, 20):
+        BROKEN[kind][0](path_of(copy, index, "val"))
+    batches = list(source.eval_batches(8))
+    mask = np.concatenate([batch["mask"] for batch in batches])
+    assert mask.tolist() == [index < TEST and index not in (3, 20) for index in range(24)]
+    for batch, before in zip(batches, whole, strict=True):
+        kept = batch["mask"]
+        np.testing.assert_array_equal(batch["image"][kept], before["image"][kept])
+        np.testing.assert_array_equal(batch["label"][kept], before["label"][kept])
+        assert not batch["label"][~kept].any() and not batch["image"][~kept].any()
+    assert sorted(int(name.split("example ")[1].split(",")[0]) for name in source.unreadable) == [3, 20]
+
+
+def test_a_data_set_of_which_nothing_can_be_read(copy):
+    for path in copy.glob("*/*/*"):
+        path.write_text("no picture")
+    source = opened(copy, on_error="skip")
+    with pytest.raises(DataError, match="in a row cannot be used, from example"):
+        take(source, 10, 1)
+    batches = list(source.eval_batches(8))
+    assert len(batches) == 3 and not any(batch["mask"].any() for batch in batches)
+
+
+def test_closing_early_ends_the_threads(root):
+    before = threading.active_count()
+    for used in (0, 1, 3):
+        batches = opened(root).train_batches(10, seed=0)
+        for _ in range(used):
+            next(batches)
+        batches.close()
+    with Prefetch(opened(root).train_batches(10, seed=0), lambda x: x) as batches:
+        next(batches)
+    end = time.monotonic() + 20
+    while threading.active_count() > before:
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.01)
+
+
+def test_a_loader_reads_no_more_than_it_needs(root, monkeypatch):
+    # Memory under way: a few chunks, however long the run.
+    reads = []
+    source = opened(root, threads=2)
+    original = type(source.data_set.train).__getitem__
+
+    def watched(self, index):
+        reads.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(type(source.data_set.train), "__getitem__", watched)
+    with contextlib.closing(source.train_batches(40, seed=0)) as batches:
+        next(batches)
+        time.sleep(0.3)
+        assert 40 <= len(reads) <= 40 * 6
+
+
+def test_a_picture_in_memory_is_read_as_from_a_file(root):
+    [batch] = opened(root).eval_batches(TEST)
+    stored = Image.open(io.BytesIO(path_of(root, 7, "val").read_bytes()))
+    assert stored.format == "PNG"
+    np.testing.assert_array_equal(batch["image"][7], np.broadcast_to(made.colored(7, TEST), (SIZE, SIZE, 3)))

@@ -1,0 +1,141 @@
+"""The loader in worker processes, each in a program of its own: they import the main module anew."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests import ROOT
+from tests.data import made
+
+START = """
+import contextlib, glob, hashlib, itertools, json, multiprocessing, os, signal, sys, time
+from mixedres.data import DataError, load
+
+def digest(batches):
+    return [hashlib.sha256(b"".join(batch[key].tobytes() for key in sorted(batch))).hexdigest() for batch in batches]
+
+def opened(root, **options):
+    return load("folder", **{"dir": root, "image_size": 16, "batch_size": 8, "threads": 1, "flip": True} | options)
+
+def take(source, count, **options):
+    with contextlib.closing(source.train_batches(40, seed=3, **options)) as batches:
+        return list(itertools.islice(batches, count))
+
+def memory():
+    return set(glob.glob("/dev/shm/psm_*"))
+"""
+
+
+def run(tmp_path, code, *arguments):
+    """What a program prints as its last line, from JSON; it must have nothing to say on stderr."""
+    script = tmp_path / "program.py"
+    main = "if __name__ == '__main__':\n" + textwrap.indent(textwrap.dedent(code), "    ")
+    script.write_text(START + main)
+    command = [sys.executable, str(script), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1]), result.stderr
+
+
+@pytest.fixture
+def root(tmp_path):
+    made.write_folder(tmp_path / "pictures", 50)
+    made.write_folder(tmp_path / "pictures", 21, "val")
+    return tmp_path / "pictures"
+
+
+def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
+    code = """
+        before = memory()
+        threads, one, two = (opened(sys.argv[1], workers=workers) for workers in (0, 1, 2))
+        whole = digest(take(threads, 6))
+        result = {"distinct": len(set(whole)), "two": digest(take(two, 6)) == whole}
+        # Another number of workers goes on where the last stopped; a batch is a chunk of 32 rows and one of 8.
+        result["one"] = digest(take(one, 3, first_step=1)) == whole[1:4]
+        result["eval"] = digest(one.eval_batches(8)) == digest(threads.eval_batches(8))
+        left = lambda: [process.pid for process in multiprocessing.active_children()] + sorted(memory() - before)
+        end = time.monotonic() + 20
+        while left() and time.monotonic() < end:
+            time.sleep(0.05)
+        result["left"] = left()
+        print(json.dumps(result))
+    """
+    result, stderr = run(tmp_path, code, root)
+    assert result == {"distinct": 6, "two": True, "one": True, "eval": True, "left": []}
+    assert "leaked" not in stderr and "Traceback" not in stderr, stderr
+
+
+def test_unreadable_pictures_are_reported_from_workers(root, tmp_path):
+    [path] = (root / "train").glob("*/013.jpg")
+    path.write_bytes(path.read_bytes()[:-40])
+    code = """
+        source = opened(sys.argv[1], workers=1, on_error="skip")
+        take(source, 2)  # both epochs have it, or the one that follows
+        result = {"unreadable": list(source.unreadable)}
+        try:
+            take(opened(sys.argv[1], workers=1), 2)
+        except DataError as error:
+            result["error"] = str(error)
+        print(json.dumps(result))
+    """
+    result, stderr = run(tmp_path, code, root)
+    name = f"{root}/train, example 13, {path}"
+    assert result["unreadable"] == [name]
+    assert result["error"].startswith(f"{name}: ") and "\n" not in result["error"], result["error"]
+    assert "leaked" not in stderr
+
+
+def test_a_killed_worker_ends_the_run(root, tmp_path):
+    code = """
+        before = memory()
+        batches = opened(sys.argv[1], workers=2).train_batches(40, seed=0)
+        next(batches)
+        children = multiprocessing.active_children()
+        result = {"children": len(children)}
+        start = time.monotonic()
+        os.kill(children[0].pid, signal.SIGKILL)
+        try:
+            while time.monotonic() - start < 30:
+                next(batches)
+        except DataError as error:
+            result["error"] = str(error)
+        end = time.monotonic() + 20
+        while multiprocessing.active_children() and time.monotonic() < end:
+            time.sleep(0.05)
+        result["left"] = len(multiprocessing.active_children())
+        print(json.dumps(result))
+    """
+    result, _ = run(tmp_path, code, root)
+    assert result["children"] == 2 and result["left"] == 0
+    assert result["error"].startswith("a process that decodes pictures was killed; where memory ran out, set fewer")
+    assert "--config.data.workers" in result["error"] and "\n" not in result["error"]
+
+
+def test_no_source_imports_tensorflow(root, tmp_path):
+    held = {"train": made.examples(8), "validation": made.examples(5)}
+    for file_format in ("array_record", "tfrecord"):
+        made.prepare(tmp_path / file_format, "toy", held, file_format=file_format)
+    for split, examples in held.items():
+        records = [made.models_record(**example) for example in examples]
+        made.write_tfrecord(tmp_path / "models" / f"{split}-00000-of-00001", records)
+    code = """
+        found = {}
+        for name, where in (("tfds:toy", "array_record"), ("tfds:toy", "tfrecord"), ("imagenet2012", "models")):
+            directory = os.path.join(sys.argv[1], where)
+            source = load(name, dir=directory, image_size=16, batch_size=4, threads=2)
+            with contextlib.closing(source.train_batches(4, seed=0)) as batches:
+                train = digest(itertools.islice(batches, 4))
+            found[where] = train + digest(source.eval_batches(4))
+        loaded = sorted({name.split(".")[0] for name in sys.modules} & {"tensorflow", "torch", "tensorboard"})
+        print(json.dumps({"batches": list(found.values()), "loaded": loaded}))
+    """
+    result, _ = run(tmp_path, code, tmp_path)
+    assert result["loaded"] == []
+    array_record, tfrecord, models = result["batches"]
+    assert len(set(array_record)) == 6
+    assert array_record == tfrecord == models

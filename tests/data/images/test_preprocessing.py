@@ -1,0 +1,293 @@
+"""Crops: where they may lie, how they are drawn, and what becomes of their pixels."""
+
+import math
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixedres.data.images import decode, preprocessing
+from mixedres.data.images.preprocessing import Box
+from tests.data import made
+
+CROPS = {name: family.crop for name, family in preprocessing.FAMILIES.items()}
+# Ordinary ones and such as a strip of a panorama.
+SIDE = st.one_of(st.integers(4, 600), st.integers(4, 12), st.integers(600, 5000))
+
+
+def inside(box, height, width):
+    return (
+        all(isinstance(value, int) for value in box)
+        and box.height > 0 < box.width
+        and 0 <= box.y <= box.y + box.height <= height
+        and 0 <= box.x <= box.x + box.width <= width
+    )
+
+
+@pytest.mark.parametrize("family", CROPS)
+@given(height=SIDE, width=SIDE, seed=st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_crops_lie_within_the_picture(family, height, width, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(5):
+        box = CROPS[family](rng, height, width)
+        assert inside(box, height, width), box
+
+
+@given(height=SIDE, width=SIDE)
+@settings(max_examples=200, deadline=None)
+def test_the_central_crop_is_a_square_in_the_middle(height, width):
+    box = preprocessing.central_crop(height, width)
+    assert inside(box, height, width) and box.height == box.width
+    assert abs(box.height - 0.875 * min(height, width)) <= 0.5
+    assert abs((box.y + box.height / 2) - height / 2) <= 0.5
+    assert abs((box.x + box.width / 2) - width / 2) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"),
+    [
+        (375, 500, Box(23, 86, 328, 328)),  # 328.125, or the 224 of 256 pixels that 375 are resized to
+        (500, 375, Box(86, 23, 328, 328)),
+        (256, 256, Box(16, 16, 224, 224)),
+        (4, 4, Box(0, 0, 4, 4)),  # 3.5 rounds to the even number
+        (8, 5000, Box(0, 2496, 7, 7)),
+    ],
+)
+def test_the_central_crop_in_numbers(height, width, box):
+    assert preprocessing.central_crop(height, width) == box
+
+
+def drawn(crop, height, width, count, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.array([crop(rng, height, width) for _ in range(count)], np.int64)
+
+
+def torchvision(rng, height, width):
+    """Get_params of torchvision's RandomResizedCrop, retold from its documentation and in floats where it rounds."""
+    low, high = np.log([3 / 4, 4 / 3])
+    for _ in range(10):
+        area = height * width * (0.08 + (1 - 0.08) * rng.random())
+        ratio = np.exp(low + (high - low) * rng.random())
+        w, h = int(np.round(np.sqrt(area * ratio))), int(np.round(np.sqrt(area / ratio)))
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w
+    if width / height < 3 / 4:
+        w, h = width, int(np.round(width / (3 / 4)))
+    elif width / height > 4 / 3:
+        h, w = height, int(np.round(height * (4 / 3)))
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def far_apart(a, b):
+    """The distance of Kolmogorov and Smirnov of two samples, in units that exceed 2.2 once in 8000 times."""
+    both = np.concatenate([a, b])
+    at = [np.searchsorted(np.sort(sample), both, "right") / len(sample) for sample in (a, b)]
+    return np.abs(at[0] - at[1]).max() * math.sqrt(len(a) * len(b) / (len(a) + len(b)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (224, 224), (500, 200), (90, 640)])
+def test_the_crops_of_torch_are_distributed_like_torchvisions(height, width):
+    ours, theirs = drawn(CROPS["torch"], height, width, 4000), drawn(torchvision, height, width, 8000, seed=1)
+    for place in range(4):
+        assert far_apart(ours[:, place], theirs[:, place]) < 2.2, Box._fields[place]
+    assert far_apart(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]) < 2.2
+    assert far_apart(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]) < 2.2
+    # The measure tells other distributions from this one.
+    assert far_apart(ours[:, 2], drawn(CROPS["official"], height, width, 4000)[:, 2]) > 4
+
+
+def test_the_crops_of_torch_have_8_to_100_percent_of_a_square():
+    boxes = drawn(CROPS["torch"], 1000, 1000, 6000)
+    share, ratio = boxes[:, 2] * boxes[:, 3] / 1e6, boxes[:, 3] / boxes[:, 2]
+    # Up to an area of 3/4 everything fits, so that there the area is uniform and independent of the ratio.
+    assert 0.079 < share.min() < 0.085 and share.max() > 0.97
+    low = share < 0.75
+    halves = (share[low] < (0.08 + 0.75) / 2).mean()
+    assert halves == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(low.sum()))
+    assert np.abs(np.log(ratio)).max() <= math.log(4 / 3) * 1.01
+    uniform = np.log(ratio[low]) / math.log(4 / 3)
+    assert uniform.mean() == pytest.approx(0, abs=4 / math.sqrt(3 * low.sum()))
+    assert (uniform**2).mean() == pytest.approx(1 / 3, abs=4 * math.sqrt(4 / 45 / low.sum()))
+    assert abs(np.corrcoef(share[low], uniform)[0, 1]) < 4 / math.sqrt(low.sum())
+    # Large and oblong ones do not fit, and are drawn again.
+    assert np.abs(np.log(ratio[share > 0.95])).max() < -math.log(0.94)
+
+
+def test_the_places_of_a_crop_of_torch_are_equally_likely():
+    boxes = drawn(CROPS["torch"], 9, 9, 6000)
+    for start, length in ((0, 2), (1, 3)):
+        for room in range(1, 6):
+            places = boxes[9 - boxes[:, length] == room, start]
+            counts = np.bincount(places, minlength=room + 1)
+            mean = len(places) / (room + 1)
+            assert len(counts) == room + 1 and mean > 50
+            assert np.abs(counts - mean).max() <= 4 * math.sqrt(mean)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"), [(10, 2000, Box(0, 993, 10, 13)), (3000, 12, Box(1492, 0, 16, 12))]
+)
+def test_a_strip_is_cut_in_the_middle_by_torch(height, width, box):
+    found = drawn(CROPS["torch"], height, width, 300)
+    usual = (found == box).all(1)
+    assert usual.mean() > 0.5
+    assert box.height * box.width / (height * width) < 0.08
+
+
+def test_a_strip_is_taken_whole_by_official():
+    assert set(map(tuple, drawn(CROPS["official"], 10, 2000, 20))) == {(0, 0, 10, 2000)}
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (224, 224), (64, 64)])
+def test_the_crops_of_official_have_a_tenth_and_the_ratios_of_the_reference(height, width):
+    boxes = drawn(CROPS["official"], height, width, 4000)
+    whole = (boxes[:, 2] == height) & (boxes[:, 3] == width)
+    y, x, h, w = boxes[~whole].T
+    assert len(h) > 3900
+    share = h * w / (height * width)
+    assert 0.1 <= share.min() < 0.12 and share.max() > 0.8
+    # The width is rounded after the ratio was drawn.
+    assert np.all(w + 0.5 >= 0.75 * h) and np.all(w - 0.5 <= 1.33 * h)
+    assert (w / h).min() < 0.77 and (w / h).max() > 1.30
+    # As in TensorFlow, the last place is never drawn where there is another one; the others are as frequent.
+    for start, room in ((y, height - h), (x, width - w)):
+        last = np.maximum(room - 1, 0)
+        assert np.all(start <= last) and np.any(start == last)
+        left = np.where(2 * start < last, 1.0, np.where(2 * start > last, 0.0, 0.5))
+        assert left.mean() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(len(left)))
+
+
+def test_the_heights_of_official_are_uniform_for_a_given_ratio():
+    # The reference's loop, retold: a ratio, then a height among those with 5 to 100 % of the area; 100 attempts.
+    def reference(rng, height, width):
+        area = float(height * width)
+        for _ in range(100):
+            ratio = rng.uniform(0.75, 1.33)
+            low, high = int(np.rint(np.sqrt(0.05 * area / ratio))), int(np.rint(np.sqrt(area / ratio)))
+            if np.rint(high * ratio) > width:
+                high = int((width + 0.5 - 1e-7) / ratio)
+            high = min(high, height)
+            low = min(low, high)
+            h = low + (int(rng.integers(0, high - low + 1)) if low < high else 0)
+            w = int(np.rint(h * ratio))
+            if 0.05 * area <= h * w <= area and 0 < h <= height and 0 < w <= width and h * w >= 0.1 * area:
+                return int(rng.random() * (height - h)), int(rng.random() * (width - w)), h, w
+        return 0, 0, height, width
+
+    for sides in ((375, 500), (400, 250)):
+        ours, theirs = drawn(CROPS["official"], *sides, 4000), drawn(reference, *sides, 8000, seed=1)
+        for place in range(4):
+            assert far_apart(ours[:, place], theirs[:, place]) < 2.2, Box._fields[place]
+
+
+def cut(data, box, size, interpolation=cv2.INTER_LINEAR, mirror=False, channels=3):
+    out = np.full((size, size, channels), 77, np.uint8)
+    preprocessing.crop_and_resize(data, decode.header(data), Box(*box), out, interpolation=interpolation, mirror=mirror)
+    return out
+
+
+def noise(height, width, channels=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+
+
+BOXES = [(0, 0, 50, 70), (3, 5, 31, 20), (10, 20, 16, 16), (0, 0, 4, 60), (7, 1, 40, 31), (49, 69, 1, 1)]
+
+
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_pixels_are_interpolated_linearly(box, channels):
+    pixels = noise(50, 70, channels)
+    data = made.encoded(pixels, "PNG")
+    part = pixels[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+    for size in (32, 40) if min(box[2:]) >= 32 else (16, 27):  # none so small that it would be decoded smaller
+        assert made.difference(cut(data, box, size, channels=channels), made.bilinear(part, size)).max() <= 1
+
+
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_areas_are_averaged_where_the_part_is_larger(box, channels):
+    pixels = noise(50, 70, channels)
+    data = made.encoded(pixels, "PNG")
+    part = pixels[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+    for size in (16, 27, 31):
+        reference = made.average if min(part.shape[:2]) >= size else made.bilinear
+        if min(part.shape[:2]) < 2 * size:
+            found = cut(data, box, size, cv2.INTER_AREA, channels=channels)
+            assert made.difference(found, reference(part, size)).max() <= 1
+
+
+@pytest.mark.parametrize("interpolation", [cv2.INTER_LINEAR, cv2.INTER_AREA])
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_mirrored_picture_is_the_flipped_one_bit_by_bit(interpolation, channels, kind):
+    data = made.encoded(noise(50, 70, channels), kind)
+    for box, size in (((3, 5, 31, 20), 17), ((0, 0, 50, 70), 24), ((0, 0, 50, 70), 60)):
+        plain, mirrored = (cut(data, box, size, interpolation, mirror, channels) for mirror in (False, True))
+        np.testing.assert_array_equal(mirrored, plain[:, ::-1])
+        assert not np.array_equal(mirrored, plain)
+
+
+@pytest.fixture
+def shrinks(monkeypatch):
+    """Every `shrink` that was asked of the decoder."""
+    asked, original = [], decode.decode
+
+    def watched(*args, shrink=1, **options):
+        asked.append(shrink)
+        return original(*args, shrink=shrink, **options)
+
+    monkeypatch.setattr(decode, "decode", watched)
+    return asked
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(
+    ("box", "size", "shrink"),
+    [
+        ((0, 0, 63, 400), 32, 1),
+        ((0, 0, 64, 64), 32, 2),
+        ((5, 9, 127, 200), 32, 2),
+        ((32, 16, 128, 200), 32, 4),
+        ((24, 8, 256, 256), 32, 8),
+        ((0, 0, 320, 400), 16, 8),
+        ((33, 77, 100, 64), 64, 1),
+    ],
+)
+@pytest.mark.parametrize("interpolation", [cv2.INTER_LINEAR, cv2.INTER_AREA])
+def test_large_parts_are_decoded_smaller_and_look_the_same(kind, box, size, shrink, interpolation, shrinks):
+    pixels = made.photo(320, 400, seed=1)
+    data = made.encoded(pixels, kind, **({"quality": 95, "subsampling": 0} if kind == "JPEG" else {}))
+    found = cut(data, box, size, interpolation)
+    assert shrinks == [shrink] and min(box[2:]) // shrink >= size
+    part = pixels[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+    reference = made.bilinear(part, size) if interpolation == cv2.INTER_LINEAR else made.average(part, size)
+    assert made.psnr(found, reference) > 30
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_box_is_one_of_the_upright_picture(orientation):
+    pixels = made.photo(90, 140, seed=2)
+    data = made.turned(made.Image.fromarray(pixels), orientation, quality=95, subsampling=0)
+    head = decode.header(data, apply_exif=True)
+    upright = decode.decode(data, head)
+    for box, size in ((Box(11, 22, 40, 60), 24), (Box(4, 8, 80, 72), 16)):
+        out = np.empty((size, size, 3), np.uint8)
+        preprocessing.crop_and_resize(data, head, box, out, interpolation=cv2.INTER_AREA, mirror=False)
+        part = upright[box.y : box.y + box.height, box.x : box.x + box.width]
+        assert made.psnr(out, made.average(part, size)) > 30
+
+
+def test_the_published_numbers():
+    official, torch = preprocessing.get("official"), preprocessing.get("torch")
+    assert official.normalization(3) == ((123.68, 116.78, 103.94), (1.0, 1.0, 1.0))
+    assert torch.mean == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)], abs=1e-9)
+    assert torch.std == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)], abs=1e-9)
+    mean, std = torch.normalization(1)
+    assert mean == pytest.approx([255 * 1.347 / 3]) and std == pytest.approx([255 * 0.678 / 3])
+    with pytest.raises(ValueError, match="preprocessing 'tf' is unknown; use one of official, torch"):
+        preprocessing.get("tf")

@@ -1,0 +1,257 @@
+"""A folder of pictures packed into a data set: what is stored of each kind of picture, and what is said of bad ones."""
+
+import hashlib
+import io
+import json
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from mixedres._internal import progress
+from mixedres.data.images import decode
+from mixedres.data.prepare import reencode, spans
+from mixedres.data.prepare.__main__ import main
+from tests.data.prepare import prepare_cases as cases
+
+SKIP = {"image": tfds.decode.SkipDecoding()}
+RIGHT_SIDE_DOWN = 6  # EXIF: turn by 90 degrees clockwise to see it upright
+
+
+def command(source, data_dir, *more, name="pets"):
+    return ["folder", f"--from={source}", f"--data_dir={data_dir}", f"--name={name}", *more]
+
+
+def stored(data_dir, name="pets", split="train"):
+    """{path: stored bytes}, in the order of the data set."""
+    source = tfds.builder(name, data_dir=data_dir).as_data_source(split=split, decoders=SKIP)
+    return {example["file_name"].decode(): example["image"] for example in source}
+
+
+def seen(data):
+    """The pixels as a viewer shows them."""
+    return decode.decode(data, decode.header(data, apply_exif=True)).astype(int)
+
+
+def with_orientation(array, kind="JPEG", orientation=RIGHT_SIDE_DOWN, **options):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return cases.encoded(array, kind, exif=exif, **options)
+
+
+def test_two_parts(tmp_path, capsys):
+    files = cases.picture_folder(tmp_path / "pics")
+    assert main(command(tmp_path / "pics", tmp_path / "data")) == 0
+    output = capsys.readouterr()
+    assert "wrote" in output.out and "12 train and 6 validation images" in output.out and output.err == ""
+    assert (
+        f"python -m mixedres.main --config=configs/tfds.py:fp16 --config.data.name=tfds:pets "
+        f"--config.data.dir={tmp_path}/data\n" in output.out
+    )
+    builder = tfds.builder("pets", data_dir=tmp_path / "data")
+    assert builder.info.features["label"].names == ["cats", "dögs"]
+    for split, part in (("train", "train/"), ("validation", "val/")):
+        names = sorted(
+            (name for name in files if name.startswith(part)),
+            key=lambda name: hashlib.md5((split + name).encode()).hexdigest(),
+        )
+        found = stored(tmp_path / "data", split=split)
+        assert list(found) == names
+        assert found == {name: files[name] for name in names}
+    labels = {example["file_name"].decode(): example["label"] for example in builder.as_data_source(split="train")}
+    assert labels == {name: int("dögs" in name) for name in files if name.startswith("train/")}
+
+
+def test_one_part_holds_out_the_same_pictures_as_reading_in_place(tmp_path):
+    from mixedres.data.datasets import folder
+
+    cases.picture_folder(tmp_path / "pics")
+    more = ["--train_split=train", "--eval_fraction=0.4", "--split_seed=3"]
+    (tmp_path / "pics/val").rename(tmp_path / "pics/other")
+    assert main(command(tmp_path / "pics", tmp_path / "data", *more)) == 0
+    found = folder.scan(tmp_path / "pics", train_split="train", eval_fraction=0.4, split_seed=3)
+    assert set(stored(tmp_path / "data")) == set(found.train.paths)
+    assert set(stored(tmp_path / "data", split="validation")) == set(found.eval.paths)
+
+
+def test_png_and_jpeg_in_one_data_set_are_decoded_by_stock_readers(tmp_path):
+    files = cases.picture_folder(tmp_path / "pics")
+    png = cases.encoded(cases.pixels(7), "PNG")
+    (tmp_path / "pics/train/cats/0.jpg").write_bytes(png)
+    (tmp_path / "pics/train/cats/1.png").write_bytes(png)
+    assert main(command(tmp_path / "pics", tmp_path / "data")) == 0
+    found = stored(tmp_path / "data")
+    assert found["train/cats/0.jpg"] == found["train/cats/1.png"] == png
+    assert found["train/cats/2.jpg"] == files["train/cats/2.jpg"]
+    decoded = tfds.builder("pets", data_dir=tmp_path / "data").as_data_source(split="train")
+    by_name = {example["file_name"].decode(): example["image"] for example in decoded}
+    np.testing.assert_array_equal(by_name["train/cats/1.png"], cases.pixels(7))
+    assert np.abs(by_name["train/cats/2.jpg"].astype(int) - seen(files["train/cats/2.jpg"])).max() <= 6
+
+
+class TestUpright:
+    ARRAY = cases.pixels(11, height=40, width=56)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            cases.encoded(ARRAY),
+            cases.encoded(ARRAY, progressive=True),
+            cases.encoded(cases.pixels(12, channels=1)),
+            cases.encoded(ARRAY, "PNG"),
+            cases.encoded(cases.pixels(12, channels=1), "PNG"),
+            cases.encoded(ARRAY, "PNG", mode="P"),
+            with_orientation(ARRAY, orientation=1),
+        ],
+    )
+    def test_is_kept_where_nothing_is_to_be_done(self, data):
+        assert reencode.upright(data) == data
+
+    @pytest.mark.parametrize(
+        "data, kind, tolerance",
+        [
+            (with_orientation(ARRAY, quality=95), "JPEG", 12),
+            (with_orientation(ARRAY, "PNG"), "PNG", 0),
+            (cases.encoded(ARRAY, mode="CMYK", quality=95), "JPEG", 12),
+            (cases.encoded(ARRAY, "WEBP", lossless=True), "JPEG", 12),
+            (cases.encoded(ARRAY, "BMP"), "PNG", 0),
+            (cases.encoded(ARRAY, "TIFF"), "PNG", 0),
+        ],
+    )
+    def test_looks_the_same_and_needs_no_exif(self, data, kind, tolerance):
+        made = reencode.upright(data)
+        assert Image.open(io.BytesIO(made)).format == kind
+        head = decode.header(made, apply_exif=True)
+        assert head.orientation == 1 and head.colorspace == ("YCbCr" if kind == "JPEG" else "")
+        assert seen(made).shape == seen(data).shape
+        assert np.abs(seen(made) - seen(data)).max() <= tolerance
+
+    def test_gray_stays_gray(self):
+        gray = cases.pixels(12, channels=1)
+        made = reencode.upright(with_orientation(gray, quality=95))
+        assert decode.header(made).colorspace == "Gray"
+        assert np.abs(seen(made)[..., 0] - np.rot90(gray, -1)).max() <= 12
+
+    def test_damaged_pictures_are_refused(self):
+        whole = cases.encoded(cases.pixels(11, height=400, width=400), quality=95)
+        for data in (b"", b"text", whole[: len(whole) // 2], cases.encoded(self.ARRAY, "PNG")[:-200]):
+            with pytest.raises(ValueError):
+                reencode.upright(data)
+
+
+class TestShortened:
+    def shortened(self, data, **options):
+        given = {"short_side": 32, "quality": 90, "otherwise": reencode.upright, "turn": True} | options
+        return reencode.shortened(data, **given)
+
+    @pytest.mark.parametrize("height, width, size", [(64, 128, (32, 64)), (150, 100, (48, 32)), (33, 33, (32, 32))])
+    def test_is_the_filtered_picture(self, height, width, size):
+        array = cases.pixels(5, height, width)
+        made = self.shortened(cases.encoded(array, "PNG"), quality=95)
+        head = decode.header(made)
+        assert (head.height, head.width, head.colorspace) == (*size, "YCbCr")
+        reference = np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.LANCZOS)).astype(int)
+        assert np.abs(seen(made) - reference).mean() < 2.5
+
+    def test_the_quality_and_the_chroma_are_as_asked(self):
+        data = cases.encoded(cases.pixels(5, 64, 64), "PNG")
+        low, high = self.shortened(data, quality=10), self.shortened(data, quality=95)
+        assert len(low) < len(high)
+        assert Image.open(io.BytesIO(high)).layer[0][1:3] == (2, 2)  # luma has twice the samples of chroma each way
+
+    def test_a_small_picture_is_kept(self):
+        data = cases.encoded(cases.pixels(5, 32, 100))
+        assert self.shortened(data) == data
+
+    def test_turned_only_where_asked(self):
+        data = with_orientation(cases.pixels(5, 64, 128))
+        assert decode.header(self.shortened(data))[:2] == (64, 32)
+        assert decode.header(self.shortened(data, turn=False))[:2] == (32, 64)
+
+
+def test_an_unreadable_picture_stops_or_is_left_out(tmp_path, monkeypatch, capsys):
+    files = cases.picture_folder(tmp_path / "pics")
+    monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(4, len(part), 4), len(part)])
+    order = sorted(
+        (name for name in files if name.startswith("train/")),
+        key=lambda name: hashlib.md5(("train" + name).encode()).hexdigest(),
+    )
+    for name in order[4:8]:  # all of the second shard
+        (tmp_path / "pics" / name).write_bytes(files[name][:100])
+    assert main(command(tmp_path / "pics", tmp_path / "data")) == 1
+    line = cases.failed_line(capsys)
+    assert str(tmp_path / "pics" / order[4]) in line and "--on_error=skip" in line
+    assert main(command(tmp_path / "pics", tmp_path / "data", "--on_error=skip")) == 0
+    output = capsys.readouterr()
+    assert [f"pics/{name}: " in line for name, line in zip(order[4:8], output.err.splitlines(), strict=True)] == [
+        True
+    ] * 4
+    assert "8 train and 6 validation images, 4 left out" in output.out
+    assert cases.info(tmp_path / "data/pets/1.0.0")["splits"][0]["shardLengths"] == ["4", "0", "4"]
+    assert list(stored(tmp_path / "data")) == order[:4] + order[8:]
+
+
+def test_a_part_without_a_readable_picture(tmp_path, capsys):
+    files = cases.picture_folder(tmp_path / "pics")
+    for name in files:
+        if name.startswith("val/"):
+            (tmp_path / "pics" / name).write_bytes(b"?")
+    assert main(command(tmp_path / "pics", tmp_path / "data", "--on_error=skip")) == 1
+    assert "no picture could be read for validation" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "data/pets/1.0.0").exists()
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    cases.picture_folder(tmp_path / "pics")
+    name = b"train/cats/caf\xe9.jpg"
+    (tmp_path / "pics/train/cats/0.jpg").rename(tmp_path / "pics" / name.decode("utf-8", "surrogateescape"))
+    assert main(command(tmp_path / "pics", tmp_path / "data")) == 0
+    source = tfds.builder("pets", data_dir=tmp_path / "data").as_data_source(split="train", decoders=SKIP)
+    assert name in [example["file_name"] for example in source]
+
+
+def test_mistakes(tmp_path, capsys):
+    assert main(command(tmp_path / "nowhere", tmp_path)) == 2
+    assert "nowhere is no directory" in cases.failed_line(capsys)
+    (tmp_path / "empty").mkdir()
+    assert main(command(tmp_path / "empty", tmp_path)) == 2
+    assert "no class folders" in cases.failed_line(capsys)
+    cases.picture_folder(tmp_path / "pics")
+    assert main(command(tmp_path / "pics", tmp_path, "--eval_split=holdout")) == 2
+    assert "no folder 'holdout'" in cases.failed_line(capsys)
+    assert not (tmp_path / "pets").exists()
+
+
+def test_other_options_are_another_plan(tmp_path, monkeypatch, capsys):
+    cases.picture_folder(tmp_path / "pics")
+    (tmp_path / "data/pets/1.0.0.incomplete").mkdir(parents=True)
+    monkeypatch.setattr("mixedres.data.prepare.writer._write_shards", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(command(tmp_path / "pics", tmp_path / "data", "--split_seed=1"))
+    plan = json.loads((tmp_path / "data/pets/1.0.0.incomplete/plan.json").read_text())
+    assert plan["splits"]["train"]["examples"] == 12 and plan["split_seed"] == 1
+    assert main(command(tmp_path / "pics", tmp_path / "data", "--split_seed=2")) == 2
+    assert "split_seed was 1, is now 2; remove" in cases.failed_line(capsys)
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.ImageProgress("writing", 2_000_000, done=500_000) as shown:
+        for _ in range(61):
+            now[0] += 1
+            shown.add(1000)
+    assert capsys.readouterr().err.splitlines() == [
+        "mixedres: writing: 530,000 of 2,000,000 images, 1,000/s, 25 min left",
+        "mixedres: writing: 560,000 of 2,000,000 images, 1,000/s, 24 min left",
+    ]
+
+
+@pytest.mark.parametrize("inside", [".", "prepared", "train/cats"])
+def test_the_source_is_not_written_into(tmp_path, inside, capsys):
+    cases.picture_folder(tmp_path / "pics")
+    before = sorted((tmp_path / "pics").rglob("*"))
+    assert main(command(tmp_path / "pics", tmp_path / "pics" / inside)) == 2
+    assert "where it would become one of its classes" in cases.failed_line(capsys)
+    assert sorted((tmp_path / "pics").rglob("*")) == before

@@ -1,0 +1,136 @@
+"""An interrupted preparation: never taken for a whole one, continued by the same command, and by no other."""
+
+import errno
+import fcntl
+import signal
+import subprocess
+import sys
+
+import pytest
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.utils import version
+
+from mixedres.data.prepare import spans, writer
+from mixedres.data.prepare.__main__ import main
+from tests.data.prepare import prepare_cases as cases
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    """Shards of five pictures, of which the training set has six and the validation set one."""
+    monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
+
+
+def test_a_second_start_writes_what_is_missing_and_no_more(tars, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(cases.command(tars, whole)) == 0
+    capsys.readouterr()
+    write_shard, names = writer._write_shard, []
+
+    def failing(path, records, progress):
+        if len(names) == 4:
+            next(iter(records))
+            path.with_name(path.name + ".part").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        names.append(path.name)
+        return write_shard(path, records, progress)
+
+    monkeypatch.setattr(writer, "_write_shard", failing)
+    assert main(cases.command(tars, broken)) == 1
+    assert "No space left on device; the same command continues" in cases.failed_line(capsys)
+    assert not (broken / "imagenet2012/5.1.0").exists()
+    assert not tfds.builder("imagenet2012", data_dir=broken, file_format="array_record").is_prepared()
+    assert version.list_all_versions(broken / "imagenet2012") == []
+    incomplete = broken / "imagenet2012/5.1.0.incomplete"
+    before = {name: (incomplete / name).stat().st_mtime_ns for name in names}
+
+    def counting(path, records, progress):
+        names.append(path.name)
+        return write_shard(path, records, progress)
+
+    monkeypatch.setattr(writer, "_write_shard", counting)
+    assert main(cases.command(tars, broken)) == 0
+    assert len(names) == len(set(names)) == 7  # six of training, one of validation, each once
+    final = broken / "imagenet2012/5.1.0"
+    assert {name: (final / name).stat().st_mtime_ns for name in before} == before
+    assert cases.read_shards(final) == cases.read_shards(whole / "imagenet2012/5.1.0")
+
+
+def test_a_shard_that_is_not_listed_or_not_there_is_written_again(tars, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(cases.command(tars, whole)) == 0
+    monkeypatch.setattr(tfds.folder_dataset, "write_metadata", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(cases.command(tars, broken))
+    monkeypatch.undo()
+    monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
+    incomplete = broken / "imagenet2012/5.1.0.incomplete"
+    (incomplete / "imagenet2012-train.array_record-00002-of-00006").unlink()
+    written = (incomplete / "written.json").read_text()
+    (incomplete / "written.json").write_text(written.replace("00003-of-00006", "00013-of-00006"))
+    (incomplete / "imagenet2012-train.array_record-00003-of-00006").write_bytes(b"not to be believed")
+    assert main(cases.command(tars, broken)) == 0
+    assert cases.read_shards(broken / "imagenet2012/5.1.0") == cases.read_shards(whole / "imagenet2012/5.1.0")
+
+
+def test_another_plan_is_refused_with_what_differs(tars, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(writer, "_write_shards", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    assert main(cases.command(tars, tmp_path)) == 1
+    cases.failed_line(capsys)
+    files = cases.imagenet_files()
+    files["train"]["n01440764_0.JPEG"] += b"\0"
+    other = cases.imagenet_tars(tmp_path / "other", files)
+    before = cases.read_shards(tmp_path / "imagenet2012/5.1.0.incomplete")
+    assert main(cases.command(other, tmp_path)) == 2
+    line = cases.failed_line(capsys)
+    assert f"source was '{tars}', is now '{other}'" in line and "splits.train.digest" in line
+    assert "splits.validation" not in line
+    assert f"remove {tmp_path}/imagenet2012/5.1.0.incomplete" in line
+    assert cases.read_shards(tmp_path / "imagenet2012/5.1.0.incomplete") == before
+
+
+def test_foreign_files_are_left_alone(tars, tmp_path, capsys):
+    incomplete = tmp_path / "imagenet2012/5.1.0.incomplete"
+    incomplete.mkdir(parents=True)
+    (incomplete / "thesis.txt").write_text("all of it")
+    assert main(cases.command(tars, tmp_path)) == 2
+    assert "holds files but no plan.json" in cases.failed_line(capsys)
+    assert (incomplete / "thesis.txt").read_text() == "all of it"
+
+
+def test_two_processes_do_not_meet(tars, tmp_path, capsys):
+    incomplete = tmp_path / "imagenet2012/5.1.0.incomplete"
+    incomplete.mkdir(parents=True)
+    with (incomplete / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(cases.command(tars, tmp_path)) == 2
+    assert "is being written by another process" in cases.failed_line(capsys)
+    assert main(cases.command(tars, tmp_path)) == 0
+
+
+def test_ctrl_c_ends_in_one_line_and_can_be_continued(tars, tmp_path, capsys):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(cases.command(tars, whole)) == 0
+    script = (
+        "import sys, time\n"
+        "from mixedres.data.prepare import __main__, pictures, writer\n"
+        "pictures.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]\n"
+        "to_disk = writer._to_disk\n"
+        "def slow(path):\n"
+        "    to_disk(path)\n"
+        "    if '00002-of' in path.name:\n"
+        "        print('now', flush=True)\n"
+        "        time.sleep(60)\n"
+        "writer._to_disk = slow\n"
+        "sys.exit(__main__.main())\n"
+    )
+    arguments = [sys.executable, "-c", script, *cases.command(tars, broken)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert text == "mixedres: interrupted; the same command continues where this one stopped\n"
+    assert len(list((broken / "imagenet2012/5.1.0.incomplete").glob("*-of-?????"))) == 2
+    assert main(cases.command(tars, broken)) == 0
+    assert cases.read_shards(broken / "imagenet2012/5.1.0") == cases.read_shards(whole / "imagenet2012/5.1.0")

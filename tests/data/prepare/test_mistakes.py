@@ -1,0 +1,172 @@
+"""What is said, and with which exit status, where ImageNet cannot be prepared: one line, and nothing is half done."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow_datasets as tfds
+
+from mixedres.data.prepare import imagenet, writer
+from mixedres.data.prepare.__main__ import main
+from tests.data.prepare import prepare_cases as cases
+
+SKIP = {"image": tfds.decode.SkipDecoding()}
+
+
+def test_prepared_twice(tars, prepared, capsys):
+    before = cases.read_shards(prepared / "imagenet2012/5.1.0")
+    assert main(cases.command(tars, prepared)) == 2
+    assert "imagenet2012/5.1.0 is already prepared" in cases.failed_line(capsys)
+    assert cases.read_shards(prepared / "imagenet2012/5.1.0") == before
+
+
+def test_an_incomplete_imagenet(tars, tmp_path, capsys):
+    assert main(cases.command(tars, tmp_path)[:3]) == 2
+    line = cases.failed_line(capsys)
+    assert "27 of 1,281,167 train pictures and 5 of 50,000 validation pictures" in line and "--partial" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["train", "val"])
+def test_one_tar(tars, tmp_path, capsys, missing):
+    (tmp_path / "some").mkdir()
+    name = "ILSVRC2012_img_val.tar" if missing == "train" else "ILSVRC2012_img_train.tar"
+    os.symlink(tars / name, tmp_path / "some" / name)
+    arguments = cases.command(tmp_path / "some", tmp_path)
+    assert main(arguments[:3]) == 2
+    line = cases.failed_line(capsys)
+    assert f"no ILSVRC2012_img_{missing}.tar in {tmp_path}/some" in line and "--partial" in line
+    assert main(arguments) == 0
+    counts = {part["name"]: part["shardLengths"] for part in cases.info(tmp_path / "imagenet2012/5.1.0")["splits"]}
+    assert counts == ({"validation": ["5"]} if missing == "train" else {"train": ["27"]})
+
+
+def test_no_tars(tmp_path, capsys):
+    for more in ([], ["--partial"]):
+        assert main(["imagenet2012", f"--manual_dir={tmp_path}", f"--data_dir={tmp_path}", *more]) == 2
+        line = cases.failed_line(capsys)
+        for words in (
+            "ILSVRC2012_img_train.tar",
+            str(tmp_path),
+            "register at https://image-net.org",
+            "--manual_dir",
+        ):
+            assert words in line
+
+
+def test_a_tar_that_is_cut_off(tars, tmp_path, capsys):
+    data = (tars / "ILSVRC2012_img_train.tar").read_bytes()
+    at = data.index(cases.imagenet_files()["train"]["n02105855_21.JPEG"])
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(data[: at + 100])
+    os.symlink(tars / "ILSVRC2012_img_val.tar", tmp_path / "ILSVRC2012_img_val.tar")
+    arguments = cases.command(tmp_path, tmp_path / "data")
+    assert main(arguments[:3]) == 1
+    assert "ILSVRC2012_img_train.tar is cut off or damaged" in cases.failed_line(capsys)
+    assert main(arguments) == 0
+    builder = tfds.builder_from_directory(tmp_path / "data/imagenet2012/5.1.0")
+    found = {example["file_name"].decode() for example in builder.as_data_source(split="train", decoders=SKIP)}
+    assert found == {f"n01440764_{i * 7}.JPEG" for i in range(9)} | {f"n02105855_{i * 7}.JPEG" for i in range(3)}
+
+
+@pytest.mark.parametrize(
+    "file, data, words",
+    [
+        ("ILSVRC2012_img_train.tar", b"", "ILSVRC2012_img_train.tar is cut off or damaged"),
+        ("ILSVRC2012_img_train.tar", {"n99999999.tar": b""}, "n99999999.tar, which is not the tar file of a class"),
+        ("ILSVRC2012_img_val.tar", {"cat.jpg": b"?"}, "cat.jpg, which is not a validation picture"),
+        ("ILSVRC2012_img_val.tar", {"ILSVRC2012_val_00050001.JPEG": b"?"}, "which is not a validation picture"),
+    ],
+)
+def test_tars_of_something_else(tars, tmp_path, capsys, file, data, words):
+    for name in imagenet.TARS.values():
+        os.symlink(tars / name, tmp_path / name)
+    (tmp_path / file).unlink()
+    if isinstance(data, dict):
+        cases.tar(tmp_path / file, data)
+    else:
+        (tmp_path / file).write_bytes(data)
+    assert main(cases.command(tmp_path, tmp_path)[:3]) == 1
+    assert words in cases.failed_line(capsys)
+
+
+def test_a_picture_that_is_none(tmp_path, capsys):
+    files = cases.imagenet_files()
+    files["validation"]["ILSVRC2012_val_00000002.JPEG"] = b"no picture at all"
+    tars = cases.imagenet_tars(tmp_path, files)
+    assert main(cases.command(tars, tmp_path)) == 1
+    line = cases.failed_line(capsys)
+    assert f"ILSVRC2012_val_00000002.JPEG in {tmp_path}/ILSVRC2012_img_val.tar: it is not a picture" in line
+    assert main(cases.command(tars, tmp_path, "--on_error=skip")) == 0
+    output = capsys.readouterr()
+    assert "left out ILSVRC2012_val_00000002.JPEG" in output.err
+    assert "27 train and 4 validation images, 1 left out" in output.out
+    assert len(tfds.builder_from_directory(tmp_path / "imagenet2012/5.1.0").as_data_source(split="validation")) == 4
+
+
+def test_a_full_disk(tars, tmp_path, capsys, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(writer, "_to_disk", full)
+    assert main(cases.command(tars, tmp_path)) == 1
+    assert "No space left on device; the same command continues" in cases.failed_line(capsys)
+    monkeypatch.undo()
+    assert main(cases.command(tars, tmp_path)) == 0
+
+
+def test_a_disk_that_is_full_within_a_shard(tars, tmp_path):
+    script = (
+        "import resource, signal, sys\n"
+        "from mixedres.data.prepare import __main__\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "sys.exit(__main__.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *cases.command(tars, tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "cannot write" in done.stderr and "File too large" in done.stderr and "same command" in done.stderr
+    assert main(cases.command(tars, tmp_path)) == 0
+
+
+def test_a_directory_that_cannot_be_written(tars, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(cases.command(tars, tmp_path / "file")) == 1
+    assert "file/imagenet2012" in cases.failed_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], ["DATA_SET", "--help"]),
+        (["mnist"], ["mnist", "imagenet2012", "folder"]),
+        (["imagenet2012", "--data_dir=d"], ["--manual_dir", "--from_tfrecord"]),
+        (["imagenet2012", "--manual_dir=m", "--from_tfrecord=t", "--data_dir=d"], ["not allowed with"]),
+        (["imagenet2012", "--manual_dir=nowhere", "--data_dir=d"], ["nowhere is no directory"]),
+        (["imagenet2012", "--manual_dir=.", "--data_dir="], ["--data_dir", "name a directory"]),
+        (["imagenet2012", "--manual_dir=.", "--data_dir=d", "--short_side=0"], ["'0'", "16 to 65500"]),
+        (["imagenet2012", "--manual_dir=.", "--data_dir=d", "--quality=90"], ["--quality", "--short_side"]),
+        (["imagenet2012", "--manual_dir=.", "--data_dir=d", "--short_side=64", "--quality=101"], ["1 to 100"]),
+        (["imagenet2012", "--manual_dir=.", "--data_dir=d", "--on_error=panic"], ["panic", "stop", "skip"]),
+        (["imagenet2012", "--manual_dir=.", "--data_dir=d", "--part"], ["--part"]),
+        (["folder", "--from=.", "--data_dir=d", "--name=My-Set"], ["'My-Set'", "a-z"]),
+        (["folder", "--from=.", "--data_dir=d", "--name=imagenet2012"], ["imagenet2012", "another name"]),
+        (["folder", "--from=.", "--data_dir=d"], ["--name"]),
+    ],
+)
+def test_the_command_line(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    line = cases.failed_line(capsys)
+    assert all(word in line for word in words), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help(capsys):
+    for arguments in (["--help"], ["imagenet2012", "--help"], ["folder", "-h"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        assert "python -m mixedres.data.prepare" in capsys.readouterr().out

@@ -1,0 +1,192 @@
+"""The doctor's command: on fresh networks and on runs, what it writes, what it advises, and how it answers mistakes."""
+
+import json
+import shlex
+
+import pytest
+
+from mixedres import main, train
+from mixedres.checkpoints import workdir
+from mixedres.config import flags
+from mixedres.doctor import __main__ as doctor
+from mixedres.doctor import examine
+from mixedres.numerics import Comparison, Report
+from mixedres.numerics.rows import LOST, shift_of
+from tests import ROOT
+from tests.train import run_cases
+
+TINY = (
+    "--config=configs/digits.py:fp16",
+    "--config.model.name=cifar_resnet8",
+    "--config.data.name=synthetic",
+    "--config.data.num_classes=10",
+    "--config.data.train_examples=64",
+    "--config.data.image_size=8",
+    "--config.batch_size=16",
+    "--config.num_devices=2",
+)
+
+
+def said(capsys, *arguments):
+    """(status, stdout, stderr)."""
+    status = doctor.main(["doctor", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert said(capsys, *TINY, f"--out={out}")[0] == 0  # which is then overwritten
+    status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
+    assert (status, errors) == (0, "")
+    document = json.loads((tmp_path / "page.json").read_text())
+    assert document["title"] == "cifar_resnet8 on synthetic, fp16, steps 0, 2" and document["present_log2_scale"] == 15
+    assert [probe["step"] for probe in document["probes"]] == [0, 2]
+    assert document["title"] in out.read_text() and "Take float16 at loss scale 2**" in text
+    errors = {comparison["preset"]: comparison for comparison in document["comparison"]}
+    assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
+    assert errors["fp16"]["shift"] == document["recommended_log2_scale"] and errors["bf16"]["shift"] == 0
+    assert errors["fp16"]["worst"] < 0.2
+
+    # What it says to add is understood, and followed there is nothing left to change but the scale.
+    line = next(line for line in text.splitlines() if line.startswith("  --config."))
+    followed = flags.parse(["mixedres", *TINY, *shlex.split(line)]).config
+    assert followed.precision.loss_scale == 2.0 ** document["recommended_log2_scale"]
+
+
+def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, capsys):
+    run = tmp_path / "run"
+    train.train(run_cases.tiny("fp16_static"), run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    status, text, errors = said(capsys, f"--workdir={run}", f"--out={tmp_path / 'page.html'}")
+    assert (status, errors) == (0, "") and f"step 6 of {run}" in text
+    assert json.loads((tmp_path / "page.json").read_text())["present_log2_scale"] == 7
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    status, _, errors = said(capsys, *TINY, "--config.model.name=cifar_resnet14", f"--workdir={run}")
+    assert status == 2 and "is of another model" in errors
+
+
+def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, capsys):
+    """After a few updates at a rate of 1e9 nothing is finite."""
+    flags = ["--config.precision.loss_scale=none", "--config.optimizer.learning_rate=1e9"]
+    out = tmp_path / "page.html"
+    status, text, errors = said(capsys, *TINY, *flags, f"--out={out}", "--steps=0,9")
+    assert (status, errors) == (0, "") and "is not finite in fp16, so later ones were not reached" in text
+    assert [probe["step"] for probe in json.loads((tmp_path / "page.json").read_text())["probes"]] == [0]
+    status, _, errors = said(capsys, *TINY, *flags, f"--out={tmp_path / 'other.html'}", "--steps=9")
+    assert status == 2 and "--steps: step" in errors and not (tmp_path / "other.html").exists()
+
+
+def report(dtype="float16", kept="", shift=10):
+    """A stand-in for what `overrides` reads."""
+    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift, "rows": [], "limited_by": 1}
+    return type("Report", (), about)()
+
+
+@pytest.mark.parametrize(
+    ("preset", "found", "lines"),
+    [
+        (
+            "fp16",
+            report(),
+            ["--config.precision.loss_scale=1024", "or: --config.loss_scale.initial=1024  (a dynamic one)"],
+        ),
+        ("fp16_static", report(), ["--config.precision.loss_scale=1024"]),
+        ("fp16_static", report(shift=-3), ["--config.precision.loss_scale=0.125"]),
+        (
+            "fp16_static",
+            report(kept="^/(a|b)$"),
+            ["'--config.precision.keep_float32=^/(a|b)$' --config.precision.loss_scale=1024"],
+        ),
+        ("bf16", report(), ["--config.precision.name=fp16 --config.precision.loss_scale=1024"]),
+        ("fp16_rewrite", report("bfloat16"), ["--config.precision.name=bf16_rewrite"]),
+        ("fp32", report("bfloat16"), ["--config.precision.name=bf16"]),
+        ("bf16", report("bfloat16"), ["nothing: the config does so already"]),
+    ],
+)
+def test_overrides(preset, found, lines):
+    """Each begins with these words."""
+    told = examine.overrides(found, run_cases.tiny(preset))
+    assert len(told) >= len(lines) and all(a.startswith(b) for a, b in zip(told, lines, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run"),
+        (["--workdir=nowhere"], "--workdir=nowhere holds no run whose config can be read"),
+        ([*TINY, "--workdir=nowhere"], "--workdir=nowhere is not there; leave it out to examine a fresh network"),
+        ([*TINY, "--workdir=."], "has no checkpoint; train first, or leave it out to examine a fresh network"),
+        ([*TINY, "--workdir=x", "--init"], "not allowed with argument"),
+        ([*TINY, "--steps=0,x"], "--steps=0,x must be numbers of training steps, such as 0,100,1000"),
+        ([*TINY, "--steps="], "must be numbers of training steps"),
+        ([*TINY, "--compare=fp8"], "--compare: 'fp8' is unknown; use some of fp32,tf32,bf16,"),
+        ([*TINY, "--out=page.txt"], "--out=page.txt must end in .html"),
+        ([*TINY, "--out=no/page.html"], "there is no directory"),
+        ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),
+        ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
+        (["--workdir=x", "--config.batch_size=8"], "--config is missing; name the one of the run"),
+        ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed is found in no module path"),
+        ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
+    given = [
+        argument.replace("=configs/", f"={main.__file__.rpartition('/mixedres/')[0]}/configs/")
+        for argument in arguments
+    ]
+    monkeypatch.chdir(tmp_path)
+    status, _, errors = said(capsys, *given)
+    assert status == 2 and message in errors and errors.count("\n") == 1, errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.json"])
+def test_nothing_but_an_earlier_report_is_overwritten(name, tmp_path, capsys):
+    (tmp_path / name).write_text("{}")
+    status, _, errors = said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")
+    assert status == 2 and f"{tmp_path / name} is there, and no earlier report" in errors
+    assert (tmp_path / name).read_text() == "{}"
+    (tmp_path / name).unlink()
+    (tmp_path / "page.html").mkdir()
+    assert said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")[0] == 2
+
+
+def test_an_error_that_is_not_finite_is_json():
+    found = Report((), comparisons=(Comparison("fp16", 24, float("inf"), "head/bias", 0.1),))
+    json.dumps(found.to_json(), allow_nan=False)
+    assert "fp16 at 2**24: worst not finite (head/bias), median 10.00%" in found.to_text()
+
+
+def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
+    (tmp_path / workdir.CONFIG).write_text("{")
+    status, _, errors = said(capsys, f"--workdir={tmp_path}")
+    assert status == 2 and "holds no run whose config can be read" in errors
+
+
+@pytest.mark.long
+def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
+    """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended badly."""
+    sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())
+    ratios = {variant["name"].rpartition("=")[2]: variant["ratio_train_loss"] for variant in sweep["variants"]}
+    harmed = {"none": 1.0} | {name: float(name) for name in ratios if name not in ("fp32", "none", "dynamic")}
+    flags = ["--config.model.name=cifar_resnet8", "--config.batch_size=479", "--config.label_smoothing=0"]
+    flags += ["--config.optimizer.learning_rate=0.2", "--config.epochs=40"]
+    command = [f"--config={ROOT}/configs/digits.py:fp16", *flags, "--config.num_devices=1", "--steps=30"]
+    status, _, _ = said(capsys, *command, f"--out={tmp_path / 'page.html'}")
+    assert status == 0
+    document = json.loads((tmp_path / "page.json").read_text())
+    assert len(harmed) >= 6
+    for name, scale in harmed.items():
+        shift = shift_of(scale)
+        lost = [lost_share(row, shift) for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
+        assert (max(lost) > 5 * LOST) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
+        assert document["max_safe_log2_scale"] >= shift
+
+
+def lost_share(row, shift):
+    """Of the mass, from the document alone."""
+    masses = {row["first"] + i: count * 2.0 ** (row["first"] + i) for i, count in enumerate(row["counts"])}
+    return sum(mass for exponent, mass in masses.items() if exponent + shift < -25) / sum(masses.values())

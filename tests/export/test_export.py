@@ -1,0 +1,253 @@
+"""What is exported computes the same without mixedres, and without anything but jax."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixedres import checkpoints, train
+from mixedres.export import __main__ as export
+from mixedres.export import export as exporting
+from mixedres.predict import __main__ as predict
+from tests.autocast import graphs
+from tests.data import made
+from tests.train import run_cases
+
+# What an installation of jax brings.
+WITH_JAX = ("jax", "jaxlib", "numpy", "numpy.libs", "ml_dtypes", "opt_einsum", "scipy", "scipy.libs")
+# The loader as a program, and its numbers where the test can read them.
+DRIVER = """
+import runpy, sys, numpy as np
+folder, *images = sys.argv[1:]
+for path in images:
+    sys.argv = ["load.py", path]
+    found = runpy.run_path(folder + "/load.py")["found"]
+    np.savez(path + ".npz", **found)
+assert not {"mixedres", "flax", "jmp", "PIL"} & sys.modules.keys()
+assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with pictures and a run on them."""
+    place = tmp_path_factory.mktemp("place")
+    made.write_folder(place / "pictures", count=24)
+    made.write_folder(place / "pictures", count=64, part="val")
+    options = {"name": "folder", "dir": place / "pictures", "image_size": 24, "num_classes": None}
+    config = run_cases.tiny("fp16", model__version="1", **{f"data__{key}": value for key, value in options.items()})
+    config.data.train_examples = None
+    train.train(config, place / "run")
+    return place
+
+
+@pytest.fixture(scope="module")
+def only_jax(tmp_path_factory):
+    """An import path with jax and what it depends on, and nothing else that is installed here."""
+    directory = tmp_path_factory.mktemp("only_jax")
+    for name in WITH_JAX:
+        for path in sys.path:
+            if path and (pathlib.Path(path) / name).is_dir():
+                (directory / name).symlink_to(pathlib.Path(path) / name)
+                break
+    return directory
+
+
+def alone(only_jax, *arguments):
+    """Runs Python without site-packages."""
+    environment = {"PYTHONPATH": str(only_jax), "JAX_PLATFORMS": "cpu", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-S", *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def images_of(place, count):
+    """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
+    from mixedres.data import InputSpec
+    from mixedres.data.images import center_crop
+
+    spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
+    paths = predict.find(str(place / "pictures" / "val"))[:count]
+    return paths, np.stack([center_crop.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
+def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance, place, only_jax, tmp_path, capsys):
+    assert (
+        export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}"]) == 0
+    )
+    capsys.readouterr()
+    counts = (1, 7, 64) if precision == "fp32" else (7,)
+    for count in counts:
+        np.save(tmp_path / f"{count}.npy", images_of(place, count)[1])
+    alone(only_jax, "-c", DRIVER, tmp_path / "to", *(tmp_path / f"{count}.npy" for count in counts))
+    for count in counts:
+        options = [f"--from={place / 'run'}", "--json", "--topk=3", f"--precision={precision}"]
+        assert predict.main(["predict", *options, *images_of(place, count)[0]]) == 0
+        said = [json.loads(line)["top"] for line in capsys.readouterr().out.splitlines()]
+        found = np.load(tmp_path / f"{count}.npy.npz")
+        assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
+        expected = np.zeros((count, 3))
+        for row, top in zip(expected, said, strict=True):
+            row[[guess["index"] for guess in top]] = [guess["probability"] for guess in top]
+        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(found["classes"], found["probabilities"].argmax(-1))
+    assert json.loads((tmp_path / "to" / "labels.json").read_text()) == list(made.CLASSES)
+
+
+def test_the_folder_explains_itself(place, only_jax, tmp_path, capsys):
+    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}"]) == 0
+    to = tmp_path / "deep" / "to"
+    names = {"model.jax", "load.py", "labels.json", "model.json", "README.md", "flatbuffers.zip"}
+    assert {path.name for path in to.iterdir()} == names and {path.name for path in to.parent.iterdir()} == {"to"}
+    assert alone(only_jax, to / "load.py").endswith(("cat\n", "dög\n", "owl\n"))  # of a black image
+    assert len((to / "load.py").read_text().splitlines()) <= 13
+    facts = json.loads((to / "model.json").read_text())
+    assert facts["precision"] == "fp16" and facts["input"]["shape"] == [24, 24, 3]
+    readme = (to / "README.md").read_text()
+    assert "uint8 (n, 24, 24, 3)" in readme and "saved_model" not in readme
+    # The snippet that turns a picture into an image runs, and nearly makes what the network was trained on.
+    code = readme.split("```python\n")[1].split("```")[0]
+    for height, width in ((90, 70), (20, 18)):  # larger and smaller than what it becomes
+        _check_snippet(code, facts, made.photo(height, width, seed=3), tmp_path)
+
+
+def _check_snippet(code, facts, pixels, tmp_path):
+    Image.fromarray(pixels).save(tmp_path / "cat.png")
+    code = code.replace('"cat.jpg"', repr(str(tmp_path / "cat.png"))).replace(
+        '"images.npy"', repr(str(tmp_path / "x.npy"))
+    )
+    exec(compile(code, "README.md", "exec"), {})
+    from mixedres.data import InputSpec
+    from mixedres.data.images import center_crop
+
+    seen = center_crop.center_crop((tmp_path / "cat.png").read_bytes(), InputSpec.from_json(facts["input"]))
+    assert made.difference(np.load(tmp_path / "x.npy")[0], seen).mean() < 1.5  # its decoder and filter are others
+
+
+def test_half_weights_take_half_the_space(place, tmp_path, capsys):
+    sizes = {}
+    for name in export.PRECISIONS:
+        to = tmp_path / name
+        assert export.main(["export", f"--from={place / 'run'}", f"--to={to}", f"--precision={name}"]) == 0
+        sizes[name] = (to / "model.jax").stat().st_size
+    parameters = sum(
+        x.size for name, x in checkpoints.read(_converted(place, tmp_path)).tensors.items() if "kernel" in name
+    )
+    for name in ("bf16", "fp16"):
+        assert abs(sizes["fp32"] - sizes[name] - 2 * parameters) < 0.1 * sizes["fp32"]
+
+
+def _converted(place, tmp_path):
+    from mixedres import convert
+
+    path = tmp_path / "own.safetensors"
+    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}", "--layout=mixedres"]) == 0
+    return path
+
+
+TENSORFLOW = """
+import sys, numpy as np, tensorflow as tf
+network = tf.saved_model.load(sys.argv[1])
+found = network.signatures["serving_default"](images=tf.constant(np.load(sys.argv[2])))
+encoded = [open(path, "rb").read() for path in sys.argv[4:]]
+pictures = network.signatures["image_bytes"](image_bytes=tf.constant(encoded))
+np.savez(sys.argv[3], pictures=pictures["probabilities"], **{name: found[name].numpy() for name in found})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2)])
+def test_tensorflow_computes_the_same(precision, tolerance, place, tmp_path):
+    pytest.importorskip("tensorflow", reason="needs the extra tf")
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "mixedres.export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]
+    subprocess.run([*command, f"--precision={precision}", "--saved_model"], env=environment, check=True, timeout=300)
+    assert "saved_model/" in (tmp_path / "to" / "README.md").read_text()
+    paths, images = images_of(place, 7)
+    np.save(tmp_path / "images.npy", images)
+    arguments = [tmp_path / "to" / "saved_model", tmp_path / "images.npy", tmp_path / "found.npz", *paths]
+    subprocess.run([sys.executable, "-c", TENSORFLOW, *map(str, arguments)], env=environment, check=True, timeout=300)
+    found = np.load(tmp_path / "found.npz")
+    expected = np.asarray(exporting.as_function(_network(place, precision))(images)["probabilities"])
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=tolerance)
+    np.testing.assert_array_equal(found["classes"], expected.argmax(-1))
+    # Its decoder and its resizing are others.
+    np.testing.assert_allclose(found["pictures"], expected, rtol=0, atol=0.02)
+
+
+def _network(place, precision):
+    import argparse
+
+    from mixedres.predict import arguments, classifier
+
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser)
+    options = [f"--precision={precision}"] if precision else []
+    return classifier.from_args(parser.parse_args([f"--from={place / 'run'}", *options]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--to=full"], "is not empty; name another folder"),
+        (["--to=file"], "is a file; name a folder"),
+        (["--to=file/below"], "cannot be written"),
+        ([], "the following arguments are required: --to"),
+        (["--to=to", "--precision=fp16_rewrite"], "--precision=fp16_rewrite is not exported; use fp32 or bf16 or fp16"),
+        (["--to=to", "--from=none"], "none does not exist"),
+        (["--to=to", "--saved_model"], "pip install 'mixedres[tf]'"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").write_text("")
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    source = [] if any(argument.startswith("--from") for argument in arguments) else [f"--from={place / 'run'}"]
+    assert export.main(["export", *source, *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert words in errors and errors.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_write_that_fails_leaves_nothing(place, tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mixedres.export.files._write_reader", full)
+    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+    assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(tmp_path):
+    """Where it is taken in its own precision; --precision asks for a preset as it is."""
+    train.train(run_cases.tiny("fp16", steps=1, precision__keep_float32="^/head$"), tmp_path / "run")
+    for preset, head in ((None, "f32"), ("fp16", "f16"), ("fp32", "f32")):
+        chosen = _network(tmp_path, preset)
+        images = jnp.zeros((2, *chosen.spec.shape), jnp.uint8)
+        jaxpr = jax.make_jaxpr(exporting.as_function(chosen))(images)
+        found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
+        assert found == {True: {head}, False: {"f32" if preset == "fp32" else "f16"}}
+        (stored,) = [
+            const for const in jaxpr.consts if const.shape == chosen.variables["params"]["head"]["kernel"].shape
+        ]
+        assert (stored == chosen.variables["params"]["head"]["kernel"]).all() == (head == "f32")
+
+
+def test_a_run_that_rewrites_its_graph_asks_for_a_precision(tmp_path, capsys):
+    train.train(run_cases.tiny("bf16_rewrite", steps=1), tmp_path / "run")
+    assert export.main(["export", f"--from={tmp_path / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+    assert "add --precision=fp32 or bf16 or fp16" in capsys.readouterr().err

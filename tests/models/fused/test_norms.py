@@ -1,0 +1,284 @@
+"""The fused functions against the formulas of the plain ones, differentiated by JAX in float64."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mixedres.models import fused
+from mixedres.models.fused.statistics import _parts, channel_sums
+from mixedres.models.layers import max_pool
+
+EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
+SHAPES = {"map": (4, 6, 5, 7), "large": (2, 16, 18, 3), "vector": (48, 5)}
+
+
+# ---- the plain forms, as a textbook has them
+
+
+def norm(y, scale, bias, axis_name=None):
+    """The normalised map and (mean, variance)."""
+    axes = tuple(range(y.ndim - 1))
+    mean, squares = y.mean(axes), (y * y).mean(axes)
+    if axis_name:
+        mean, squares = jax.lax.pmean((mean, squares), axis_name)
+    var = squares - mean**2
+    row = (1,) * (y.ndim - 1) + (-1,)
+    mean_, var_, scale, bias = (v.reshape(row) for v in (mean, var, scale, bias))
+    return (y - mean_) / jnp.sqrt(var_ + EPSILON) * scale + bias, (mean, var)
+
+
+def plain_relu(y, scale, bias, axis_name=None):
+    z, statistics = norm(y, scale, bias, axis_name)
+    return jax.nn.relu(z), statistics
+
+
+def plain_relu_pool(y, scale, bias, axis_name=None):
+    z, statistics = norm(y, scale, bias, axis_name)
+    return max_pool(jax.nn.relu(z)), statistics
+
+
+def plain_add_relu(y, x, scale, bias, axis_name=None):
+    z, statistics = norm(y, scale, bias, axis_name)
+    return jax.nn.relu(z + x), statistics
+
+
+def plain_pair(y, scale_y, bias_y, z, scale_z, bias_z, axis_name=None):
+    one, statistics_y = norm(y, scale_y, bias_y, axis_name)
+    two, statistics_z = norm(z, scale_z, bias_z, axis_name)
+    return jax.nn.relu(one + two), statistics_y, statistics_z
+
+
+# name: (fused, plain, its arguments: m a map, v a vector)
+FUNCTIONS = {
+    "norm_relu": (fused.norm_relu, plain_relu, "mvv"),
+    "norm_relu_pool": (fused.norm_relu_pool, plain_relu_pool, "mvv"),
+    "norm_add_relu": (fused.norm_add_relu, plain_add_relu, "mmvv"),
+    "norms_add_relu": (fused.norms_add_relu, plain_pair, "mvvmvv"),
+}
+CASES = [
+    (name, shape) for name in FUNCTIONS for shape in SHAPES if not (name == "norm_relu_pool" and shape == "vector")
+]
+
+
+def arguments(kinds, shape, seed=0, dtype=np.float64):
+    """Maps with a mean and a deviation of their own in every channel, and vectors like scales and biases."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for kind in kinds:
+        if kind == "m":
+            mean, deviation = rng.normal(size=shape[-1]), rng.uniform(0.5, 3.0, shape[-1])
+            made.append(mean + deviation * rng.normal(size=shape))
+        else:
+            made.append(rng.normal(size=shape[-1]))
+    return [np.asarray(x, dtype) for x in made]
+
+
+def in_half(kinds, shape, half):
+    """The same with maps in half, as jax's arrays."""
+    args = zip(arguments(kinds, shape), kinds, strict=True)
+    return [jnp.asarray(x, half if kind == "m" else jnp.float32) for x, kind in args]
+
+
+def relative(actual, expected):
+    expected = np.asarray(expected, np.float64)
+    return np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
+
+
+def both(name, shape, dtype, seed=0):
+    """(values, statistics, gradients) of the fused form in `dtype` and of the plain one in float64."""
+    fast, plain, kinds = FUNCTIONS[name]
+    args = arguments(kinds, shape, seed)
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(np.asarray(x, dtype), jnp.float64) for x in args]
+        expected, *statistics = plain(*exact)
+        g = np.asarray(np.random.default_rng(seed + 1).normal(size=expected.shape), dtype)
+        gradients = jax.vjp(lambda *args: plain(*args)[0], *exact)[1](jnp.asarray(g, jnp.float64))
+        wanted = jax.tree.map(np.asarray, (expected, statistics, gradients))
+    with jax.enable_x64(dtype == "float64"):
+        how = fused.NormConfig(EPSILON, jnp.dtype(dtype))
+        rounded = [jnp.asarray(x, dtype) for x in args]
+        got, *statistics = fast(*rounded, how)
+        gradients = jax.vjp(lambda *args: fast(*args, how)[0], *rounded)[1](jnp.asarray(g))
+        return (got, statistics, gradients), wanted
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 5e-5)])
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
+    got, wanted = both(name, SHAPES[shape], dtype)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == dtype and a.shape == b.shape
+        assert relative(a, b) <= tolerance
+
+
+@pytest.mark.parametrize("half", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_maps_in_half_are_read_as_they_are_and_rounded_once(name, half):
+    """The same values in float32 maps give the same result bit for bit, and gradients that differ by their rounding."""
+    fast, _, kinds = FUNCTIONS[name]
+    how = fused.NormConfig(EPSILON, half)
+    args = in_half(kinds, (4, 8, 8, 5), half)
+    wide = [x.astype(jnp.float32) for x in args]
+    out, pull_back = jax.vjp(lambda *args: fast(*args, how)[0], *args)
+    same, pull_wide_back = jax.vjp(lambda *args: fast(*args, how)[0], *wide)
+    np.testing.assert_array_equal(out, same)
+    assert out.dtype == half
+    g = jnp.asarray(np.random.default_rng(3).normal(size=out.shape), half)
+    for x, dx, exact in zip(args, pull_back(g), pull_wide_back(g), strict=True):
+        assert dx.dtype == x.dtype
+        np.testing.assert_array_equal(dx, exact.astype(x.dtype))
+
+
+def test_the_sum_may_be_wider_than_the_norm_and_the_shortcut_another_dtype():
+    y, x, scale, bias = arguments("mmvv", SHAPES["map"], dtype=np.float32)
+    y, wide = jnp.asarray(y, jnp.bfloat16), jnp.asarray(x)
+    how = fused.NormConfig(EPSILON, jnp.float32)
+    out, _ = fused.norm_add_relu(y, wide, jnp.asarray(scale), jnp.asarray(bias), how)
+    assert out.dtype == jnp.float32
+    expected, _ = plain_add_relu(y.astype(jnp.float32), wide, jnp.asarray(scale), jnp.asarray(bias))
+    assert relative(out, expected) < 2e-6
+    dy, dx, *_ = jax.grad(lambda *args: fused.norm_add_relu(*args, how)[0].sum(), (0, 1, 2, 3))(y, wide, scale, bias)
+    assert (dy.dtype, dx.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_gradient_of_a_gradient(name):
+    fast, plain, kinds = FUNCTIONS[name]
+    with jax.enable_x64(True):
+        args = [jnp.asarray(x) for x in arguments(kinds, (2, 4, 4, 3))]
+        how = fused.NormConfig(EPSILON, jnp.float64)
+
+        def squared_norm_of_gradient(fn, *args):
+            grads = jax.grad(lambda *args: jnp.sum(fn(*args)[0] ** 3), tuple(range(len(args))))(*args)
+            return sum(jnp.sum(g**2) for g in grads)
+
+        every = tuple(range(len(args)))
+        got = jax.grad(partial(squared_norm_of_gradient, lambda *args: fast(*args, how)), every)(*args)
+        wanted = jax.grad(partial(squared_norm_of_gradient, plain), every)(*args)
+        for a, b in zip(got, wanted, strict=True):
+            assert relative(a, b) <= 1e-10
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["vma", "no vma"])
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "per device"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_over_devices(name, sync, checked):
+    """Values, and gradients of vectors that every device has, against the plain form over the same devices."""
+    fast, plain, kinds = FUNCTIONS[name]
+    axis_name = "data" if sync else None
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    specs = tuple(P("data") if kind == "m" else P() for kind in kinds)
+
+    def loss_and_grads(fn, *args):
+        """The loss over all devices; gradients of vectors are summed over them by hand where JAX does not."""
+
+        def loss(*args):
+            out = fn(*args)[0]
+            return jnp.sum(jnp.sin(out))
+
+        value, grads = jax.value_and_grad(loss, tuple(range(len(args))))(*args)
+        if not checked:
+            grads = [g if kind == "m" else jax.lax.psum(g, "data") for g, kind in zip(grads, kinds, strict=True)]
+        return jax.lax.psum(value, "data"), tuple(grads)
+
+    with jax.enable_x64(True):
+        args = [jnp.asarray(x) for x in arguments(kinds, (8, 4, 4, 3))]
+        how = fused.NormConfig(EPSILON, jnp.float64, axis_name)
+        results = [
+            jax.shard_map(
+                partial(loss_and_grads, fn), mesh=mesh, in_specs=specs, out_specs=(P(), specs), check_vma=checked
+            )(*args)
+            for fn in (lambda *args: fast(*args, how), partial(plain, axis_name=axis_name))
+        ]
+        for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+            assert relative(a, b) <= 1e-12
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_overflow_is_lost(name, bad):
+    """A bad value in a map reaches the statistics; one in the gradient, where the mask lets it through, a gradient."""
+    fast, _, kinds = FUNCTIONS[name]
+    how = fused.NormConfig(EPSILON, jnp.float16)
+    args = in_half(kinds, (2, 4, 4, 3), jnp.float16)
+    out, pull_back = jax.vjp(lambda *args: fast(*args, how)[0], *args)
+    at = tuple(np.argwhere(np.asarray(out) > 0)[0])
+    grads = pull_back(jnp.ones_like(out).at[at].set(bad))
+    vectors = [g for g, kind in zip(grads, kinds, strict=True) if kind == "v"]
+    assert all(not np.isfinite(g[at[-1]]) for g in vectors)
+    assert not np.isfinite(np.float32(grads[0])[..., at[-1]]).any()  # through the sums, every value of the channel
+
+    for place, kind in enumerate(kinds):
+        if kind == "m" and not (name == "norm_add_relu" and place == 1):
+            _, *statistics = fast(*(x.at[0, 1, 1, 2].set(bad) if i == place else x for i, x in enumerate(args)), how)
+            assert any(not np.isfinite(leaf[2]) for leaf in jax.tree.leaves(statistics))
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
+def test_a_masked_gradient_that_is_not_finite_is_seen_after_norm_and_relu(bad):
+    y, scale, bias = (jnp.asarray(x) for x in arguments("mvv", (2, 4, 4, 3), dtype=np.float32))
+    out, pull_back = jax.vjp(
+        lambda *args: fused.norm_relu(*args, fused.NormConfig(EPSILON, jnp.float32))[0], y, scale, bias
+    )
+    at = tuple(np.argwhere(np.asarray(out) == 0)[0])
+    assert not np.isfinite(pull_back(jnp.ones_like(out).at[at].set(bad))[2][at[-1]])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_variance_of_a_constant_channel_is_not_negative(name):
+    """The mean of squares and the square of the mean differ by their rounding, either way."""
+    fast, _, kinds = FUNCTIONS[name]
+    constants = np.linspace(100.0, 3000.0, 301, dtype=np.float32)  # some of which round to a variance below zero
+    maps = np.broadcast_to(constants, (3, 5, 7, 301))
+    x = maps.reshape(-1, 301)
+    assert (np.mean(x * x, 0, dtype=np.float32) < np.square(np.mean(x, 0, dtype=np.float32))).any()
+    args = [jnp.asarray(maps) if kind == "m" else jnp.ones(301) for kind in kinds]
+    out, *statistics = fast(*args, fused.NormConfig(1e-12, jnp.float32))
+    assert jnp.isfinite(out).all()
+    assert all((found.var >= 0).all() for found in statistics)
+
+
+def test_keywords_and_a_wide_shortcut():
+    with jax.enable_x64(True):
+        y, x, scale, bias = (jnp.asarray(a) for a in arguments("mmvv", (2, 4, 4, 3)))
+        how = fused.NormConfig(EPSILON, jnp.float64)
+        out, _ = fused.norm_add_relu(y=y.astype(jnp.float32), x=x, scale=scale, bias=bias, how=how)
+        near, _ = fused.norm_add_relu(y.astype(jnp.float32), x + 1e-10, scale, bias, how)
+        kept = np.asarray((out > 0) & (near > out))
+        np.testing.assert_allclose(np.asarray(near - out)[kept], 1e-10, rtol=1e-3)
+        assert kept.sum() > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "words"),
+    [
+        ("norm_relu", {"scale": np.ones(1, np.float32)}, r"scale is float32\[1\]; beside y it must be float\[3\]"),
+        ("norm_relu", {"bias": np.ones((), np.float32)}, r"bias is float32\[\]"),
+        ("norm_relu", {"y": np.ones((0, 4, 3), np.float32)}, "with something in it"),
+        ("norm_relu", {"y": np.ones(3, np.float32)}, "with something in it"),
+        ("norm_relu", {"y": np.ones((2, 4, 3), np.int32)}, r"y is int32\[2, 4, 3\]"),
+        ("norm_relu_pool", {"y": np.ones((2, 4, 3), np.float32)}, r"to pool it must be \(batch, height"),
+        ("norm_add_relu", {"x": np.ones((1, 4, 4, 3), np.float32)}, r"x is float32\[1, 4, 4, 3\]"),
+        ("norms_add_relu", {"z": np.ones((2, 4, 4, 1), np.float32)}, r"z is float32\[2, 4, 4, 1\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, changed, words):
+    fast, _, kinds = FUNCTIONS[name]
+    named = {"mvv": ["y", "scale", "bias"], "mmvv": ["y", "x", "scale", "bias"]}
+    names = named.get(kinds) or ["y", "scale_y", "bias_y", "z", "scale_z", "bias_z"]
+    args = dict(zip(names, arguments(kinds, (2, 4, 4, 3), dtype=np.float32), strict=True)) | changed
+    with pytest.raises(ValueError, match=words):
+        fast(**args, how=fused.NormConfig(EPSILON, jnp.float32))
+
+
+@pytest.mark.parametrize("values", [1, 7, 49, 97, 32 * 49, 256 * 112 * 112, 2 * 3 * 5 * 7919])
+def test_sums_are_divided_into_equal_parts(values):
+    parts = _parts(values)
+    assert values % parts == 0 and parts <= max(8, 12 * values**0.5)
+    if values < 10**5:
+        x = np.random.default_rng(0).normal(size=(values, 3)).astype(np.float32)
+        np.testing.assert_allclose(channel_sums(x, x * x), [x.sum(0), (x * x).sum(0)], rtol=1e-5, atol=1e-4)

@@ -1,0 +1,271 @@
+"""Prediction: what the network of a run says of files is what its evaluation says of the same pictures."""
+
+import argparse
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixedres import checkpoints, convert, data, train
+from mixedres.checkpoints import load
+from mixedres.data.images import center_crop
+from mixedres.predict import __main__ as predict
+from mixedres.predict import arguments, classifier, contact_sheet
+from mixedres.train.build import build
+from tests.data import made
+from tests.train import run_cases
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with pictures in ``pictures/val`` and a run on them in ``run``."""
+    place = tmp_path_factory.mktemp("place")
+    made.write_folder(place / "pictures", count=24)
+    made.write_folder(place / "pictures", count=21, part="val")
+    train.train(config(place, "fp16"), place / "run")
+    return place
+
+
+def config(place, preset):
+    options = {"name": "folder", "dir": place / "pictures", "image_size": 24, "num_classes": None}
+    chosen = run_cases.tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
+    chosen.data.train_examples = None
+    return chosen
+
+
+def said(capsys, *arguments):
+    """(status, lines of stdout, stderr)."""
+    status = predict.main(["predict", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out.splitlines(), captured.err
+
+
+@pytest.mark.parametrize("preset", [None, "fp32", "bf16", "fp16_rewrite"])
+def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
+    """Of 21 pictures in batches of 8, the last of which is not full, on eight devices."""
+    options = ["--json", "--batch_size=8", "--topk=9"] + ([f"--precision={preset}"] if preset else [])
+    status, lines, _ = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", *options)
+    found = [json.loads(line) for line in lines]
+    assert status == 0 and len(found) == 21
+
+    experiment = build(config(place, preset or "fp16"))
+    variables = load.variables(load.read(place / "run"))
+    apply_fn = jax.jit(
+        experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
+    )
+    batches = list(experiment.source.eval_batches(16))
+    expected = np.concatenate([jax.nn.softmax(apply_fn(experiment.normalize_fn(b["image"]))) for b in batches])
+    # The data set goes class by class, as the folder does.
+    paths = [experiment.source.data_set.eval.file_name(index) for index in range(21)]
+    assert [line["file"] for line in found] == paths
+    for line, shares in zip(found, expected, strict=False):
+        top = line["top"]
+        assert [guess["class"] for guess in top] == [experiment.source.class_names[guess["index"]] for guess in top]
+        np.testing.assert_allclose([guess["probability"] for guess in top], -np.sort(-shares), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            [guess["probability"] for guess in top], shares[[guess["index"] for guess in top]], rtol=1e-3, atol=1e-6
+        )
+
+
+def test_a_person_reads_names_and_shares(place, capsys):
+    picture = sorted((place / "pictures" / "val" / made.CLASSES[0]).iterdir())[0]
+    status, lines, errors = said(capsys, f"--from={place / 'run'}", picture, "--topk=2")
+    assert (status, errors) == (0, "") and lines[0] == str(picture) and len(lines) == 3
+    shares = [float(line.split("%")[0]) for line in lines[1:]]
+    assert 100 >= sum(shares) > 0 and shares == sorted(shares, reverse=True)
+    assert {line.split("%  ")[1] for line in lines[1:]} <= set(made.CLASSES)
+
+
+def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
+    root = place / "pictures" / "val"
+    first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
+    assert predict.find(first) == [first]
+    assert predict.find(str(root / made.CLASSES[1])) == [first, *rest]
+    assert predict.find(f"{root}/{made.CLASSES[1]}/*") == [first, *rest]
+    assert predict.find(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
+    assert predict.find(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".hidden.jpg").write_bytes(b"")
+    (tmp_path / "b.jpg").write_bytes(b"")
+    (tmp_path / "a.txt").write_bytes(b"")
+    assert predict.find(str(tmp_path)) == [str(tmp_path / "b.jpg")]
+    assert predict.find(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_done(place, tmp_path, capsys):
+    shutil.copytree(place / "pictures" / "val" / made.CLASSES[0], tmp_path / "some")
+    (tmp_path / "some" / "000a.jpg").write_text("no picture")
+    (tmp_path / "some" / "000b.jpg").write_bytes(made.encoded(made.photo(40, 40))[:300])
+    status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "some", "--json")
+    found = [json.loads(line) for line in lines]
+    assert status == 1 and [sorted(line) for line in found[:3]] == [
+        ["file", "top"],
+        ["error", "file"],
+        ["error", "file"],
+    ]
+    assert all("top" in line for line in found[3:]) and len(found) > 4
+    assert "000a.jpg: it is not a picture in a known format" in errors
+    assert errors.splitlines()[-1] == f"mixedres.predict: nothing could be said of 2 of the {len(found)} files"
+
+
+def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_text("no picture")
+    status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path, f"--out={tmp_path / 'sheet.png'}")
+    assert (
+        (status, lines) == (2, [])
+        and "nothing could be said of any of the 2 files" in errors
+        and not (tmp_path / "sheet.png").exists()
+    )
+    status, _, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg")
+    assert status == 2 and errors.count("\n") == 1 and "a.jpg: it is not a picture" in errors
+    status, lines, _ = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg", "--json")
+    assert status == 2 and json.loads(lines[0])["error"] == "it is not a picture in a known format"
+
+
+def test_the_sheet_shows_what_the_network_saw(place, tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    status, _, errors = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", f"--out={out}", "--topk=2")
+    assert status == 0 and f"21 images: {out}" in errors
+    drawn = np.asarray(Image.open(out))
+    spec = data.InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
+    first = predict.find(str(place / "pictures" / "val"))[0]
+    seen = center_crop.center_crop(pathlib.Path(first).read_bytes(), spec)
+    cell = Image.fromarray(seen).resize((176, 176), Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(drawn[14 : 14 + 176, 14 : 14 + 176], np.asarray(cell))
+    assert drawn.shape[1] == 6 * (176 + 14) + 14
+
+
+def test_long_names_stay_in_their_cell():
+    guess = contact_sheet.Prediction("a name that goes on and on, " * 5, 1.0)
+    picture = contact_sheet.Cell("folder/" * 20 + "x.jpg", np.zeros((8, 8, 1), np.uint8), [guess])
+    drawn = np.asarray(contact_sheet.draw([picture, picture]))
+    assert (drawn[:, 14 + 176 : 14 + 176 + 14] == 255).all()  # the gap between the two
+
+
+def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, capsys):
+    path = tmp_path / "weights.safetensors"
+    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    picture = place / "pictures" / "val" / made.CLASSES[0]
+    capsys.readouterr()
+    known = said(capsys, f"--from={path}", picture, "--json", "--precision=fp16")
+    assert known == said(capsys, f"--from={place / 'run'}", picture, "--json")  # the file keeps names and input
+
+    bare = tmp_path / "bare.safetensors"
+    checkpoints.write(bare, checkpoints.read(path).tensors)
+    (tmp_path / "names.txt").write_text("\n".join(f"class {name}" for name in made.CLASSES))
+    status, lines, errors = said(capsys, f"--from={bare}", picture, "--json", f"--labels={tmp_path / 'names.txt'}")
+    assert status == 0 and "taking --image_size=32" in errors and errors.startswith("note: ")
+    assert json.loads(lines[0])["top"][0]["class"].startswith("class ")
+    given = ("--image_size=24", "--preprocessing=torch", "--precision=fp16")
+    _, lines, errors = said(capsys, f"--from={bare}", picture, "--json", *given)
+    shares = [[guess["probability"] for guess in json.loads(line)["top"]] for line in (lines[0], known[1][0])]
+    assert errors == "" and shares[0] == shares[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no picture is named"),
+        (["nothing.jpg"], "nothing.jpg does not exist"),
+        (["*.jpg"], "*.jpg matches no file"),
+        (["empty"], "empty holds no picture (.jfif, .jpeg, .jpg, .png, .webp)"),
+        (["{picture}", "--topk=0"], "--topk=0 must be at least 1"),
+        (["{picture}", "--batch_size=-1"], "--batch_size=-1 must be at least 1"),
+        (["{picture}", "--out=sheet.gif"], "must end in one of .png .jpg"),
+        (["{picture}", "--out=none/sheet.png"], "cannot be written"),
+        (["{picture}", "--out=there.png"], "is there already"),
+        (["{picture}", "--precision=fp8"], "invalid choice: 'fp8'"),
+        (["{picture}", "--image_size=0"], "--image_size=0 must be at least 1"),
+        (["{picture}", "--labels=labels.txt"], "1 class names for a network of 3 classes"),
+        (["{picture}", "--labels=none.txt"], "--labels=none.txt cannot be read"),
+        (["{picture}", "--from=none"], "none does not exist"),
+        (["{picture}", "--from=empty"], "empty holds neither model.safetensors nor"),
+        (["{picture}", "--from=cut.safetensors"], "cut.safetensors is no whole safetensors file"),
+        (["{picture}", "--from=other.safetensors"], "other.safetensors holds no ResNet of the layouts"),
+        (["{picture}", "--from=begun"], "begun has no checkpoint yet; train first"),
+        (["{picture}", "--from=~nobody-of-this-name/run"], "~nobody-of-this-name/run does not exist"),
+        (["{picture}", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there.png").write_bytes(b"precious")
+    (tmp_path / "labels.txt").write_text("one")
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    shutil.copy(place / "run" / "config.json", tmp_path / "begun")
+    checkpoints.write(tmp_path / "cut.safetensors", {"a": np.zeros(100, np.float32)})
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-50])
+    checkpoints.write(tmp_path / "other.safetensors", {"encoder.weight": np.zeros(3, np.float32)})
+    before = sorted(tmp_path.rglob("*"))
+    picture = predict.find(str(place / "pictures" / "val"))[0]
+    given = [argument.format(picture=picture) for argument in arguments]
+    source = [] if any(argument.startswith("--from") for argument in given) else [f"--from={place / 'run'}"]
+    status, lines, errors = said(capsys, *source, *given)
+    assert (status, lines) == (2, []) and words in errors and errors.count("\n") == 1, errors
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "there.png").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"), [((8, 8, 1), True), ((8, 8, 3), True), ((8, 8, 2), False), ((8, 9, 3), False)]
+)
+def test_an_input_that_is_no_picture_is_known(shape, fits):
+    assert data.InputSpec(shape).fits_files == fits
+
+
+def test_half_precision_probabilities_sum_to_one(place, capsys):
+    """The softmax is float32 whatever the network computes in."""
+    _, lines, _ = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", "--json", "--topk=3")
+    sums = [sum(guess["probability"] for guess in json.loads(line)["top"]) for line in lines]
+    np.testing.assert_allclose(sums, 1.0, atol=1e-6)
+
+
+def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
+    path = tmp_path / "bad.safetensors"
+    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    file = checkpoints.read(path)
+    checkpoints.write(path, file.tensors | {"fc.bias": np.array([0, np.nan, 0], np.float32)}, file.metadata)
+    capsys.readouterr()
+    out = tmp_path / "sheet.png"
+    status, lines, errors = said(capsys, f"--from={path}", place / "pictures" / "val", "--json", f"--out={out}")
+    assert status == 2 and len(lines) == 21 and not out.exists()
+    assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "of any of the 21 files" in errors
+
+
+def test_another_preprocessing_keeps_the_size(place):
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser)
+    found = classifier.from_args(parser.parse_args([f"--from={place / 'run'}", "--preprocessing=official"]))
+    assert found.spec.shape == (24, 24, 3) and found.spec.std == (1.0,) * 3
+
+
+def test_a_damaged_checkpoint_is_told_of(place, tmp_path, capsys):
+    shutil.copytree(place / "run", tmp_path / "run")
+    # A disk that is slow makes the run leave out one in the middle.
+    *_, before, newest = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*"))
+    files = (path for path in (tmp_path / "run" / "checkpoints" / str(newest)).rglob("*") if path.is_file())
+    largest = max(files, key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-20])
+    picture = predict.find(str(place / "pictures" / "val"))[0]
+    status, _, errors = said(capsys, f"--from={tmp_path / 'run'}", picture)
+    assert status == 0 and f"note: no checkpoint of step {newest} is whole; taking step {before}" in errors
+
+
+def test_whoever_reads_may_stop(place):
+    """As head does; and a disk may be full."""
+    command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "pictures" / "val")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for target, status, words in (("| true", 1, ""), ("> /dev/full", 1, "stdout: No space left on device")):
+        line = f"set -o pipefail; {shlex.join(command)} {target}"
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status and "Traceback" not in done.stderr and words in done.stderr, done.stderr
+        assert "Exception ignored" not in done.stderr

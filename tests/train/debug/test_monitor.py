@@ -1,0 +1,104 @@
+"""A look at every layer in training: the run is the same, the numbers are those of an examination, and it warns."""
+
+import json
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from mixedres import train
+from mixedres.checkpoints import workdir
+from mixedres.train.debug.monitor import Sampler
+from tests.train import run_cases, step_cases
+from tests.train.test_run import final_state, lines
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{every: directory} of the same run, with and without looks."""
+    place = tmp_path_factory.mktemp("runs")
+    for every in (0, 2):
+        train.train(config(every), place / str(every))
+    return {every: place / str(every) for every in (0, 2)}
+
+
+def config(every, preset="fp16_static", **overrides):
+    return run_cases.tiny(preset, numerics__every=every, precision__loss_scale=2.0**10, **overrides)
+
+
+def test_the_run_is_the_same_with_and_without(runs):
+    states = [final_state(directory, config(every)) for every, directory in runs.items()]
+    assert step_cases.bits(states[0]) == step_cases.bits(states[1])
+    assert not lines(runs[0], "numerics")
+    losses = [[line["loss"] for line in lines(directory, "train")] for directory in runs.values()]
+    assert losses[0] == losses[1]
+
+
+def test_lines_and_histograms_of_every_layer(runs):
+    found = lines(runs[2], "numerics")
+    assert [line["step"] for line in found] == [2, 4, 6]
+    for line in found:
+        assert line["largest_safe_log2"] >= line["recommended_log2"]
+        assert 0 <= line["gradient/head/lost"] <= 1 and line["activation/stem_conv/zeros"] < 0.2
+        assert line["weight_gradient/head/kernel/largest_log2"] < 8 and line["parameter/head/kernel/lost"] < 0.01
+    # The first look is before step 2, so after one update.
+    histograms = {}
+    for file in runs[2].glob(workdir.EVENTS):
+        for event in events(file):
+            for value in event.summary.value:
+                if value.HasField("histo"):
+                    histograms[event.step, value.tag] = value.histo
+    assert {step for step, _ in histograms} == {2, 4, 6}
+    histogram = histograms[2, "numerics/activation/stem_conv"]
+    assert histogram.num == sum(histogram.bucket) and list(histogram.bucket_limit) == sorted(histogram.bucket_limit)
+    assert max(histogram.bucket_limit) == found[0]["activation/stem_conv/largest_log2"] + 1
+
+
+def events(file):
+    """The events of a file, record by record: length, its checksum, the record, its checksum."""
+    data, at = file.read_bytes(), 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 8], "little")
+        yield event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+        at += 16 + length
+
+
+def test_it_warns_once_a_layer(tmp_path, capsys):
+    """At a loss scale of 2**-30 every gradient is lost, at every look."""
+    train.train(run_cases.tiny("fp16_static", numerics__every=2, precision__loss_scale=2.0**-30), tmp_path / "run")
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("warning: step", "note: "))]
+    assert [line.split(":")[1] for line in told if line.startswith("warning")] == [" step 2"] * 3
+    assert "float16 loses 100.0% of the gradient of" in told[0] and "at loss scale 9.31323e-10" in told[0]
+    assert sum("more layers are like these" in line for line in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "warned"),
+    [
+        ("fp16_static", {"precision__loss_scale": 2.0**17}, True),
+        ("fp16_static", {"precision__loss_scale": 2.0**17, "precision__keep_float32": "."}, False),
+        ("fp16", {"loss_scale__initial": 2.0**17}, False),  # a dynamic scale goes there by itself
+        ("bf16", {}, False),
+    ],
+)
+def test_who_is_warned_of_little_headroom(preset, overrides, warned, tmp_path, capsys):
+    train.train(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides), tmp_path / "run")
+    out = capsys.readouterr().out
+    assert ("within 4x of float16's largest number at loss scale 131072" in out) == warned
+    assert len(lines(tmp_path / "run", "numerics")) == 1
+
+
+@pytest.mark.long
+def test_looks_may_change_when_a_run_goes_on(runs, tmp_path):
+    shorter = config(2)
+    shorter.steps = 4
+    train.train(shorter, tmp_path / "run")
+    train.train(config(3), tmp_path / "run")
+    assert [line["step"] for line in lines(tmp_path / "run", "numerics")] == [2, 4, 6]
+    assert json.loads((tmp_path / "run" / workdir.CONFIG).read_text())["numerics.every"] == 3
+
+
+def test_without_looks_nothing_is_compiled():
+    sampler = Sampler(type("Experiment", (), {"config": config(0)})())
+    sampler.compile(None)
+    sampler.look(1, None, None)
+    assert sampler._count is None and not sampler._pending

@@ -1,0 +1,243 @@
+"""Steps whose numbers are not finite: no bit of the state moves, the right tensor is named, and a replay repeats it."""
+
+import dataclasses
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import main, replay
+from mixedres._internal.errors import ConfigError, NonFiniteError
+from mixedres.train import run as train_run
+from mixedres.train import start
+from mixedres.train.build import build
+from mixedres.train.debug import diagnosis, nonfinite
+from tests import ROOT
+from tests.train import run_cases
+from tests.train.step_cases import bits, host
+
+DEVICES = 8
+SHARE = 16 // DEVICES
+CONFIG = ROOT / "configs" / "digits.py"
+
+
+@functools.cache
+def run(preset="fp16", **overrides):
+    """(experiment, compiled step, first state on the host); one step program for all injections."""
+    experiment = build(run_cases.tiny(preset, num_devices=DEVICES, **overrides))
+    return experiment, experiment.train_step(), host(start.init_state(experiment))
+
+
+def batch(experiment, number=0):
+    """A batch of the run with float pixels, which can be infinite."""
+    found = next(iter(experiment.source.train_batches(experiment.batch_size, seed=0, first_step=number)))
+    return found | {"image": found["image"].astype(np.float32)}
+
+
+def on_devices(experiment, state):
+    return jax.device_put(state, experiment.replicated_sharding)
+
+
+def changed(state, *path, factor=1.0, value=None):
+    """The state with one parameter, named by its path, multiplied or set."""
+    params = jax.tree.map(np.copy, state.params)
+    *modules, name = path
+    module = functools.reduce(lambda tree, part: tree[part], modules, params)
+    module[name] = module[name] * np.float32(factor) if value is None else np.full_like(module[name], value)
+    return dataclasses.replace(state, params=params)
+
+
+def with_scale(state, **values):
+    """The state with numbers of its loss scale changed."""
+    scale = state.loss_scale._replace(**{name: jnp.asarray(x) for name, x in values.items()})
+    return dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=host(scale)))
+
+
+def at_minimum(state, scale=1.0):
+    """The state with a loss scale that is at its minimum."""
+    return with_scale(state, loss_scale=np.float32(scale), min_loss_scale=np.float32(scale))
+
+
+def halt(experiment, train_step, state, data):
+    """Takes a step and two that were dispatched ahead; asserts that none of them changed a bit; the state."""
+    before = host(state)
+    state = on_devices(experiment, state)
+    for later in (data, batch(experiment, 1), batch(experiment, 2)):
+        state, metrics = train_step(state, jax.device_put(later, experiment.batch_sharding))
+        assert metrics["halted"] == 1
+        assert bits(dataclasses.replace(state, halted=None)) == bits(dataclasses.replace(before, halted=None))
+    return state
+
+
+def found(experiment, state, data):
+    return nonfinite.examine(experiment, state, data).origin
+
+
+@pytest.mark.parametrize("fused", ["false", "true"])
+def test_an_overflow_in_the_forward_pass_names_its_layer(fused):
+    experiment, train_step, first = run(model__fused=fused)
+    state = at_minimum(changed(first, "block_layer2_1", "conv2", "kernel", factor=3e4))
+    state = halt(experiment, train_step, state, batch(experiment))
+    origin = found(experiment, state, batch(experiment))
+    assert origin.array.path == "ResNet/block_layer2_1/conv2"
+    assert (origin.array.direction, origin.array.primitive) == ("forward", "conv_general_dilated")
+    assert origin.array.dtype == np.float16 and 3e4 < origin.array.largest <= 65504
+    assert not any(row.largest > 6e4 for row in origin.inputs) and all(row.finite for row in origin.inputs)
+    assert origin.devices == tuple(range(DEVICES))
+
+
+@pytest.mark.parametrize("fused", ["false", "true"])
+def test_an_overflow_in_the_gradient_of_one_layer_names_that_layer(fused):
+    """Behind a convolution that returns almost nothing, batch normalisation is steep: small forward, large backward."""
+    experiment, train_step, first = run(model__fused=fused)
+    state = changed(first, "block_layer2_1", "conv2", "kernel", factor=1e-6)
+    state = at_minimum(changed(state, "block_layer2_1", "norm2", "scale", value=1000.0), 2.0**15)
+    state = halt(experiment, train_step, state, batch(experiment))
+    finding = nonfinite.examine(experiment, state, batch(experiment))
+    row = finding.origin.array
+    layer = "block_layer2_1" if fused == "true" else "block_layer2_1/norm2"  # two norms and their sum, then
+    assert (row.path, row.direction, row.dtype) == (f"ResNet/{layer}", "backward", np.float16)
+    assert finding.origin.inputs[0].largest > 65504
+    assert "config.loss_scale.min" in diagnosis.why(finding, "fp16", state.loss_scale)
+    build(run_cases.tiny("fp16", model__fused=fused, precision__keep_float32=f"^/{layer}$"))  # as is advised elsewhere
+
+
+def test_a_loss_scale_that_is_too_large_overflows_where_the_gradient_becomes_half():
+    experiment, train_step, first = run()
+    state = with_scale(first, loss_scale=np.float32(2.0**40), consecutive_skipped=np.int32(24))
+    state = halt(experiment, train_step, state, batch(experiment))
+    finding = nonfinite.examine(experiment, state, batch(experiment))
+    origin = finding.origin
+    assert (origin.array.path, origin.array.direction) == ("ResNet", "backward")
+    assert origin.array.dtype == np.float16 and origin.inputs[0].largest > 2**35
+    assert "config.loss_scale.initial" in diagnosis.why(finding, "fp16", state.loss_scale)
+
+
+def test_one_bad_device_of_eight_is_named():
+    """Bright images on one device alone: its activations outgrow float16 where those of the others do not."""
+    experiment, train_step, first = run()
+    data = batch(experiment)
+    data["image"][5 * SHARE : 6 * SHARE] *= 1e6
+    state = halt(experiment, train_step, at_minimum(first), data)
+    origin = found(experiment, state, data)
+    assert origin.devices == (5,)
+    assert (origin.array.path, origin.array.direction, origin.array.dtype) == (
+        "ResNet/stem_conv",
+        "forward",
+        np.float16,
+    )
+
+
+def test_an_infinite_pixel_is_the_fault_of_the_batch():
+    experiment, train_step, first = run()
+    data = batch(experiment)
+    data["image"][3 * SHARE, 2, 2, 1] = np.inf
+    state = halt(experiment, train_step, at_minimum(first), data)
+    finding = nonfinite.examine(experiment, state, data)
+    assert finding.origin.is_argument and finding.origin.array.path == "batch/image"
+    assert finding.origin.devices == (3,)
+    assert "batch.npz" in diagnosis.why(finding, "fp16", state.loss_scale)
+
+
+def test_the_last_step_of_an_epoch_and_what_is_left_of_it(tmp_path, capsys):
+    experiment, train_step, state = run()
+    state = on_devices(experiment, state)
+    last = experiment.steps_per_epoch - 1
+    for number in range(last):
+        state, metrics = train_step(state, jax.device_put(batch(experiment, number), experiment.batch_sharding))
+        assert metrics["halted"] == 0
+    state = at_minimum(changed(host(state), "block_layer1_1", "conv1", "kernel", factor=np.nan))
+    data = batch(experiment, last)
+    state = halt(experiment, train_step, state, data)
+    error = nonfinite.stop(experiment, tmp_path, state, jax.device_put(data, experiment.batch_sharding))
+    text = str(error)
+    assert f"step {experiment.steps_per_epoch} was not taken" in text and "\n" not in text
+    assert "state/params/block_layer1_1/conv1/kernel" in text and "config.optimizer.learning_rate" in text
+
+    saved = nonfinite.load(tmp_path / nonfinite.DIRECTORY)
+    assert saved.step == experiment.steps_per_epoch
+    for name, array in data.items():
+        assert saved.batch[name].dtype == array.dtype and saved.batch[name].tobytes() == array.tobytes()
+    restored = nonfinite.restore(experiment, saved)
+    assert bits(dataclasses.replace(restored, halted=None)) == bits(dataclasses.replace(state, halted=None))
+    assert not restored.halted
+    nonfinite.save(
+        tmp_path / nonfinite.DIRECTORY, experiment, state, batch(experiment, 2)
+    )  # a newer one takes its place
+    assert [path.name for path in tmp_path.iterdir()] == [nonfinite.DIRECTORY]
+    assert (
+        nonfinite.load(tmp_path / nonfinite.DIRECTORY).batch["image"].tobytes()
+        == batch(experiment, 2)["image"].tobytes()
+    )
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The directory of a run of which step 1 was kept, with an activation that outgrows float16."""
+    directory = tmp_path_factory.mktemp("run")
+    experiment, _, first = run()
+    state = at_minimum(changed(first, "block_layer2_1", "conv2", "kernel", factor=3e4))
+    nonfinite.save(directory / nonfinite.DIRECTORY, experiment, on_devices(experiment, state), batch(experiment))
+    return directory
+
+
+def test_the_command_replays_in_the_same_preset(stopped, capsys):
+    assert replay.main(["replay", str(stopped)]) == 0
+    out = capsys.readouterr().out
+    assert "step 1 of" in out and "cifar_resnet8 in fp16 at loss scale 1;" in out
+    assert "ResNet/block_layer2_1/conv2, forward: conv_general_dilated, float16[2,4,4,32]" in out
+    assert "no loss scale changes that; set config.precision.name=bf16, keep the layer in float32 with " in out
+    assert "config.precision.keep_float32=^/block_layer2_1/conv2$, or lower" in out
+
+
+@pytest.mark.long
+def test_the_command_replays_in_another_preset_as_a_program_of_its_own(stopped):
+    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
+    command = [sys.executable, "-m", "mixedres.replay", str(stopped), "--precision=bf16"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("loss and every gradient of this step are finite; set config.precision.name=bf16\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "the following arguments are required: WORKDIR"),
+        (["a", "b"], "unrecognized arguments: b"),
+        (["a", "--workdir=b"], "unrecognized arguments: --workdir=b"),
+        (["{}", "--precision=fp17"], "--precision: .*fp17.*fp16_static"),
+        (["{}/nowhere"], "nowhere/nonfinite holds no step to replay"),
+        (["{}/damaged"], "damaged/nonfinite cannot be read"),
+    ],
+)
+def test_mistakes_end_with_one_line(arguments, message, stopped, capsys):
+    damaged = stopped / "damaged" / nonfinite.DIRECTORY
+    shutil.copytree(stopped / nonfinite.DIRECTORY, damaged, dirs_exist_ok=True)
+    (damaged / nonfinite.STATE).write_bytes((damaged / nonfinite.STATE).read_bytes()[:1000])
+    assert replay.main(["replay", *(argument.format(stopped) for argument in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert re.search(message, err) and err.count("\n") == 1
+
+
+def test_a_state_of_another_network_is_refused(stopped):
+    experiment, _, _ = run()
+    saved = nonfinite.load(stopped / nonfinite.DIRECTORY)
+    saved.state["params/head/bias"] = np.zeros(3, np.float32)
+    with pytest.raises(ConfigError, match="no params/head/bias of shape"):
+        nonfinite.restore(experiment, saved)
+
+
+def test_the_command_line_ends_with_status_3(monkeypatch, tmp_path, capsys):
+    def fail(*args, **options):
+        raise NonFiniteError("step 7 was not taken")
+
+    monkeypatch.setattr(train_run, "train", fail)
+    assert main.main(["mixedres", f"--config={CONFIG}:fp16", f"--workdir={tmp_path}"]) == 3
+    assert capsys.readouterr().err == "mixedres: step 7 was not taken\n"

@@ -1,0 +1,304 @@
+"""Many processes, as pairs on the loopback: they equal one process, and a fault in one is named by the others.
+
+Where a whole run would add nothing, `LOOP` stands for it: a loop of all-reduces.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mixedres import main
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.train import build, evaluation
+from tests import ROOT
+
+TIMEOUT = 6
+RUN = [
+    f"--config={ROOT}/configs/digits.py:fp32,model=cifar_resnet8",
+    "--config.data.image_size=8",
+    "--config.batch_size=32",
+    "--config.steps=20",
+    "--config.optimizer.learning_rate=0.5",
+    "--config.eval_every=20 steps",
+    "--config.checkpoint_every=10 steps",
+    "--config.log_every=1",
+    "--config.log_resources_every=0",
+]
+# A whole run; FAULT(step) is called before every step.
+WHOLE = """
+import os, signal, sys, time
+from mixedres import main
+from mixedres.processes.group import ProcessGroup
+progress = ProcessGroup.progress
+def faulty(self, step):
+    FAULT
+    progress(self, step)
+ProcessGroup.progress = faulty
+status = main.main(sys.argv)
+sys.stdout.flush()
+os._exit(status)
+"""
+LOOP = """
+import os, signal, sys, time
+import jax, numpy as np
+from mixedres import processes
+_, port, index, timeout = sys.argv
+index, told = int(index), []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+with processes.join(False, "127.0.0.1:" + port, 2, index, float(timeout)) as group:
+    group.assert_equal("config", {"seed": 1, "sizes": (1, 2)})
+    mesh = jax.sharding.Mesh(jax.devices(), ("data",))
+    split = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    sum_all = lambda x: jax.lax.psum(x, "data")
+    total = jax.jit(jax.shard_map(sum_all, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()))
+    x = jax.make_array_from_process_local_data(split, np.ones(2, np.float32))
+    with group.loop():
+        for step in range(1, 10**6):
+            FAULT
+            group.progress(step)
+            assert total(x) == 4
+            if group.stop_agreed(bool(told), step):
+                break
+            time.sleep(0.01)
+    print("stopped after", step)
+"""
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def start(arguments, **variables):
+    two_devices = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment = os.environ | two_devices | variables
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(started):
+    """[(status, standard output, standard error, seconds)] of processes."""
+    begun, done = time.monotonic(), []
+    for process in started:
+        out, err = process.communicate(timeout=120)
+        done.append((process.returncode, out, err, time.monotonic() - begun))
+    return done
+
+
+def together(workdir, *faults, extra=((), ())):
+    """Two processes of a whole run; `faults` are statements on `self` and `step`, one for each."""
+    port = free_port()
+    started = []
+    for index, fault in enumerate(faults):
+        flags = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={index}"]
+        flags += [f"--process_timeout={TIMEOUT}", f"--workdir={workdir}", *extra[index]]
+        started.append(start(["-c", WHOLE.replace("FAULT", fault), *RUN, *flags]))
+    return finish(started)
+
+
+def loops(*faults):
+    """Two processes of `LOOP`."""
+    port = str(free_port())
+    return finish([start(["-c", LOOP.replace("FAULT", faults[i]), port, str(i), str(TIMEOUT)]) for i in (0, 1)])
+
+
+def lines(err):
+    return re.findall("^mixedres: .*", err, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same run in this process, on four devices."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    assert main.main(["mixedres", *RUN, f"--workdir={workdir}", "--config.num_devices=4"]) == 0
+    return workdir
+
+
+def assert_same_run(one, other):
+    read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    assert [(line["step"], line["kind"]) for line in read[0]] == [(line["step"], line["kind"]) for line in read[1]]
+    assert len(read[0]) == 21
+    for a, b in zip(*read, strict=True):
+        np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-6)
+        assert a["top1"] == b["top1"]
+    results = [json.loads((run / "summary.json").read_text())["eval"] for run in (one, other)]
+    assert results[0]["examples"] == 360
+    assert [results[0][key] for key in ("top1", "top5", "examples")] == [
+        results[1][key] for key in ("top1", "top5", "examples")
+    ]
+    experiment = build.build(flags.parse(["mixedres", *RUN, "--config.num_devices=1"]).config)
+    like = experiment.init_state()
+    first, second = (Checkpoints(run / "checkpoints").restore_newest(like)[0] for run in (one, other))
+    differ = 0.0
+    for a, b, initial in zip(*map(tree_leaves, (first.params, second.params, like.params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        differ = max(differ, float(np.abs(a - initial).max()))
+    assert differ > 0.01, "the run hardly trains, so that its result says nothing"
+
+
+def tree_leaves(tree):
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.long
+def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_path):
+    # A checkpoint is saved while the steps go on, and is whole once its directory has its name.
+    saved = tmp_path / "run" / "checkpoints" / "10"
+    die = (
+        f"while step == 13 and not os.path.isdir('{saved}'): time.sleep(0.01)\n"
+        "    if step == 13: os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    (status, _, err, _), (killed, *_) = together(tmp_path / "run", "pass", die)
+    assert (status, killed) == (4, -9), err
+    # Gloo may have a word of its own before, when its connection goes.
+    assert len(lines(err)) == 1 and "Traceback" not in err and err.endswith(lines(err)[0] + "\n")
+    assert re.search(r"process 1 \(.*, last heard of at step \d+\) gave no sign of life for 6 s.*same command", err)
+
+    slow = "time.sleep(0.3 * (step > 11))"  # so that the agreement on the last step comes before the end
+    asked = f"if step == 12: os.kill(os.getpid(), signal.SIGTERM)\n    {slow}"
+    done = together(tmp_path / "run", slow, asked)
+    assert [status for status, *_ in done] == [143, 143], done
+    (step,) = {re.search(r"stopped by SIGTERM after step (\d+)", err)[1] for _, _, err, _ in done}
+    assert f"the checkpoint of step {step} is saved" in done[0][2] and 12 < int(step) < 20
+
+    done = together(tmp_path / "run", "pass", "pass")
+    assert [status for status, *_ in done] == [0, 0], done
+    assert f"training from step {step}" in done[0][1]
+    assert "top-1" in done[0][1] and "top-1" not in done[1][1]
+    assert_same_run(alone, tmp_path / "run")
+
+    # What two processes saved, one restores, and the other way round.
+    results = [json.loads((run / "summary.json").read_text())["eval"] for run in (tmp_path / "run", alone)]
+    parsed = flags.parse(["mixedres", *RUN, "--config.num_devices=4"]).config
+    assert evaluation.evaluate(parsed, tmp_path / "run") == pytest.approx(results[0], rel=1e-6)
+    shutil.copytree(alone, tmp_path / "copy")
+    done = together(tmp_path / "copy", "pass", "pass", extra=(("--mode=eval",), ("--mode=eval",)))
+    assert [status for status, *_ in done] == [0, 0], done
+    assert f"step 20: test top-1 {results[1]['top1']:.2%}" in done[0][1]
+
+
+@pytest.mark.long
+def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
+    full = (
+        "from mixedres import checkpoints\n"
+        "    def fail(self, directory): raise OSError(28, 'No space left on device')\n"
+        "    checkpoints._Checksummed.finalize = fail"
+    )
+    done = together(tmp_path / "run", full, "pass")
+    assert [status for status, *_ in done] == [1, 1], done
+    assert "warning: the checkpoint of step 10 could not be written (No space left on device)" in done[0][1]
+    for _, _, err, _ in done:
+        assert "step 20 could not be written" in err and "Traceback" not in err
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_a_dead_process_0_is_named():
+    (killed, *_), (status, _, err, _) = loops("if step == 30: os.kill(os.getpid(), signal.SIGKILL)", "pass")
+    assert (status, killed) == (4, -9), err
+    # JAX's own stack trace, which nothing can prevent, stands before our line.
+    assert len(lines(err)) == 1 and err.endswith(lines(err)[0] + "\n")
+    # Host and step are told where it had said them: thirty of these steps may take no longer than that.
+    assert re.search(r"mixedres: process 0( \(.*\))? (is gone|gave no sign of life).*same command", err)
+
+
+@pytest.mark.long
+def test_a_hanging_process_is_named():
+    hang = "if step == 30: time.sleep(1000)"
+    (status, _, err, seconds), (other, _, its_err, _) = loops("pass", hang)
+    assert (status, other) == (4, 4)
+    assert seconds < 3 * TIMEOUT + 10
+    for said in (err, its_err):
+        assert len(lines(said)) == 1 and re.search(r"process 1 \(.*, last heard of at step 29\) hangs.*for 6 s", said)
+
+
+@pytest.mark.long
+def test_a_stopped_process_is_named():
+    stop = "if step == 30: os.kill(os.getpid(), signal.SIGSTOP)"
+    port = str(free_port())
+    started = [start(["-c", LOOP.replace("FAULT", fault), port, str(i), "6"]) for i, fault in enumerate(("pass", stop))]
+    [(status, _, err, seconds)] = finish(started[:1])
+    started[1].kill()
+    finish(started[1:])
+    assert status == 4 and seconds < 3 * TIMEOUT + 10
+    assert len(lines(err)) == 1 and re.search(r"process 1 \(.*, last heard of at step \d+\) gave no sign of life", err)
+
+
+@pytest.mark.long
+def test_a_process_that_fails_ends_the_others_with_its_reason():
+    (status, _, err, seconds), (other, _, its_err, _) = loops("pass", "if step == 30: raise ValueError('no room')")
+    assert (status, other) == (1, 1) and seconds < TIMEOUT + 10
+    assert len(lines(err)) == 1 and re.search(r"process 1 \(.*\) failed, so all stop: ValueError: no room", err)
+    assert "Traceback" in its_err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_all_stop_after_the_same_step_when_one_was_asked(who):
+    # A signal, to a handler of Python's that was there before the processes joined.
+    faults = ["pass", "pass"]
+    faults[who] = "if step == 50: os.kill(os.getpid(), signal.SIGTERM)"
+    done = loops(*faults)
+    assert [status for status, *_ in done] == [0, 0], done
+    last = [re.search(r"stopped after (\d+)", out)[1] for _, out, *_ in done]
+    assert last[0] == last[1] and int(last[0]) > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flag, words",
+    [
+        ("--config.seed=3", ["differ in their config (seed: ", "in process 0, 3 in process 1"]),
+        ("--workdir={}/elsewhere", ["differ in their workdir (directory: ", "elsewhere' in process 1"]),
+    ],
+)
+def test_processes_that_do_not_agree_write_nothing(flag, words, tmp_path):
+    done = together(tmp_path / "run", "pass", "pass", extra=((), [flag.format(tmp_path)]))
+    for status, out, err, _ in done:
+        assert status == 2 and len(lines(err)) == 1 and "Traceback" not in err, err
+        assert all(word in err for word in words)
+        assert not [line for line in out.splitlines() if "Gloo" not in line]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_the_variables_of_slurm_say_who_the_others_are():
+    code = "from mixedres import processes\nwith processes.join(True) as group: print(group.index, group.count)"
+    common = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "127.0.0.1,other", "SLURM_NTASKS": "2"}
+    own = [common | {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)} for index in (0, 1)]
+    done = finish([start(["-c", code], **variables) for variables in own])
+    assert [(status, out.splitlines()[-1]) for status, out, *_ in done] == [(0, "0 2"), (0, "1 2")], done
+
+
+@pytest.mark.long
+def test_distributed_without_a_scheduler_says_what_to_type(tmp_path):
+    [(status, _, err, _)] = finish(
+        [start(["-m", "mixedres.main", RUN[0], "--distributed", f"--workdir={tmp_path}/run"])]
+    )
+    assert status == 2 and err.count("\n") == 1, err
+    assert "--distributed found no SLURM" in err and "--coordinator=HOST:PORT" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_processes_that_cannot_join_say_why():
+    port, silent = free_port(), free_port()
+    code = "import sys; from mixedres import processes; processes.join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"
+    duplicates = [start(["-c", code, f"127.0.0.1:{port}", str(index)]) for index in (0, 1, 1)]
+    lonely = start(["-c", code, f"127.0.0.1:{silent}", "1"])
+    *joined, refused = finish([*duplicates, lonely])
+    for status, _, err, seconds in (*joined, refused):
+        assert status == 2 and err.count("\n") == 1 and seconds < 30, err
+    assert f"nothing answers at --coordinator=127.0.0.1:{silent} after 6 s" in refused[2]
+    assert "not all 3 processes came" in joined[0][2]
+    assert sum("another process has joined as --process_id=1" in err for _, _, err, _ in joined[1:]) == 1

@@ -1,0 +1,201 @@
+"""The clock, the limit on steps in flight, and what reaches the log."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from mixedres._internal.progress import StepProgress
+from mixedres.train.metrics import log as run_log
+from mixedres.train.metrics.in_flight import InFlight
+from mixedres.train.metrics.writers import MetricWriter
+
+
+class Clock:
+    """A time that moves only when told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    fake = Clock()
+    monkeypatch.setattr(run_log.time, "perf_counter", fake)
+    return fake
+
+
+def test_the_stopwatch_adds_what_lies_between_start_and_stop(clock):
+    watch = run_log.Stopwatch()
+    clock.now += 5
+    assert watch.read() == 0
+    watch.start()
+    clock.now += 2
+    watch.start()  # already running
+    clock.now += 1
+    assert watch.read() == 3
+    watch.stop()
+    clock.now += 10
+    watch.stop()
+    watch.start()
+    clock.now += 4
+    assert watch.read() == 7
+
+
+def test_metrics_come_back_late_in_order_and_completely():
+    flight = InFlight(ahead=2)
+    out = [flight.push(step, {"loss": jnp.float32(step)}, f"batch {step}") for step in range(5)]
+    assert [[(step, batch) for step, _, batch in done] for done in out[:3]] == [[], [], [(0, "batch 0")]]
+    assert [[step for step, _, _ in done] for done in out[3:]] == [[1], [2]]
+    assert [(step, float(values["loss"])) for step, values, _ in flight.drain()] == [(3, 3.0), (4, 4.0)]
+    assert flight.drain() == []
+
+
+def step_values(loss, finite=1.0):
+    return {"loss": loss, "top1": 0.5, "grads_finite": finite, "loss_scale": 8.0}
+
+
+def make_log(tmp_path, first_step=0, **options):
+    tmp_path.mkdir(exist_ok=True)
+    defaults = {"total_skipped": 0, "batch_size": 10, "log_every": 2}
+    defaults["learning_rate"] = float  # after n updates: n
+    files = MetricWriter(tmp_path / "metrics.jsonl", first_step)
+    progress = StepProgress(100, 0, 10)
+    return run_log.RunLog(files, progress, **(defaults | options))
+
+
+def lines(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
+    log = make_log(tmp_path)
+    log.clock.start()
+    for step, loss, finite in [(1, 4.0, 1.0), (2, 2.0, 1.0), (3, float("inf"), 0.0), (4, 1.0, 1.0), (5, 1.0, 1.0)]:
+        clock.now += 0.5
+        log.train(step, step_values(loss, finite))
+    log.close()
+    first, second = lines(tmp_path)
+    assert (first["step"], first["loss"], first["learning_rate"], first["skipped_steps"]) == (2, 3.0, 1.0, 0)
+    assert first["examples_per_second"] == 20.0
+    # The loss of the skipped step is left out; the rate is that after 2 updates, because step 3 was none.
+    assert (second["step"], second["loss"], second["learning_rate"], second["skipped_steps"]) == (4, 1.0, 2.0, 1)
+    assert log.total_skipped == 1
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
+    steps = [(n, 1.1**n, float(n not in (3, 5, 6))) for n in range(1, 10)]
+    steps[2] = (3, float("inf"), 0.0)
+    logs = [make_log(tmp_path / "whole", log_every=3), make_log(tmp_path / "cut", log_every=3)]
+    for log, part in zip(logs, (steps, steps[:cut]), strict=True):
+        for step, loss, finite in part:
+            log.train(step, step_values(loss, finite))
+            if step == 4:
+                log.eval(4, 1.0, {"top1": 0.5, "top5": 1.0, "loss": 2.0})
+    known = json.loads(json.dumps(logs[1].state()))
+    logs[1].close()
+    continued = make_log(
+        tmp_path / "cut", log_every=3, state=known, first_step=cut, total_skipped=logs[1].total_skipped
+    )
+    for step, loss, finite in steps[cut:]:
+        continued.train(step, step_values(loss, finite))
+        if step == 4:
+            continued.eval(4, 1.0, {"top1": 0.5, "top5": 1.0, "loss": 2.0})
+    for log in (logs[0], continued):
+        log.close()
+    assert len(lines(tmp_path / "whole")) == 4
+    timeless = [
+        [{k: v for k, v in line.items() if k not in ("examples_per_second", "data_wait")} for line in lines(directory)]
+        for directory in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert timeless[0] == timeless[1]
+    assert continued.state() == logs[0].state() and continued.epoch_loss == logs[0].epoch_loss
+
+
+def test_skipped_steps_before_this_start_count(tmp_path):
+    log = make_log(tmp_path, total_skipped=4)
+    log.train(11, step_values(1.0, 0.0))
+    log.train(12, step_values(1.0, 0.0))
+    log.close()
+    (line,) = lines(tmp_path)
+    assert line["skipped_steps"] == 6
+    assert line["learning_rate"] == 6.0  # 10 - 4 updates
+
+
+def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys):
+    progress = StepProgress(total_steps=100, first_step=20, batch_size=32, seconds_between_lines=10)
+    clock.now += 1
+    progress.update(21, {"loss": 2.0}, training_seconds=1.0)
+    assert capsys.readouterr().out == ""
+    clock.now += 10
+    progress.update(40, {"loss": 1.5}, training_seconds=10.0)
+    progress.close()
+    # 20 steps of 32 in 10 s; 60 steps left at 0.5 s each.
+    assert capsys.readouterr().out == "step 40/100  loss 1.5000  64 img/s  about 00:30 left\n"
+
+
+def test_a_line_says_how_much_of_its_time_went_by_waiting(tmp_path, clock, capsys):
+    log = make_log(tmp_path)
+    log.clock.start()
+    for step, waited in ((1, 0.0), (2, 0.1), (3, 0.4), (4, 1.1)):  # seconds waited since the start
+        clock.now += 1
+        log.waited = waited
+        log.train(step, step_values(1.0))
+    assert [line["data_wait"] for line in lines(tmp_path)] == pytest.approx([0.1 / 2, 1.0 / 2])
+    assert log.data_wait == pytest.approx(1.1 / 4)
+    assert "waiting" not in capsys.readouterr().out  # too early to judge
+    for step in range(5, 9):
+        clock.now += 1
+        log.train(step, step_values(1.0))
+    out = capsys.readouterr().out
+    assert out.count("note: ") == 1 and "18% of the training time went by waiting for data" in out
+    log.close()
+
+
+def test_a_run_that_hardly_waits_says_nothing(tmp_path, clock, capsys):
+    log = make_log(tmp_path)
+    log.clock.start()
+    for step in range(1, 21):
+        clock.now += 1
+        log.waited += 0.09
+        log.train(step, step_values(1.0))
+    assert "waiting" not in capsys.readouterr().out
+    log.close()
+
+
+def test_images_that_cannot_be_used_are_named_as_they_come(tmp_path, clock, capsys):
+    unreadable = {}
+    log = make_log(tmp_path, unreadable=unreadable)
+    log.clock.start()
+    log.train(1, step_values(1.0))
+    log.train(2, step_values(1.0))
+    unreadable["cats, example 3"] = "the file is empty"
+    log.train(3, step_values(1.0))
+    log.train(4, step_values(1.0))
+    assert capsys.readouterr().out.splitlines() == [
+        "note: passed over an image that cannot be used: cats, example 3: the file is empty"
+    ]
+    unreadable.update({f"dogs, example {i}": "cut off" for i in range(5)})
+    log.train(5, step_values(1.0))
+    log.train(6, step_values(1.0))
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 4 and out[-1] == "note: and 2 more, 6 in all so far"
+    assert [line.get("unreadable_images") for line in lines(tmp_path)] == [None, 1, 6]
+    log.close()
+
+
+def test_the_newest_step_tells_whether_the_device_is_busy():
+    class Value:
+        def __init__(self, ready):
+            self.is_ready = lambda: ready
+
+    flight = InFlight()
+    assert not flight.busy()
+    flight.push(1, {"loss": Value(True)})
+    assert not flight.busy()
+    flight.push(2, {"loss": Value(True), "top1": Value(False)})
+    assert flight.busy()

@@ -1,0 +1,131 @@
+"""Weights & Biases, offline: what arrives there is what stands in metrics.jsonl."""
+
+import contextlib
+import json
+import struct
+import time
+
+import pytest
+
+from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres.train import run
+from mixedres.train.metrics import wandb_writer
+from tests.train import run_cases
+
+
+def payloads(path):
+    """The records in a file of wandb's: LevelDB's log format behind seven bytes, blocks of 32 KiB."""
+    data, position, parts = path.read_bytes(), 7, []
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        parts.append(data[position + 7 : position + 7 + length])
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield b"".join(parts)
+            parts = []
+
+
+def records(directory):
+    """The metrics in wandb's own files, oldest file first: [{'step': ..., 'train/loss': ...}, ...]."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = []
+    for path in sorted(directory.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
+        for payload in payloads(path):
+            record = Record.FromString(payload)
+            if record.WhichOneof("record_type") == "history":
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                found.append({key: json.loads(value) for key, value in items.items() if key[0] != "_"})
+    return found
+
+
+def expected(directory):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    hidden = {"step", "kind", "epoch", "examples"}
+    return [
+        {"step": line["step"]}
+        | {f"{line['kind']}/{key}": value for key, value in line.items() if key not in hidden and value is not None}
+        for line in lines
+    ]
+
+
+def arrived(directory):
+    """Whether wandb's files say what metrics.jsonl says; its own process may write them a moment after the run."""
+    deadline = time.monotonic() + 30
+    while records(directory) != expected(directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return records(directory) == expected(directory)
+
+
+def test_an_offline_run_and_its_continuation(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = run_cases.tiny(wandb="project")
+    run.train(config, tmp_path)
+    first = expected(tmp_path)
+    assert len(first) > 3 and arrived(tmp_path)
+
+    config.steps += 2
+    run.train(config, tmp_path)
+    assert len(expected(tmp_path)) > len(first) and arrived(tmp_path)
+    names = {path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}
+    assert names == {f"run-{json.loads((tmp_path / wandb_writer.ID).read_text())['id']}.wandb"}
+
+    run.train(run_cases.tiny(), tmp_path, clean=True)
+    assert not (tmp_path / "wandb").exists() and not (tmp_path / wandb_writer.ID).exists()
+
+
+def test_what_fails_after_the_start_is_said_once_and_ends_nothing(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+    def gone(*args, **kwargs):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with wandb_writer.WandbWriter("project", tmp_path, {}) as run:
+        monkeypatch.setattr(run._run, "log", gone)
+        run.write(1, {"train/loss": 1.0})
+        run.write(2, {"train/loss": 1.0})
+    assert capsys.readouterr().out.count("Weights & Biases takes no metrics any more") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_comes_after_the_summary_and_tells_a_failure(fails, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    ends = []
+
+    def end(self, kind, *_):
+        ends.append((kind, (tmp_path / "summary.json").exists()))
+
+    def diverged(*args):
+        raise TrainingError("the network diverged")
+
+    monkeypatch.setattr(wandb_writer.WandbWriter, "__exit__", end)
+    if fails:
+        monkeypatch.setattr(run, "_check_outcome", diverged)
+    with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
+        run.train(run_cases.tiny(wandb="project"), tmp_path)
+    assert ends == [(TrainingError, False) if fails else (None, True)]
+
+
+def test_refused_without_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb_writer, "is_installed", lambda: False)
+    with pytest.raises(ConfigError, match=r"pip install 'mixedres\[wandb\]'"):
+        run.train(run_cases.tiny(wandb="project"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_refused_where_nobody_is_logged_in(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="needs the extra wandb")
+
+    def refuse(**kwargs):
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(TrainingError, match=r"No API key configured.*WANDB_MODE=offline"):
+        run.train(run_cases.tiny(wandb="project"), tmp_path / "run")

@@ -1,0 +1,98 @@
+"""What the tests of the step share: a small network, its batches, and comparisons by bits."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres import models, precision
+from mixedres.models import normalize
+from mixedres.train import optimizers, step
+
+SIZE, CLASSES = 8, 10
+NORMALIZE = normalize.by_channel((127.0,), (60.0,))
+
+
+@cache
+def network(preset: str, sync: bool = False, fused: bool = False):
+    """(model, variables as numpy) of the first two blocks of a cifar_resnet8, on SIZE x SIZE gray images."""
+    chosen = precision.get(preset)
+    policy, norm_policy = chosen.network_policies
+    model = models.create(
+        "cifar_resnet8",
+        num_classes=CLASSES,
+        policy=policy,
+        norm_policy=norm_policy,
+        axis_name=step.AXIS if sync else None,
+        zero_init_last=False,
+        precision=chosen.matmul_precision,
+        fused=fused,
+    ).clone(stage_sizes=(1, 1))  # compiling takes most of the time of a test
+    init = jax.jit(partial(model.init, train=False))
+    variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
+    return model, jax.tree.map(np.asarray, variables)
+
+
+def optimizer(**options):
+    """SGD with momentum, weight decay and a rate that changes every step."""
+    rate = optimizers.schedule("cosine", peak=0.1, total_steps=20)
+    return optimizers.create("sgd", rate, **({"weight_decay": 1e-3} | options))
+
+
+@cache
+def compiled(preset, devices, sync, ema, scale, tx, fused=False, **options):
+    """(jitted step, function that makes a first state); cached, because compiling is most of the time of a test."""
+    model, variables = network(preset, sync, fused)
+    wrapped = precision.loss_scaled(tx or optimizer(), scale or precision.get(preset).make_loss_scale())
+    mesh = step.make_mesh(jax.devices()[:devices])
+    apply_fn = precision.get(preset).rewrite(model.apply)
+    train_step = step.jit_train_step(
+        mesh, apply_fn=apply_fn, normalize=NORMALIZE, tx=wrapped, ema_decay=0.9 if ema else 0.0, **options
+    )
+
+    def first_state():
+        state = step.init_state(jax.tree.map(jnp.asarray, variables), wrapped, ema=ema)
+        return jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+    return train_step, first_state
+
+
+def make(preset="fp32", *, devices=1, loss_scale=None, sync=False, ema=True, tx=None, **options):
+    """(jitted step, first state) of the small network."""
+    # Loss scales hold arrays, which no cache can hash.
+    make_step = compiled if loss_scale is None else compiled.__wrapped__
+    train_step, first_state = make_step(preset, devices, sync, ema, loss_scale, tx, **options)
+    return train_step, first_state()
+
+
+def batch(seed: int, size: int = 16, images=np.float32):
+    """A random batch; float images can carry a NaN."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (size, SIZE, SIZE, 1)).astype(images)
+    return {"image": pixels, "label": rng.integers(0, CLASSES, size).astype(np.int32)}
+
+
+def poisoned(seed: int, size: int = 16):
+    """The same batch with one infinite pixel: loss and every gradient become NaN."""
+    bad = batch(seed, size)
+    bad["image"][3, 2, 2, 0] = np.inf
+    return bad
+
+
+def bits(tree):
+    """The leaves as bytes: equal only where every bit is, -0.0 and NaN payloads included."""
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def host(tree):
+    """A copy on the host, safe from donation."""
+    return jax.tree.map(np.array, tree)
+
+
+def close(a, b, tolerance):
+    """Asserts that two trees agree to `tolerance` of the largest value of each leaf of `b`."""
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        error = np.max(np.abs(x - y)) / max(np.max(np.abs(y)), 1e-3)
+        assert error <= tolerance, f"{jax.tree_util.keystr(path)}: {error:.2e}"

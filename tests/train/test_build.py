@@ -1,0 +1,125 @@
+"""From a config to objects: lengths, rates and what reaches the model."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres.train.build import build
+from tests.autocast import graphs
+from tests.config.test_config import resolve
+from tests.train import run_cases
+
+
+def synthetic(experiment, preset="fp16", **overrides):
+    config = resolve(experiment, preset)
+    config.data.name = "synthetic"
+    config.data.image_size = 32
+    for key, value in overrides.items():
+        config[key] = value
+    return build(config)
+
+
+def test_the_official_imagenet_schedule_on_eight_devices():
+    """The numbers of the original at batch 2048: 625 steps an epoch, a peak of 0.8."""
+    experiment = synthetic("imagenet", num_devices=8)
+    assert experiment.batch_size == 2048 and experiment.steps_per_epoch == 625 and experiment.total_steps == 90 * 625
+    warmup = 5 * 625
+    expected = {
+        0: 0.0,
+        warmup // 2: 0.8 * (warmup // 2) / warmup,
+        warmup: 0.8,
+        30 * 625: 0.8,  # at the boundary still the old rate
+        30 * 625 + 1: 0.08,
+        60 * 625 + 1: 0.008,
+        80 * 625 + 1: 0.0008,
+    }
+    for step, rate in expected.items():
+        np.testing.assert_allclose(experiment.learning_rate(step), rate, rtol=1e-6)
+
+
+def test_the_cosine_recipe_on_one_device():
+    experiment = synthetic("imagenet,recipe=cosine", num_devices=1)
+    steps, total = experiment.steps_per_epoch, experiment.total_steps
+    assert (experiment.batch_size, steps) == (256, 1281167 // 256)
+    np.testing.assert_allclose(experiment.learning_rate(8 * steps), 0.256, rtol=1e-6)
+    middle = (8 * steps + total) / 2
+    np.testing.assert_allclose(experiment.learning_rate(middle), 0.128, rtol=1e-5)
+    np.testing.assert_allclose(experiment.learning_rate(total), 0.0, atol=1e-8)
+    assert experiment.config.label_smoothing == 0.1 and experiment.config.optimizer.weight_decay == 2**-15
+
+
+def test_the_official_cifar_recipe():
+    experiment = synthetic("cifar10", num_devices=1)
+    assert experiment.steps_per_epoch == 390 and experiment.total_steps == 182 * 390
+    for epoch, rate in ((0, 0.1), (91, 0.1), (91.01, 0.01), (137, 0.001)):
+        np.testing.assert_allclose(experiment.learning_rate(epoch * 390), rate, rtol=1e-6)
+    assert experiment.model.stage_sizes == (9, 9, 9) and experiment.model.momentum == 0.997
+
+
+def test_steps_take_the_place_of_epochs():
+    config = run_cases.tiny()
+    config.epochs = 5
+    assert build(config).total_steps == 6
+    config.steps = None
+    assert build(config).total_steps == 20
+
+
+def test_the_model_gets_policy_statistics_and_matmul_precision():
+    experiment = build(run_cases.tiny("fp16", batch_norm__sync=True, batch_norm__momentum=0.5))
+    assert experiment.model.policy.compute_dtype == jnp.float16 and experiment.model.policy.param_dtype == jnp.float32
+    assert experiment.model.axis_name == "data" and experiment.model.momentum == 0.5
+    assert build(run_cases.tiny("fp32")).model.precision == "highest"
+    assert build(run_cases.tiny("tf32")).model.precision == "tensorfloat32"
+
+
+def test_dynamic_loss_scale_options_reach_it():
+    texts = {"initial": 64.0, "period": 7, "factor": 4.0, "min": 2.0, "max": 128.0}
+    config = run_cases.tiny("fp16", **{f"loss_scale__{key}": value for key, value in texts.items()})
+    scale = build(config).init_state().loss_scale
+    found = (scale.loss_scale, scale.period, scale.factor, scale.min_loss_scale, scale.max_loss_scale)
+    assert [float(x) for x in found] == [64, 7, 4, 2, 128]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_batch_per_device_grows_with_the_devices(devices):
+    config = run_cases.tiny(batch_size_per_device=4, num_devices=devices)
+    config.batch_size = None
+    assert build(config).batch_size == 4 * devices
+
+
+def test_lists_and_level_of_the_config_reach_the_rewrite():
+    config = resolve("digits", "fp16_rewrite")
+    config.autocast.deny = "tanh, logistic"
+    config.autocast.unlisted = "select_n"
+    config.autocast.level = "infer_as_deny"
+    chosen = build(config).precision
+    assert chosen.implementation == "graph_rewrite" and chosen.level == "infer_as_deny"
+    assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_layers_that_the_config_keeps_in_float32_reach_the_step(preset):
+    """And no other: of 3 products of the head, forward and backward, every one, of the others none."""
+    experiment = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
+    state = jax.eval_shape(experiment.init_state)
+    jaxpr = jax.make_jaxpr(experiment.train_step())(state, experiment.batch_shapes)
+    found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
+    assert found == {True: {"f32"}, False: {"f16"}}
+
+
+def test_a_key_that_changes_nothing_is_accepted():
+    assert build(run_cases.tiny("fp32", precision__keep_float32="^/head$")).precision.keep_float32 == "^/head$"
+
+
+def test_the_rewritten_network_is_built_in_float32():
+    experiment = build(resolve("digits", "bf16,precision.implementation=graph_rewrite"))
+    assert experiment.model.policy.compute_dtype == jnp.float32
+    variables = jax.eval_shape(experiment.init_state).variables
+    images = jnp.zeros((2, *experiment.source.image_shape))
+    apply = functools.partial(experiment.precision.rewrite(experiment.model.apply), train=False)
+    jaxpr = str(jax.make_jaxpr(apply)(variables, images))
+    assert jaxpr.count("bf16[") > jaxpr.count("conv_general_dilated") > 0
+    assert jax.eval_shape(apply, variables, images).dtype == jnp.float32

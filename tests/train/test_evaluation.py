@@ -1,0 +1,99 @@
+"""One set of weights under several precisions."""
+
+import jax
+import numpy as np
+import pytest
+
+from mixedres import convert, main, precision, train
+from mixedres._internal.errors import ConfigError
+from mixedres.checkpoints import workdir
+from mixedres.checkpoints.manager import Checkpoints
+from mixedres.train import evaluation, start
+from mixedres.train.build import build
+from tests.autocast import graphs
+from tests.train import run_cases
+
+
+def digits(preset, **overrides):
+    """Four steps on digits, whose 360 images fill no last batch of 28; many classes are nearly as probable then."""
+    chosen = run_cases.tiny(preset, steps=4, batch_size=28, **overrides)
+    chosen.data.name, chosen.data.train_examples, chosen.data.num_classes = "digits", None, None
+    chosen.eval_every = chosen.checkpoint_every = 0
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "digits"
+    train.train(digits("fp16", ema_decay=0.9), directory)
+    return directory
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_presets_are_compared_as_they_are_whatever_the_run_keeps_in_float32(preset):
+    experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
+    variables = jax.eval_shape(experiment.init_state).eval_variables
+    batch = experiment.batch_shapes | {"mask": jax.ShapeDtypeStruct((28,), bool, sharding=experiment.batch_sharding)}
+    for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
+        tally = jax.make_jaxpr(evaluation._tally(experiment, chosen))(variables, batch, None, evaluation._no_sums())
+        assert graphs.product_dtypes(tally) == dtypes
+
+
+@pytest.mark.long
+def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained, capsys):
+    presets = ["bf16", "fp16", "fp16_rewrite"]
+    capsys.readouterr()
+    results = evaluation.compare(digits("fp16", ema_decay=0.9), trained, presets)
+    printed = capsys.readouterr().out.splitlines()
+    assert list(results) == ["fp32", *presets] and len([line for line in printed if line.startswith("fp16")]) == 2
+
+    saved = build(digits("fp16", ema_decay=0.9))
+    state, _ = start.restore(saved, Checkpoints(trained / workdir.CHECKPOINTS))
+    classes = {}
+    for name, found in results.items():
+        experiment = build(digits(name))
+        apply_fn = jax.jit(
+            experiment.precision.rewrite(lambda x, m=experiment.model: m.apply(state.ema, x, train=False))
+        )
+        source = experiment.source
+        classes[name] = np.asarray(apply_fn(experiment.normalize_fn(source.eval_images))).argmax(-1)
+        assert found["examples"] == 360
+        assert abs(found["top1"] * 360 - (classes[name] == source.eval_labels).sum()) <= 2
+        assert abs(found["changed"] - (classes[name] != classes["fp32"]).sum()) <= 2, results
+    assert results["bf16"]["changed"] > 0 == results["fp32"]["changed"], results
+    assert evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)["top1"] == results["fp16"]["top1"]
+
+
+@pytest.mark.long
+def test_weights_need_no_run(trained, tmp_path, capsys):
+    path = tmp_path / "weights.safetensors"
+    assert convert.main(["convert", f"--from={trained}", f"--to={path}"]) == 0
+    of_run = evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)
+    of_file = evaluation.evaluate(digits("fp16", init_from=path), tmp_path / "none")
+    assert of_file == of_run and not (tmp_path / "none").exists()
+    both = evaluation.compare(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
+    assert both["fp16"]["top1"] == of_run["top1"]
+
+
+def test_weights_are_not_taken_for_the_run_in_the_workdir(tmp_path):
+    for name in ("first", "second"):
+        train.train(run_cases.tiny(steps=1), tmp_path / name)
+    with pytest.raises(ConfigError, match=r"init_from: None there, '.*first' now\); name another --workdir"):
+        evaluation.evaluate(run_cases.tiny(steps=1, init_from=tmp_path / "first"), tmp_path / "second")
+
+
+def test_a_head_for_other_classes_is_not_evaluated(tmp_path):
+    train.train(run_cases.tiny(steps=1), tmp_path / "run")
+    other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
+    with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):
+        evaluation.evaluate(other, tmp_path / "none")
+
+
+def test_presets_on_the_command_line(capsys):
+    assert main._presets("all") == list(precision.PRESETS)
+    assert main._presets("bf16, fp16") == ["bf16", "fp16"]
+    digits_config = "--config=configs/digits.py"
+    assert main.main(["mixedres", digits_config, "--presets=all"]) == 2
+    assert "add --mode=eval" in capsys.readouterr().err
+    assert main.main(["mixedres", digits_config, "--mode=eval", "--presets=bf16,half"]) == 2
+    assert "'half' is unknown; use all, or some of fp32,tf32,bf16" in capsys.readouterr().err

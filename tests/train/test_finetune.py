@@ -1,0 +1,187 @@
+"""Runs that start from trained weights, and runs in which not everything trainable."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, convert, main, models, train
+from mixedres._internal.errors import ConfigError
+from mixedres.checkpoints import layouts, load, workdir
+from mixedres.train import optimizers, start
+from mixedres.train.build import build
+from tests.train.run_cases import tiny
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """The workdir of a short run."""
+    directory = tmp_path_factory.mktemp("runs") / "backbone"
+    train.train(tiny("fp32", seed=3), directory)
+    return directory
+
+
+def variables(directory):
+    return load.variables(load.read(directory))
+
+
+def assert_same_bits(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("through", ["workdir", "torchvision", "transformers", "mixedres"])
+def test_a_run_starts_from_the_weights_that_it_is_given(through, backbone, tmp_path, capsys):
+    source = backbone
+    if through != "workdir":
+        source = tmp_path / "weights.safetensors"
+        assert convert.main(["convert", f"--from={backbone}", f"--to={source}", f"--layout={through}"]) == 0
+    experiment = build(tiny("fp16", seed=5, init_from=source, ema_decay=0.9))
+    state = start.init_state(experiment, start.load_weights(str(source), experiment.variable_shapes, experiment.model))
+    expected = variables(backbone)
+    assert_same_bits(state.variables, expected)
+    assert_same_bits(state.ema, expected)
+    assert f"weights: {source} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_only_the_head_learns_and_the_backbone_keeps_its_bits(backbone, tmp_path):
+    frozen = {"init_from": backbone, "trainable": "^/head/", "batch_norm.frozen": True, "num_devices": 3}
+    config = tiny("fp16", seed=5, batch_size=12, **{key.replace(".", "__"): value for key, value in frozen.items()})
+    train.train(config, tmp_path / "run")
+    before, after = variables(backbone), variables(tmp_path / "run")
+    assert_same_bits(before["batch_stats"], after["batch_stats"])
+    heads = [tree["params"].pop("head") for tree in (before, after)]
+    assert_same_bits(before["params"], after["params"])
+    assert not np.array_equal(heads[0]["kernel"], heads[1]["kernel"])
+
+
+@pytest.mark.long
+def test_another_head_is_new_and_the_run_says_so(backbone, tmp_path, capsys):
+    directory = tmp_path / "run"
+    train.train(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
+    assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
+    assert variables(directory)["params"]["head"]["bias"].shape == (4,)
+    # A run that goes on needs the weights no more, and says nothing of them.
+    summary = json.loads((directory / workdir.SUMMARY).read_text())
+    (directory / workdir.SUMMARY).unlink()
+    train.train(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
+    assert "weights:" not in capsys.readouterr().out
+    assert json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"] == summary["fingerprint"]
+
+
+@pytest.mark.long
+def test_a_run_killed_in_its_first_checkpoint_starts_from_the_weights_again(backbone, tmp_path, capsys):
+    directory = tmp_path / "run"
+    config = tiny("fp16", init_from=backbone)
+    train.train(config, directory)
+    first = json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"]
+    (directory / workdir.SUMMARY).unlink()
+    shutil.rmtree(directory / workdir.CHECKPOINTS)
+    (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
+    capsys.readouterr()
+    train.train(config, directory)
+    assert f"weights: {backbone}" in capsys.readouterr().out
+    assert json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"] == first
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"init_from": "nowhere.safetensors"}, "nowhere.safetensors does not exist"),
+        ({"init_from": ""}, "config.init_from is ''; it must be a name, and not empty"),
+        (
+            {"init_from": "{backbone}", "model__name": "cifar_resnet14"},
+            "is cifar_resnet8 of 10 classes, layout mixedres",
+        ),
+        ({"init_from": "{backbone}", "model__version": "2"}, "not the network of this config"),
+        ({"trainable": "/hat/"}, "config.trainable=/hat/ is found in no parameter path"),
+        ({"trainable": "("}, "config.trainable"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp_path):
+    given = {key: str(value).format(backbone=backbone) for key, value in overrides.items()}
+    with pytest.raises(ConfigError) as error:
+        train.train(tiny("fp32", **given), tmp_path / "run")
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
+    """They have the same shapes, and a run's config tells them apart."""
+    file = checkpoints.WeightsFile(tmp_path, {}, "transformers", version="1")
+    bottlenecks = checkpoints.Architecture(True, (3, 4, 6, 3), 3, 3)
+    model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "read", lambda path: file)
+        patch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
+        patch.setattr(layouts, "architecture", lambda *_: bottlenecks)
+        with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
+            start.load_weights("there", {}, model)
+
+
+def test_a_run_without_a_checkpoint_has_no_weights(tmp_path):
+    (tmp_path / workdir.CHECKPOINTS).mkdir()
+    (tmp_path / workdir.CONFIG).write_text("{}")
+    with pytest.raises(checkpoints.WeightsError, match="has no checkpoint yet"):
+        load.read(tmp_path)
+
+
+def test_layer_decay_shrinks_with_the_distance_to_the_head():
+    names = ["stem_conv", "stem_norm", "block_layer1_2", "block_layer1_10", "block_layer2_1", "final_norm", "head"]
+    grads = {name: {"kernel": np.ones(3, np.float32)} for name in names}
+    tx = optimizers.with_layer_decay(optimizers.create("sgd", lambda count: 1.0, momentum=0.0), 0.5)
+    updates, _ = tx.update(grads, tx.init(grads), grads)
+    found = {name: float(-updates[name]["kernel"][0]) for name in names}
+    expected = {"head": 1, "final_norm": 1, "block_layer2_1": 1 / 2, "block_layer1_10": 1 / 4, "block_layer1_2": 1 / 8}
+    assert found == expected | {"stem_conv": 1 / 16, "stem_norm": 1 / 16}
+
+
+def test_what_does_not_learn_has_no_state_and_keeps_negative_zeros():
+    params = {"head": {"kernel": np.float32([1, 2])}, "stem": {"kernel": np.float32([-0.0, 3])}}
+    tx = optimizers.train_only(optimizers.create("sgd", lambda count: 1.0, weight_decay=0.1), "^/head/")
+    state = tx.init(params)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim) == 2
+    updates, _ = tx.update(jax.tree.map(np.ones_like, params), state, params)
+    kept = params["stem"]["kernel"] + np.asarray(updates["stem"]["kernel"])
+    assert kept.tobytes() == params["stem"]["kernel"].tobytes()
+    np.testing.assert_allclose(updates["head"]["kernel"], [-1.1, -1.2])
+
+
+def test_the_command_refuses_mistakes(backbone, tmp_path, capsys):
+    taken = tmp_path / "taken.safetensors"
+    taken.write_text("mine")
+    for given, words in (
+        ([f"--from={backbone}"], "the following arguments are required: --to"),
+        ([f"--from={backbone}", f"--to={taken}"], "is there already; name another"),
+        ([f"--from={tmp_path / 'none'}", f"--to={tmp_path / 'a.safetensors'}"], "does not exist"),
+        ([f"--from={backbone}", f"--to={tmp_path / 'folder'}"], "transformers has no network such as"),
+        ([f"--from={backbone}", f"--to={tmp_path / 'folder'}", "--layout=torchvision"], "which is for transformers"),
+        ([f"--from={backbone}", f"--to={tmp_path / 'a.safetensors'}", "--layout=keras"], "invalid choice"),
+    ):
+        assert convert.main(["convert", *given]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.safetensors"] and taken.read_text() == "mine"
+
+
+@pytest.mark.long
+def test_the_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
+    """The commands of a person: train on digits, then teach the head alone in fp16."""
+    short = ["--config.model.name=cifar_resnet8", "--config.num_devices=1", "--config.steps=30"]
+    first = tmp_path / "digits"
+    assert main.main(["mixedres", "--config=configs/digits.py:fp16", *short, f"--workdir={first}"]) == 0
+    config = "--config=configs/finetune.py:fp16,data=digits,data.image_size=16,data.flip=False"
+    alone = ["--config.trainable=^/head/", "--config.batch_norm.frozen", f"--config.init_from={first}"]
+    second = tmp_path / "other"
+    assert main.main(["mixedres", config, *short, *alone, f"--workdir={second}"]) == 0
+    assert f"weights: {first} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
+    before, after = variables(first), variables(second)
+    heads = [tree["params"].pop("head")["kernel"] for tree in (before, after)]
+    assert_same_bits(before, after)
+    assert not np.array_equal(*heads)
+    losses = [json.loads((path / workdir.SUMMARY).read_text())["eval"]["loss"] for path in (first, second)]
+    assert losses[1] < losses[0]

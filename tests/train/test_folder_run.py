@@ -1,0 +1,81 @@
+"""The whole way, as a person with a folder of photographs goes it: one command, real JPEGs, held-out crops."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import skimage.data
+import sklearn.datasets
+from PIL import Image
+
+from tests import ROOT
+
+CROPS, SIDE = 80, 96
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Ten photographs as classes, each with 80 random crops of 96 pixels as JPEGs."""
+    folder = tmp_path_factory.mktemp("photographs")
+    pictures = {name: getattr(skimage.data, name)() for name in ("astronaut", "coffee", "rocket", "grass", "brick")}
+    pictures |= {"cat": skimage.data.chelsea(), "galaxies": skimage.data.hubble_deep_field()}
+    pictures |= {"tissue": skimage.data.immunohistochemistry()}
+    pictures |= {name: sklearn.datasets.load_sample_image(f"{name}.jpg") for name in ("china", "flower")}
+    rng = np.random.default_rng(0)
+    for name, picture in pictures.items():
+        (folder / name).mkdir()
+        for index in range(CROPS):
+            y, x = (rng.integers(side - SIDE + 1) for side in picture.shape[:2])
+            Image.fromarray(picture[y : y + SIDE, x : x + SIDE]).save(folder / name / f"{index}.jpg", quality=92)
+    return folder
+
+
+def run(*arguments, cwd):
+    command = [sys.executable, "-m", "mixedres.main", f"--config={ROOT}/configs/folder.py:fp16", *arguments]
+    # One device: of eight, each would see four images for its batch statistics.
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+
+
+SMALL = ("--config.data.image_size=32", "--config.batch_size=32", "--config.model.name=cifar_resnet8")
+
+
+@pytest.mark.long
+def test_a_folder_of_photographs_is_learned(photographs, tmp_path):
+    done = run(f"--config.data.dir={photographs}", *SMALL, "--config.epochs=16", "--config.eval_every=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "10 classes; 20% of every class held out" in done.stdout
+    summary = json.loads((tmp_path / "runs" / "folder-fp16" / "summary.json").read_text())
+    assert summary["eval"]["examples"] == 10 * CROPS // 5
+    assert summary["eval"]["top1"] > 0.85
+    assert 0 <= summary["train"]["data_wait"] < 1
+    assert summary["unreadable_images"] == {"count": 0, "first": {}}
+
+
+@pytest.mark.long
+def test_a_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
+    for name in ("astronaut", "coffee"):
+        (tmp_path / "mixed" / name).mkdir(parents=True)
+        for picture in sorted((photographs / name).glob("*.jpg"))[:40]:
+            (tmp_path / "mixed" / name / picture.name).write_bytes(picture.read_bytes())
+    whole = (tmp_path / "mixed" / "coffee" / "0.jpg").read_bytes()
+    for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg"):
+        (tmp_path / "mixed" / "coffee" / name).write_bytes(whole[: len(whole) // 2])
+    arguments = ("--config.data.dir=mixed", *SMALL, "--config.epochs=2")
+    stopped = run(*arguments, "--config.data.workers=2", cwd=tmp_path)  # nothing of theirs is said or left behind
+    assert stopped.returncode == 1
+    assert stopped.stderr.startswith("mixedres: ") and stopped.stderr.count("\n") == 1
+    for word in ("mixed", "example", ".jpg: image file is truncated", "--config.data.on_error=skip"):
+        assert word in stopped.stderr
+    # The same directory: what to do with damaged pictures is no difference between two runs.
+    passed = run(*arguments, "--config.data.on_error=skip", cwd=tmp_path)
+    assert passed.returncode == 0, passed.stderr
+    assert "passed over an image that cannot be used" in passed.stdout
+    summary = json.loads((tmp_path / "runs" / "folder-fp16" / "summary.json").read_text())
+    unreadable = summary["unreadable_images"]
+    assert unreadable["count"] == 4 and all("truncated" in reason for reason in unreadable["first"].values())
+    held_out = sum("held-out" in name for name in unreadable["first"])
+    assert summary["eval"]["examples"] == 17 - held_out  # 8 of 40 and 9 of 44 were held out

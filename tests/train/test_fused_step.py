@@ -1,0 +1,195 @@
+"""Training steps with fused norms: the same as plain ones, over devices and microbatches; every overflow is seen."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from experiments.lib import runs
+from mixedres import models, precision, replay, train
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.tree import fingerprint
+from mixedres.config import unflatten
+from mixedres.models import kernel_layout
+from mixedres.train import start
+from mixedres.train.build import FUSED_IS_FASTER_ON, build
+from mixedres.train.experiment import Experiment
+from tests.train import run_cases
+from tests.train import step_cases as cases
+
+
+@pytest.mark.parametrize(
+    ("devices", "sync", "options"),
+    [(1, False, {}), (8, False, {}), (8, True, {}), (2, True, {"microbatches": 2}), (2, False, {"microbatches": 4})],
+    ids=str,
+)
+def test_steps_are_those_of_the_plain_network(devices, sync, options):
+    states = []
+    for fused in (False, True):
+        train_step, state = cases.make(devices=devices, sync=sync, fused=fused, **options)
+        for seed in range(3):
+            state, metrics = train_step(state, cases.batch(seed, 32))
+        states.append((cases.host(state), metrics["loss"]))
+    (plain, plain_loss), (fused, fused_loss) = states
+    np.testing.assert_allclose(fused_loss, plain_loss, rtol=1e-6)
+    cases.close(fused, plain, 5e-5)
+
+
+def test_a_network_with_frozen_statistics_is_not_fused():
+    """Normalised by the running averages there is nothing to fuse, in training too."""
+    results = []
+    for fused in (False, True):
+        train_step, state = cases.make(fused=fused, frozen_statistics=True)
+        results.append(cases.bits(train_step(state, cases.batch(0))))
+    assert results[0] == results[1]
+
+
+# ---- overflows
+
+
+def _is_skipped(train_step, state, data):
+    before = cases.host(state)
+    after, metrics = train_step(state, data)
+    same = cases.bits((after.params, after.batch_stats, after.ema)) == cases.bits(
+        (before.params, before.batch_stats, before.ema)
+    )
+    return metrics["grads_finite"] == 0 and same and after.loss_scale.consecutive_skipped == 1
+
+
+def test_an_overflow_in_any_layer_skips_the_step():
+    train_step, first = cases.make("fp16", fused=True)
+    first = cases.host(first)
+    leaves, structure = jax.tree.flatten(first.params)
+    assert not _is_skipped(train_step, first, cases.batch(0))
+    for index in range(len(leaves)):
+        spoiled = [leaf.copy() for leaf in leaves]
+        spoiled[index].reshape(-1)[0] = 1e30  # infinite in float16; a norm's multiplies a float32 map
+        assert _is_skipped(train_step, dataclasses.replace(first, params=structure.unflatten(spoiled)), cases.batch(0))
+    assert _is_skipped(train_step, first, cases.poisoned(0))
+
+
+def test_a_gradient_that_overflows_skips_the_step_wherever_it_does():
+    """Each power of two more lets one more layer overflow; from the first on every step is skipped."""
+    verdicts = []
+    for shift in range(8, 40):
+        train_step, state = cases.make("fp16", fused=True)
+        scale = state.loss_scale._replace(loss_scale=jnp.float32(2.0**shift))
+        state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
+        verdicts.append(_is_skipped(train_step, state, cases.batch(0)))
+    assert verdicts == sorted(verdicts) and not verdicts[0] and verdicts[-1]
+
+
+# ---- kernels in the order of cuDNN, which other devices take as well
+
+
+@pytest.fixture
+def ohwi(monkeypatch):
+    monkeypatch.setattr(Experiment, "has_ohwi_kernels", property(lambda experiment: experiment.model.fused))
+
+
+def lies_as_ohwi(x):
+    return x.format.layout.major_to_minor == kernel_layout.OHWI.major_to_minor
+
+
+@pytest.mark.long
+def test_a_run_with_ohwi_kernels_is_the_same_run(tmp_path, ohwi, monkeypatch):
+    """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
+    options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2}
+    experiment = build(run_cases.tiny("fp32", **options))
+    state = start.init_state(experiment)
+    assert lies_as_ohwi(state.params["stem_conv"]["kernel"]) and lies_as_ohwi(
+        state.ema["params"]["stem_conv"]["kernel"]
+    )
+    assert state.params["head"]["kernel"].shape == (64, 10)
+    stepped, _ = experiment.train_step()(
+        state, experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
+    )
+    assert lies_as_ohwi(stepped.params["stem_conv"]["kernel"])
+    assert fingerprint(state.params) == fingerprint(jax.jit(experiment.init_state)().params)
+
+    for steps in (4, 6):  # the second goes on from the checkpoint of the first
+        whole = train.train(run_cases.tiny("fp32", **options, steps=steps), tmp_path / "ohwi")
+    monkeypatch.undo()
+    for steps in (4, 6):
+        plain = train.train(run_cases.tiny("fp32", **options, steps=steps), tmp_path / "as ever")
+    np.testing.assert_allclose(whole["eval"]["loss"], plain["eval"]["loss"], rtol=1e-5)
+    assert whole["fused"] and plain["fused"]
+    # And it goes on where the kernels lie as ever.
+    train.train(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
+
+
+def test_the_finite_check_sees_kernels_in_any_order(ohwi):
+    experiment = build(run_cases.tiny("fp16", model__fused="true"))
+    train_step, state = experiment.train_step(), cases.host(start.init_state(experiment))
+    batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
+    bad = batch | {"image": batch["image"].astype(np.float32)}
+    bad["image"][3, 2, 2, 0] = np.inf
+    for data, finite in ((batch, 1), (bad, 0)):
+        # Two programs, of bytes and of floats; the state is a copy, which may be donated.
+        _, metrics = train_step(
+            experiment.place_state(jax.device_put(state, experiment.replicated_sharding)),
+            jax.device_put(data, experiment.batch_sharding),
+        )
+        assert metrics["grads_finite"] == finite
+
+
+# ---- what a config says
+
+
+def test_auto_is_what_was_measured():
+    """Fused where every benchmark of the platform in experiments/results has it faster, in every preset."""
+    gains: dict[str, list[float]] = {}
+    for path in runs.RESULTS.glob("benchmark_*.json"):
+        told = json.loads(path.read_text())
+        for row in told["rows"]:
+            if row.get("norms") == "fused":
+                gains.setdefault(told["device"]["platform"], []).append(row["speedup"]["plain"]["interval"][0])
+    assert "cpu" in gains
+    assert {platform for platform, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
+
+
+def test_auto_is_plain_elsewhere():
+    assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in FUSED_IS_FASTER_ON)
+    assert build(run_cases.tiny("fp16", model__fused="true")).model.fused
+    assert not build(run_cases.tiny("fp16", model__fused="false")).model.fused
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "words"),
+    [
+        ("fp16_rewrite", {"model__fused": "true"}, "graph rewrite"),
+        ("fp16", {"model__fused": "true", "batch_norm__frozen": "true"}, "batch_norm.frozen"),
+        ("fp16", {"model__fused": "true", "precision__norm_policy": "p=f32,c=f16,o=f16"}, "norm_policy"),
+        ("fp16", {"model__fused": "pallas"}, "auto or true or false"),
+        ("fp16", {"model__fused": "yes"}, "auto or true or false"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused(preset, options, words):
+    with pytest.raises(ConfigError, match=words):
+        build(run_cases.tiny(preset, **options))
+
+
+def test_other_precisions_of_a_fused_run_are_fused_where_they_can_be():
+    """What the doctor compares with, and what a replay takes."""
+    experiment = build(run_cases.tiny("fp16", model__fused="true"))
+    for preset, fused in (("bf16", True), ("fp16_rewrite", False), ("fp32", True)):
+        assert experiment.in_precision(precision.get(preset)).model.fused == fused
+        build(unflatten(replay.in_preset(experiment.resolved, preset)))
+
+
+def test_a_network_with_norms_in_half_is_refused():
+    policy, half = precision.get("fp16").policy, jmp.get_policy("p=f32,c=f16,o=f16")
+    with pytest.raises(ValueError, match="fused norms compute in float32, and norm_policy in float16"):
+        models.create("resnet18", num_classes=10, policy=policy, norm_policy=half, fused=True)
+
+
+@pytest.mark.parametrize("preset", ["fp16_rewrite", "bf16_rewrite"])
+def test_auto_leaves_alone_what_cannot_be_fused(preset, monkeypatch):
+    monkeypatch.setattr("mixedres.train.build.FUSED_IS_FASTER_ON", frozenset({"cpu"}))
+    assert build(run_cases.tiny("fp16")).model.fused
+    assert not build(run_cases.tiny(preset)).model.fused
+    assert not build(run_cases.tiny("fp16", batch_norm__frozen="true")).model.fused

@@ -1,0 +1,142 @@
+"""Cross-entropy against float64, top-k counts against a plain loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixedres.train.losses import cross_entropy, in_top_k
+
+SMOOTHINGS = (0.0, 0.1, 0.9)
+
+
+def reference(logits, labels, smoothing):
+    """(losses, gradients of their sum) in float64: minus target times log probability, summed."""
+    logits = np.asarray(logits, np.float64)
+    classes = logits.shape[1]
+    target = (1 - smoothing) * np.eye(classes)[labels] + smoothing / classes
+    shifted = logits - logits.max(1, keepdims=True)
+    log_probs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    # The target sums to one, so the gradient is softmax minus target.
+    return -(target * log_probs).sum(1), np.exp(log_probs) - target
+
+
+def ordinary():
+    rng = np.random.default_rng(0)
+    return np.float32(3 * rng.normal(size=(64, 11))), rng.integers(0, 11, 64)
+
+
+def extreme():
+    """float16's largest numbers, and rows whose label is as unlikely as a float32 can say."""
+    rng = np.random.default_rng(1)
+    values = np.array([1e4, -1e4, 65504.0, -65504.0, 0.0])
+    return np.float32(rng.choice(values, (64, 5))), rng.integers(0, 5, 64)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("case", [ordinary, extreme])
+def test_cross_entropy_and_its_gradient(case, smoothing):
+    logits, labels = case()
+    expected, expected_grads = reference(logits, labels, smoothing)
+
+    def total(logits):
+        losses = cross_entropy(logits, jnp.asarray(labels), smoothing)
+        return losses.sum(), losses
+
+    (_, losses), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.asarray(logits))
+    assert losses.dtype == grads.dtype == jnp.float32
+    np.testing.assert_allclose(losses, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(grads, expected_grads, rtol=1e-5, atol=1e-6)
+
+
+def test_known_values():
+    # Equal logits: log of the number of classes, whatever the label and the smoothing.
+    labels = jnp.array([0, 3])
+    for smoothing in SMOOTHINGS:
+        losses = cross_entropy(jnp.full((2, 8), 65504.0), labels, smoothing)
+        np.testing.assert_allclose(losses, np.log(8.0), rtol=1e-6)
+    # By hand: probabilities 1/4 and 3/4; smoothing of 0.2 makes the target (0.9, 0.1).
+    logits = jnp.array([[0.0, np.log(3.0)]])
+    np.testing.assert_allclose(cross_entropy(logits, labels[:1]), np.log(4.0), rtol=1e-6)
+    smooth = cross_entropy(logits, labels[:1], 0.2)
+    np.testing.assert_allclose(smooth, np.log(4.0) - 0.1 * np.log(3.0), rtol=1e-6)
+    # Surely right and surely wrong.
+    sure = jnp.array([[1e4, -1e4], [-1e4, 1e4]])
+    assert cross_entropy(sure, jnp.array([0, 0])).tolist() == [0, 20000]
+
+
+def test_float64_stays_float64():
+    logits, labels = ordinary()
+    with jax.enable_x64(True):
+        losses = cross_entropy(jnp.asarray(logits, jnp.float64), jnp.asarray(labels), 0.1)
+        assert losses.dtype == jnp.float64
+        np.testing.assert_allclose(losses, reference(logits, labels, 0.1)[0], rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32"])
+def test_half_precision_logits_are_refused(dtype):
+    with pytest.raises(TypeError, match=f"float32 or float64, got {dtype}"):
+        cross_entropy(jnp.zeros((2, 3), dtype), jnp.zeros(2, jnp.int32))
+
+
+def plain_in_top_k(logits, labels, k):
+    """One example after the other: the label's place in a stable descending sort."""
+    results = []
+    for row, label in zip(logits.tolist(), labels, strict=True):
+        order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+        results.append(order.index(label) < k)
+    return results
+
+
+# Few different values, so that ties are the rule; halves make them in earnest.
+VALUES = st.sampled_from([0.0, 1.0, -1.0, 0.5, 65504.0, float("inf"), float("-inf")])
+
+
+@st.composite
+def ranked(draw):
+    batch, classes = draw(st.sampled_from([(1, 1), (3, 2), (4, 7)]))
+    row = st.lists(VALUES, min_size=classes, max_size=classes)
+    logits = draw(st.lists(row, min_size=batch, max_size=batch))
+    label = st.integers(0, classes - 1)
+    labels = draw(st.lists(label, min_size=batch, max_size=batch))
+    return np.array(logits, np.float32), np.array(labels), draw(st.integers(1, classes + 2))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(ranked(), st.sampled_from(["float32", "float16", "bfloat16"]))
+def test_in_top_k_with_ties(case, dtype):
+    logits, labels, k = case
+    half = jnp.asarray(logits, dtype)
+    result = in_top_k(half, jnp.asarray(labels), k)
+    assert result.dtype == bool
+    assert result.tolist() == plain_in_top_k(np.asarray(half, np.float64), labels, k)
+    indices = jax.lax.top_k(half, min(k, logits.shape[1]))[1]
+    assert result.tolist() == (np.asarray(indices) == labels[:, None]).any(1).tolist()
+    if k == 1:
+        assert result.tolist() == (np.asarray(half.argmax(1)) == labels).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+def test_rows_of_nan_are_wrong(k):
+    logits = jnp.full((5, 5), jnp.nan)
+    assert not in_top_k(logits, jnp.arange(5), k).any()
+    # One NaN is enough, at the label or elsewhere.
+    logits = jnp.array([[jnp.nan, 1.0, 0.0], [0.0, jnp.nan, 1.0], [1.0, jnp.nan, 0.0]])
+    result = in_top_k(logits, jnp.array([0, 0, 0]), min(k, 2))
+    assert result.tolist() == [False, False, False]
+
+
+def test_a_label_that_is_no_class_is_wrong():
+    assert not in_top_k(jnp.zeros((3, 4)), jnp.array([4, -1, 400]), 4).any()
+
+
+def test_every_label_is_among_all_classes():
+    logits = jnp.array([[1.0, 1.0, 1.0], [3.0, 2.0, 1.0], [-jnp.inf, 0.0, jnp.inf]])
+    for label in range(3):
+        labels = jnp.full(3, label)
+        assert in_top_k(logits, labels, 3).all()
+        assert in_top_k(logits, labels, 7).all()
+    # One k below, exactly the last in order is out.
+    assert in_top_k(logits, jnp.array([2, 2, 0]), 2).tolist() == [False, False, False]

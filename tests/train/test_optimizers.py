@@ -1,0 +1,283 @@
+"""Schedules against numbers by hand, optimizers against loops in float64, the mask on a network."""
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixedres import precision
+from mixedres.models import create as create_model
+from mixedres.train import optimizers
+
+# The reference's recipe: 1,281,167 images, batches of 256, rate 0.1 * batch / 256.
+PER_EPOCH = 1281167 // 256
+OFFICIAL = {
+    "peak": 0.1,
+    "total_steps": 90 * PER_EPOCH,
+    "warmup_steps": 5 * PER_EPOCH,
+    "boundaries": [30 * PER_EPOCH, 60 * PER_EPOCH, 80 * PER_EPOCH],
+    "factors": [0.1, 0.01, 0.001],
+}
+RATES = [
+    (0, 0.0),
+    (1, 0.1 / 25020),
+    (12510, 0.05),
+    (25019, 0.1 * 25019 / 25020),
+    (25020, 0.1),
+    (25021, 0.1),
+    (150120, 0.1),  # at the boundary the old value, as in the reference
+    (150121, 0.01),
+    (300240, 0.01),
+    (300241, 0.001),
+    (400320, 0.001),
+    (400321, 0.0001),
+    (450360, 0.0001),
+    (900000, 0.0001),
+]
+
+
+@pytest.mark.parametrize("compile", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_the_official_schedule(compile):
+    assert PER_EPOCH == 5004
+    rate = compile(optimizers.schedule("piecewise", **OFFICIAL))
+    for step, expected in RATES:
+        value = rate(jnp.asarray(step, jnp.int32))
+        assert (value.dtype, value.shape) == (jnp.float32, ())
+        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=str(step))
+
+
+def rates(name, steps, **options):
+    rate = optimizers.schedule(name, **options)
+    return [float(rate(step)) for step in steps]
+
+
+def test_cosine():
+    options = {"peak": 2.0, "total_steps": 110, "warmup_steps": 10, "end_factor": 0.1}
+    steps = [0, 5, 10, 35, 60, 85, 110, 111, 1000]
+    shape = [0.5 * (1 + math.cos(math.pi * x)) for x in (0, 0.25, 0.5, 0.75, 1, 1, 1)]
+    expected = [0, 1.0] + [2 * (0.1 + 0.9 * x) for x in shape]
+    np.testing.assert_allclose(rates("cosine", steps, **options), expected, rtol=1e-6)
+    # To zero by default, and never below.
+    ends = rates("cosine", [100, 101], peak=2.0, total_steps=100)
+    np.testing.assert_allclose(ends, 0, atol=1e-7)
+    assert min(ends) >= 0
+
+
+def test_polynomial():
+    options = {"peak": 4.0, "total_steps": 110, "warmup_steps": 10}
+    steps = [0, 5, 10, 60, 85, 110, 500]
+    square = rates("polynomial", steps, **options)
+    np.testing.assert_allclose(square, [0, 2, 4, 1, 0.25, 0, 0], rtol=1e-6, atol=1e-7)
+    cubic = rates("polynomial", steps, power=3.0, end_factor=0.5, **options)
+    np.testing.assert_allclose(cubic, [0, 2, 4, 2.25, 2.03125, 2, 2], rtol=1e-6)
+
+
+def test_constant():
+    steps = [0, 1, 2, 4, 5, 1000]
+    warm = rates("constant", steps, peak=0.5, total_steps=10, warmup_steps=4)
+    np.testing.assert_allclose(warm, [0, 0.125, 0.25, 0.5, 0.5, 0.5], rtol=1e-6)
+    assert rates("constant", [0, 7], peak=0.5, total_steps=10) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "polynomial", "piecewise"])
+def test_a_warm_up_longer_than_the_run(name):
+    # A short run of a long recipe only climbs.
+    found = rates(name, range(11), peak=3.0, total_steps=10, warmup_steps=30)
+    np.testing.assert_allclose(found, [i / 10 for i in range(11)], rtol=1e-6)
+
+
+def test_a_boundary_within_the_warm_up():
+    options = {"peak": 1.0, "total_steps": 20, "warmup_steps": 10}
+    found = rates("piecewise", [2, 4, 6, 10, 20], boundaries=[4], factors=[0.5], **options)
+    np.testing.assert_allclose(found, [0.2, 0.4, 0.3, 0.5, 0.5], rtol=1e-6)
+
+
+STEPS, DECAY = 5, 0.03
+DECAYED = ("kernel",)
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (4, 3), "bias": (3,), "scale": (3,)}
+    return {key: rng.normal(size=shape) for key, shape in shapes.items()}
+
+
+def gradient(step, key):
+    shape = weights()[key].shape
+    return np.random.default_rng((step, len(key))).normal(size=shape)
+
+
+def rate_at(step):
+    return 0.1 / (1 + step)
+
+
+def trained(name, **options):
+    """Parameters after STEPS compiled steps; the rate changes with every one."""
+    tx = optimizers.create(name, lambda count: 0.1 / (1 + count), weight_decay=DECAY, **options)
+    params = {"layer": jax.tree.map(jnp.float32, weights())}
+    state, update = tx.init(params), jax.jit(tx.update)
+    for step in range(STEPS):
+        grads = {"layer": {key: jnp.float32(gradient(step, key)) for key in weights()}}
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return params["layer"]
+
+
+def check(params, rule):
+    """Compares with `rule(step, key, w, g, memory) -> w`, a plain loop in float64."""
+    for key, w in weights().items():
+        memory = {}
+        for step in range(STEPS):
+            w = rule(step, key, w, gradient(step, key), memory)
+        np.testing.assert_allclose(params[key], w, rtol=2e-5, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd(momentum, nesterov):
+    def rule(step, key, w, g, memory):
+        # Coupled: the decay goes through the momentum, and the rate does not.
+        g = g + DECAY * w * (key in DECAYED)
+        v = memory["v"] = momentum * memory.get("v", 0) + g
+        return w - rate_at(step) * (g + momentum * v if nesterov else v)
+
+    check(trained("sgd", momentum=momentum, nesterov=nesterov), rule)
+
+
+def test_adamw():
+    beta1, beta2, epsilon = 0.8, 0.95, 1e-3
+
+    def rule(step, key, w, g, memory):
+        m = memory["m"] = beta1 * memory.get("m", 0) + (1 - beta1) * g
+        v = memory["v"] = beta2 * memory.get("v", 0) + (1 - beta2) * g**2
+        m_hat, v_hat = m / (1 - beta1 ** (step + 1)), v / (1 - beta2 ** (step + 1))
+        # Decoupled: the decay is not divided by the deviation of the gradient.
+        adam = m_hat / (np.sqrt(v_hat) + epsilon)
+        return w - rate_at(step) * (adam + DECAY * w * (key in DECAYED))
+
+    check(trained("adamw", momentum=beta1, beta2=beta2, epsilon=epsilon), rule)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars(nesterov):
+    momentum, trust = 0.9, 0.02
+
+    def rule(step, key, w, g, memory):
+        if key in DECAYED:
+            g = g + DECAY * w
+            g = g * trust * np.linalg.norm(w) / np.linalg.norm(g)
+        # The rate is inside the momentum, as in the paper's algorithm 1.
+        v = memory["v"] = momentum * memory.get("v", 0) + rate_at(step) * g
+        return w - (rate_at(step) * g + momentum * v if nesterov else v)
+
+    check(trained("lars", momentum=momentum, trust_coefficient=trust, nesterov=nesterov), rule)
+
+
+def test_the_mask_decides_what_decays():
+    def rule(step, key, w, g, memory):
+        return w - rate_at(step) * (g + DECAY * w)  # everything, as the reference does for CIFAR
+
+    check(trained("sgd", momentum=0.0, decay_mask=""), rule)
+
+    def only_scale(step, key, w, g, memory):
+        return w - rate_at(step) * (g + DECAY * w * (key == "scale"))
+
+    check(trained("sgd", momentum=0.0, decay_mask="^/layer/scale$"), only_scale)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_clipping_comes_before_the_decay(name):
+    grads = {"kernel": jnp.array([6.0, 0.0]), "bias": jnp.array([0.0, 8.0])}  # of norm 10
+    params = {"kernel": jnp.array([1.0, 2.0]), "bias": jnp.ones(2)}
+    # Momentum 0 and a large epsilon make adamw's first step nearly proportional to the gradient.
+    options = {"momentum": 0.0, "epsilon": 1e6, "weight_decay": 0.25}
+    gain = {"sgd": 1.0, "adamw": 1e-6}[name]
+    for clip_norm, factor in ((5.0, 0.5), (20.0, 1.0), (0.0, 1.0)):
+        tx = optimizers.create(name, lambda count: 2.0, clip_norm=clip_norm, **options)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        shrink = jax.tree.map(lambda g, f=factor: -2 * gain * f * g, grads)
+        # By hand: a gradient of 6 and 8 at norm 10, and a quarter of the kernel, unclipped.
+        kernel = shrink["kernel"] - 2 * 0.25 * params["kernel"]
+        np.testing.assert_allclose(updates["kernel"], kernel, rtol=2e-5)
+        np.testing.assert_allclose(updates["bias"], shrink["bias"], rtol=2e-5)
+
+
+@cache
+def network_params(version):
+    policy = precision.get("fp32").policy
+    model = create_model("cifar_resnet8", num_classes=10, policy=policy, version=version)
+    images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+
+
+# Stem, head, two convolutions in each of three blocks, and projections in the last two blocks.
+@pytest.mark.parametrize(("version", "kernels"), [("1", 10), ("2", 10)])
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_exactly_the_kernels_of_a_network_decay(name, version, kernels):
+    shapes = network_params(version)
+    params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+    tx = optimizers.create(name, lambda count: 0.5, weight_decay=0.25, trust_coefficient=1.0)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = tx.update(zeros, tx.init(params), params)
+    moved = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda u: bool(u.any()), updates))
+    decays = {jax.tree_util.keystr(path) for path, any_moved in moved if any_moved}
+    # Kernels are the parameters with more than one axis: independent of their names.
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    matrices = {jax.tree_util.keystr(path) for path, leaf in leaves if leaf.ndim > 1}
+    assert decays == matrices
+    assert len(matrices) == len([path for path in matrices if path.endswith("['kernel']")])
+    assert len(matrices) == kernels
+
+
+def test_paths_of_the_mask():
+    params = {"conv": {"kernel": 1, "kernel_scale": 2}, "norm": [{"bias": 3}], "kernel": 4}
+    mask = optimizers.path_mask(optimizers.KERNELS)(params)
+    assert mask == {
+        "conv": {"kernel": True, "kernel_scale": False},
+        "norm": [{"bias": False}],
+        "kernel": True,
+    }
+    assert optimizers.path_mask("^/conv/")(params)["conv"] == {"kernel": True, "kernel_scale": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "linear"}, ("'linear'", "constant, cosine, piecewise, polynomial")),
+        ({"peak": 0.0}, ("> 0", "got 0")),
+        ({"peak": -0.5}, ("> 0", "-0.5")),
+        ({"peak": float("nan")}, ("> 0", "nan")),
+        ({"boundaries": [1, 2], "factors": [0.1]}, ("(1, 2)", "(0.1,)")),
+        ({"boundaries": [2, 1], "factors": [0.1, 0.2]}, ("increase", "(2, 1)")),
+        ({"boundaries": [2, 2], "factors": [0.1, 0.2]}, ("increase", "(2, 2)")),
+    ],
+    ids=str,
+)
+def test_schedules_that_are_refused(given, words):
+    with pytest.raises(ValueError) as error:
+        optimizers.schedule(**{"name": "piecewise", "peak": 0.1, "total_steps": 10, **given})
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "adam"}, ("'adam'", "sgd, lars, adamw")),
+        ({"momentum": 1.0}, ("momentum", "[0, 1)", "1.0")),
+        ({"momentum": -0.1}, ("momentum", "[0, 1)", "-0.1")),
+        ({"momentum": float("nan")}, ("momentum", "nan")),
+        ({"weight_decay": -1e-4}, ("weight_decay", ">= 0", "-0.0001")),
+        ({"clip_norm": -1.0}, ("clip_norm", ">= 0", "-1.0")),
+        ({"clip_norm": float("nan")}, ("clip_norm", "nan")),
+        ({"decay_mask": "(kernel"}, ("'(kernel'", "regular expression")),
+    ],
+    ids=str,
+)
+def test_optimizers_that_are_refused(given, words):
+    with pytest.raises(ValueError) as error:
+        optimizers.create(**{"name": "sgd", "learning_rate": lambda count: 0.1, **given})
+    assert all(word in str(error.value) for word in words), str(error.value)

@@ -1,0 +1,304 @@
+"""The training step: what a skipped step leaves alone, what devices and microbatches add up to, which dtypes."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mixedres import precision
+from mixedres.train import losses, step
+from tests.train import step_cases as cases
+
+
+def frozen_part(state):
+    """Everything that a skipped step must not touch."""
+    return state.params, state.batch_stats, state.opt_state.inner_state, state.ema
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_static", "fp16_rewrite"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_an_overflow_at_any_step_changes_nothing_but_the_scale(preset, at):
+    train_step, state = cases.make(preset)
+    for seed in range(at):
+        state, _ = train_step(state, cases.batch(seed))
+    before = cases.host(state)
+    state, metrics = train_step(state, cases.poisoned(at))
+    assert cases.bits(frozen_part(state)) == cases.bits(frozen_part(before))
+    assert metrics["grads_finite"] == metrics["halted"] == 0
+    assert state.loss_scale.total_skipped == state.loss_scale.consecutive_skipped == 1
+    assert state.step == at + 1  # the data moves on
+    dynamic = precision.get(preset).loss_scale == "dynamic"
+    assert state.loss_scale.loss_scale == (0.5 if dynamic else 1.0) * before.loss_scale.loss_scale
+
+    # And the next step is the one that would have been taken without the bad batch.
+    state, metrics = train_step(state, cases.batch(99))
+    _, clean = cases.make(preset)
+    for seed in range(at):
+        clean, _ = train_step(clean, cases.batch(seed))
+    clean, _ = train_step(clean, cases.batch(99))
+    assert metrics["grads_finite"] == 1
+    # Halving the scale moves float16's rounding of the smallest gradients, nothing else.
+    cases.close(state.params, clean.params, 2e-3 if dynamic else 0.0)
+    assert state.loss_scale.consecutive_skipped == 0
+
+
+def but_for_the_latch(state):
+    return dataclasses.replace(state, halted=None)
+
+
+def floor(scale):
+    """A dynamic scale that is at its minimum."""
+    return precision.DynamicLossScale(loss_scale=scale, min_loss_scale=scale, max_loss_scale=2.0**60)
+
+
+@pytest.mark.parametrize(
+    "preset, scale, options",
+    [
+        ("fp32", None, {}),
+        ("fp16", floor(1.0), {}),
+        ("fp16", precision.StaticLossScale(128.0), {"max_consecutive_skips": 1}),
+    ],
+)
+def test_a_step_that_skipping_cannot_mend_halts_and_so_do_all_after_it(preset, scale, options):
+    train_step, state = cases.make(preset, loss_scale=scale, devices=8, **options)
+    state, metrics = train_step(state, cases.batch(0))
+    assert metrics["halted"] == 0 and not state.halted
+    before = cases.host(state)
+    for data in (cases.poisoned(1), cases.batch(2), cases.poisoned(3)):  # as if they had been dispatched ahead
+        state, metrics = train_step(state, data)
+        assert metrics["halted"] == 1 and state.halted
+        assert cases.bits(but_for_the_latch(state)) == cases.bits(but_for_the_latch(before))
+    assert train_step._cache_size() == 1
+
+
+def test_it_halts_at_the_last_of_several_skips_in_a_row():
+    train_step, state = cases.make("fp16", max_consecutive_skips=3)
+    halted = []
+    for data in [cases.poisoned(0), cases.poisoned(1), cases.batch(2), *map(cases.poisoned, (3, 4, 5))]:
+        before = cases.host(state)
+        state, metrics = train_step(state, data)
+        halted.append(int(metrics["halted"]))
+    assert halted == [0, 0, 0, 0, 0, 1]
+    assert cases.bits(but_for_the_latch(state)) == cases.bits(but_for_the_latch(before))
+    assert (state.step, state.loss_scale.consecutive_skipped, state.loss_scale.total_skipped) == (5, 2, 4)
+
+
+def test_an_infinite_loss_with_finite_gradients_is_no_step():
+    """A label of zero probability: the loss is infinite, and the gradient that of any other wrong answer."""
+
+    def apply_fn(variables, images, train, mutable):
+        logits = jnp.stack([variables["params"]["w"] - 3e38, jnp.float32(3e38)])
+        return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": {}}
+
+    tx = precision.loss_scaled(optax.sgd(1.0), precision.NoOpLossScale())
+    state = step.init_state({"params": {"w": jnp.float32(1.0)}, "batch_stats": {}}, tx, ema=False)
+    mesh = step.make_mesh(jax.devices()[:1])
+    data = cases.batch(0) | {"label": np.zeros(16, np.int32)}
+    loss, grads = step.jit_loss_and_grads(mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE)(state, data)
+    assert loss == np.inf and grads["w"] == -1.0
+    train_step = step.jit_train_step(mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx)
+    state, metrics = train_step(state, data)
+    assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0
+
+
+def test_a_negative_zero_survives_a_skipped_step():
+    train_step, state = cases.make("fp16")
+    negative = jax.tree.map(lambda x: jnp.full_like(x, -0.0), state.params)
+    state, _ = train_step(dataclasses.replace(state, params=negative), cases.poisoned(0))
+    assert all(np.signbit(leaf).all() for leaf in jax.tree.leaves(cases.host(state.params)))
+
+
+def test_a_scale_that_overflows_float16_is_halved_until_gradients_fit():
+    scale = precision.DynamicLossScale(loss_scale=2.0**40, max_loss_scale=2.0**40)
+    train_step, state = cases.make("fp16", loss_scale=scale)
+    before, skipped = cases.bits(frozen_part(state)), 0
+    while True:
+        state, metrics = train_step(state, cases.batch(0))
+        if metrics["grads_finite"]:
+            break
+        skipped += 1
+        assert np.isfinite(metrics["loss"])  # only the backward pass overflowed
+        assert cases.bits(frozen_part(state)) == before
+        assert state.loss_scale.loss_scale == 2.0 ** (40 - skipped)
+    assert 5 < skipped < 40
+    assert cases.bits(state.params) != before
+
+
+@pytest.mark.parametrize("scale, survives", [(None, True), (precision.NoOpLossScale(), False)])
+def test_a_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
+    """Cotangents of 5e-9, below float16's smallest subnormal of 6e-8."""
+
+    def apply_fn(variables, images, train, mutable):
+        # The factor comes as an argument: XLA would multiply two constants, and underflow, while compiling.
+        w, factor = variables["params"]["w"].astype(jnp.float16), variables["batch_stats"]["factor"]
+        tiny = w * factor * factor
+        logits = jnp.stack([tiny, jnp.zeros_like(tiny)]).astype(jnp.float32)
+        return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": variables["batch_stats"]}
+
+    scale = scale or precision.DynamicLossScale()
+    tx = precision.loss_scaled(optax.sgd(1.0), scale)
+    mesh = step.make_mesh(jax.devices()[:1])
+    variables = {"params": {"w": jnp.float32(0.0)}, "batch_stats": {"factor": jnp.float16(1e-4)}}
+    state = step.init_state(variables, tx, ema=False)
+    train_step = step.jit_train_step(mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx)
+    data = cases.batch(0) | {"label": np.zeros(16, np.int32)}
+    state, _ = train_step(state, data)
+    if survives:
+        np.testing.assert_allclose(state.params["w"], 0.5 * 1e-8, rtol=2e-3)
+    else:
+        assert state.params["w"] == 0.0
+
+
+def loss_of_shard(model, params, batch_stats, shard, label_smoothing=0.0):
+    """The unsharded, unscaled loss: an independent path to gradients and statistics."""
+    logits, mutated = model.apply(
+        {"params": params, "batch_stats": batch_stats},
+        cases.NORMALIZE(shard["image"]),
+        train=True,
+        mutable=["batch_stats"],
+    )
+    loss = losses.cross_entropy(logits, shard["label"], label_smoothing).mean()
+    return loss, mutated["batch_stats"]
+
+
+def reference_step(state, shards, tx, label_smoothing=0.0):
+    """Mean gradient and mean statistics of the shards, each by itself, and one plain optax update."""
+    model, _ = cases.network("fp32")
+    grad_fn = jax.jit(jax.value_and_grad(partial(loss_of_shard, model, label_smoothing=label_smoothing), has_aux=True))
+    results = [grad_fn(state.params, state.batch_stats, shard) for shard in shards]
+    mean = lambda trees: jax.tree.map(lambda *x: sum(x) / len(x), *trees)  # noqa: E731
+    grads = mean([grads for _, grads in results])
+    updates, _ = tx.update(grads, state.opt_state.inner_state, state.params)
+    return optax.apply_updates(state.params, updates), mean([aux for (_, aux), _ in results])
+
+
+def split(batch, parts):
+    return [jax.tree.map(lambda x, i=i: np.split(x, parts)[i], batch) for i in range(parts)]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_per_device_statistics_match_separate_shards(devices):
+    train_step, state = cases.make("fp32", devices=devices, label_smoothing=0.1)
+    data = cases.batch(1, 32, np.uint8)
+    expected = reference_step(cases.host(state), split(data, devices), cases.optimizer(), 0.1)
+    state, _ = train_step(state, data)
+    cases.close((state.params, state.batch_stats), expected, 1e-5)
+
+
+def test_eight_synchronised_devices_take_the_step_of_one():
+    one, first = cases.make("fp32")
+    eight, second = cases.make("fp32", devices=8, sync=True)
+    for seed in range(3):
+        data = cases.batch(seed, 32)
+        first, a = one(first, data)
+        second, b = eight(second, data)
+        cases.close((second.params, second.batch_stats, second.ema), (first.params, first.batch_stats, first.ema), 1e-5)
+        cases.close(b, a, 1e-5)
+
+
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
+    updates = {}
+    for preset in ("fp32", half, f"{half}_rewrite"):
+        # Without momentum and decay the change is the gradient times the rate; without a scale nothing is skipped.
+        train_step, state = cases.make(preset, devices=devices, tx=optax.sgd(0.1))
+        before = cases.host(state.params)
+        state, metrics = train_step(state, cases.batch(3, 32))
+        assert metrics["grads_finite"] == 1
+        moved = jax.tree.map(lambda new, old: np.asarray(new, np.float64) - old, cases.host(state.params), before)
+        updates[preset] = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
+    distances = {p: np.linalg.norm(u - updates["fp32"]) / np.linalg.norm(updates["fp32"]) for p, u in updates.items()}
+    assert 0 < distances[f"{half}_rewrite"] < 1.25 * distances[half]
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_one_bad_device_skips_the_step_on_all(preset):
+    train_step, state = cases.make(preset, devices=8)
+    before = cases.host(state)
+    state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is in the second device's share
+    assert metrics["grads_finite"] == 0
+    assert cases.bits(frozen_part(state)) == cases.bits(frozen_part(before))
+    for leaf in jax.tree.leaves(state):
+        shards = [np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards]
+        assert len(shards) == 8 and len(set(shards)) == 1
+
+
+def test_a_float16_all_reduce_overflows_no_earlier_than_its_mean():
+    """Eight gradients of 10000 sum up to 80000, beyond float16; their mean is 10000."""
+
+    def apply_fn(variables, images, train, mutable):
+        logits = jnp.stack([variables["params"]["w"], jnp.float32(0.0)])
+        return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": {}}
+
+    tx = precision.loss_scaled(optax.sgd(1.0), precision.StaticLossScale(20000.0))
+    mesh = step.make_mesh(jax.devices())
+    state = step.init_state({"params": {"w": jnp.float32(0.0)}, "batch_stats": {}}, tx, ema=False)
+    train_step = step.jit_train_step(
+        mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx, allreduce_dtype=jnp.float16
+    )
+    state, metrics = train_step(state, cases.batch(0) | {"label": np.zeros(16, np.int32)})
+    assert metrics["grads_finite"] == 1
+    np.testing.assert_allclose(state.params["w"], 0.5, rtol=1e-3)
+
+
+def test_microbatches_average_gradients_and_chain_statistics():
+    train_step, state = cases.make("fp32", microbatches=4)
+    data = cases.batch(2, 32)
+    start = cases.host(state)
+    state, metrics = train_step(state, data)
+    model, _ = cases.network("fp32")
+    grad_fn = jax.jit(jax.value_and_grad(partial(loss_of_shard, model), has_aux=True))
+    stats, grads, loss_values = start.batch_stats, [], []
+    for part in split(data, 4):
+        (loss, stats), grad = grad_fn(start.params, stats, part)
+        grads.append(grad)
+        loss_values.append(float(loss))
+    mean = jax.tree.map(lambda *x: sum(x) / 4, *grads)
+    updates, _ = cases.optimizer().update(mean, start.opt_state.inner_state, start.params)
+    cases.close(state.params, optax.apply_updates(start.params, updates), 1e-5)
+    cases.close(state.batch_stats, stats, 1e-5)
+    np.testing.assert_allclose(metrics["loss"], np.mean(loss_values), rtol=1e-6)
+
+
+def test_moving_average_follows_its_formula():
+    train_step, state = cases.make("fp32")
+    expected = cases.host(state.ema)
+    for n in range(3):
+        state, _ = train_step(state, cases.batch(n))
+        decay = min(0.9, (1 + n) / (10 + n))
+        expected = jax.tree.map(
+            lambda old, new, d=decay: d * old + (1 - d) * new, expected, cases.host(state.variables)
+        )
+    cases.close(state.ema, expected, 1e-6)
+    assert state.eval_variables is state.ema
+
+
+def test_clipping_sees_true_gradients():
+    """With a scale of 2**10, clipping the scaled gradient to 1e-3 would move the weights 1024 times less."""
+    tx = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1.0))
+    train_step, state = cases.make("fp32", loss_scale=precision.StaticLossScale(2.0**10), tx=tx, ema=False)
+    before = cases.host(state.params)
+    state, _ = train_step(state, cases.batch(0))
+    moved = jax.tree.map(lambda a, b: a - b, cases.host(state.params), before)
+    np.testing.assert_allclose(optax.tree.norm(moved), 1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_it_compiles_once_and_keeps_every_dtype(preset):
+    train_step, state = cases.make(preset, devices=8, donate=True)
+    signature = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
+    for seed in range(4):
+        data = cases.poisoned(seed) if seed == 2 else cases.batch(seed)
+        old, (state, metrics) = state, train_step(state, data)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) == signature
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(frozen_part(old)))  # donated, every one
+    assert train_step._cache_size() == 1
+    assert {x.dtype for x in jax.tree.leaves(metrics)} == {jnp.dtype(jnp.float32)}
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert {x.dtype for x in floats} == {jnp.dtype(jnp.float32)}

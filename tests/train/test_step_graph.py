@@ -1,0 +1,101 @@
+"""What the compiled step consists of: dtypes of products, number and dtype of all-reduces."""
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import precision
+from mixedres._internal.jax_compat import equations
+from mixedres.train import step
+from tests import GOLDEN
+from tests.train import step_cases as cases
+
+STEP_DTYPES = GOLDEN / "step_dtypes.txt"
+
+
+def products(preset):
+    """A line for each kind of product in the training step: count, primitive, dtypes, precision."""
+    train_step, state = cases.make(preset, devices=8)
+    jaxpr = jax.make_jaxpr(train_step)(state, cases.batch(0, images=np.uint8)).jaxpr
+    found = collections.Counter()
+    for eqn in equations(jaxpr):
+        name = eqn.primitive.name
+        if name in ("conv_general_dilated", "dot_general"):
+            dtypes = ",".join(str(v.aval.dtype) for v in eqn.invars)
+            exactness = eqn.params["precision"]
+            exactness = exactness[0].name if isinstance(exactness, tuple) else getattr(exactness, "name", None)
+            found[f"{name} {dtypes} -> {eqn.outvars[0].aval.dtype} {exactness}"] += 1
+    return [f"{preset}: {count} x {line}" for line, count in sorted(found.items())]
+
+
+def test_dtypes_of_all_products_are_as_recorded():
+    lines = [line for preset in precision.PRESETS for line in products(preset)]
+    assert "\n".join(lines) + "\n" == STEP_DTYPES.read_text()
+
+
+HALF = {"fp16": "float16", "bf16": "bfloat16", "fp16_rewrite": "float16", "bf16_rewrite": "bfloat16"}
+
+
+@pytest.mark.parametrize("preset, half", HALF.items())
+def test_no_product_of_a_half_preset_sees_float32(preset, half):
+    for line in products(preset):
+        assert f"{half},{half} -> {half}" in line
+
+
+def all_reduces(train_step, state, batch):
+    """[(dtypes of the operands)] of the all-reduces as jax asks for them, before a backend widens any."""
+    text = train_step.lower(state, batch).as_text()
+    kinds = []
+    for operation in re.finditer(r'"stablehlo\.all_reduce".*?\}\) : \(([^)]*)\)', text, re.DOTALL):
+        kinds.append(re.findall(r"(?:x|<)(f16|f32|bf16|i32|i1)>", operation[1]))
+    return kinds
+
+
+@pytest.mark.parametrize("preset, half", [("fp16", "f16"), ("bf16", "bf16")])
+def test_dtype_of_the_gradient_all_reduce(preset, half):
+    leaves = len(jax.tree.leaves(cases.network(preset)[1]["params"]))
+    for wanted in (None, jnp.dtype(precision.get(preset).policy.compute_dtype)):
+        train_step, state = cases.make(preset, devices=8, allreduce_dtype=wanted)
+        operands = all_reduces(train_step, state, cases.batch(0))
+        counts = collections.Counter(dtype for dtypes in operands for dtype in dtypes)
+        others = len(jax.tree.leaves(state.batch_stats)) + 2  # the statistics; loss and top-1
+        expected_counts = {"f32": leaves + others} if wanted is None else {half: leaves, "f32": others}
+        assert counts == expected_counts
+
+
+def test_the_compiled_step_has_one_all_reduce():
+    train_step, state = cases.make("fp16", devices=8)
+    compiled = train_step.lower(state, cases.batch(0)).compile().as_text()
+    assert len(re.findall(r" all-reduce(?:-start)?\(", compiled)) == 1
+
+
+@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
+def test_one_step_reads_and_writes_no_weak_types(preset):
+    train_step, state = cases.make(preset)
+    out = jax.eval_shape(train_step, state, cases.batch(0))
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(out))
+
+
+def test_eval_counts_every_example_once_on_eight_devices():
+    model, variables = cases.network("fp32")
+    mesh = step.make_mesh(jax.devices())
+    eval_step = step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
+    sums = step.zero_sums()
+    full, part = cases.batch(0, 16), cases.batch(1, 16)
+    masks = np.ones(16, bool), np.arange(16) < 5
+    for data, mask in zip((full, part), masks, strict=True):
+        sums = eval_step(variables, data | {"mask": mask}, sums)
+
+    logits = [model.apply(variables, cases.NORMALIZE(data["image"]), train=False) for data in (full, part)]
+    logits = np.concatenate([np.asarray(x)[mask] for x, mask in zip(logits, masks, strict=True)]).astype(np.float64)
+    labels = np.concatenate([data["label"][mask] for data, mask in zip((full, part), masks, strict=True)])
+    order = np.argsort(-logits, axis=1, kind="stable")
+    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    assert sums["examples"] == 21
+    assert sums["top1"] == np.sum(order[:, 0] == labels)
+    assert sums["top5"] == np.sum((order[:, :5] == labels[:, None]).any(1))
+    np.testing.assert_allclose(sums["loss"], -log_probs[np.arange(21), labels].sum(), rtol=2e-6)
