@@ -56,10 +56,10 @@ def summary() -> str:
         cells += (_rate(result, preset) for result in timed)
         lines.append(f"| {' | '.join(cells)} |")
     text = _lines(lines) + (
-        f"Accuracy: {swept['model']} on the {swept['data']}, mean ± standard deviation over {seeds} seeds; `fp32` is true "
-        f"float32; `{swept['sweep']}`, {_where(swept)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles the "
-        f"training step for an {compiled['rows'][0]['gpu'].upper()}, bytes and not times; `python -m experiments.aot`, "
-        f"JAX {compiled['versions']['jax']}, {compiled['date']}."
+        f"Accuracy: {swept['model']} on the {swept['data']}, mean ± standard deviation over {seeds} seeds; `fp32` is "
+        f"true float32; `{swept['sweep']}`, {_where(swept)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles "
+        f"the training step for an {compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
+        f"`python -m experiments.aot`, JAX {compiled['versions']['jax']}, {compiled['date']}."
     )
     speeds = "".join(f" Speed: `{result['command']}`, {_where(result)}." for result in timed)
     return text + (speeds or f" {NO_GPU}")
@@ -71,8 +71,8 @@ def page() -> str:
     timed = [result for result in timed if _on_gpu(result)]
     parts = [
         "# Results",
-        "`python -m experiments.readme` writes this page from the files in `experiments/results`. Every table names its "
-        "command, hardware, versions and date.",
+        "`python -m experiments.readme` writes this page from the files in `experiments/results`. Every table names "
+        "its command, hardware, versions and date.",
         "## Accuracy",
         accuracy(_read("sweep_precision")),
         "![Training loss, test top-1, learning rate and loss scale over steps, for five presets and five seeds]"
@@ -131,8 +131,8 @@ def deviceless(result: dict[str, Any]) -> str:
     return _lines(lines) + (
         f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {result['rows'][0]['gpu'].upper()} without "
         "having one: bytes of device memory, not times ([performance.md](performance.md)). Presets that rewrite the "
-        f"graph have plain norms. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}. Batch 32 and "
-        "other GPUs are in `experiments/results`."
+        f"graph have plain norms. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}. Batch 32 "
+        "and other GPUs are in `experiments/results`."
     )
 
 
@@ -211,7 +211,7 @@ def main() -> int:
         table, results = summary(), page()
         images = {name: (RESULTS / name).read_bytes() for name in SHOWN}
     except FileNotFoundError as error:
-        print(f"readme: {error.filename} is missing; docs/experiments.md names the command that makes it", file=sys.stderr)
+        print(f"readme: {error.filename} is missing; docs/experiments.md names its command", file=sys.stderr)
         return 2
     replace_text(README, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
     replace_text(PAGE, results)
