@@ -49,4 +49,4 @@ def _complete(module: griffe.Module, name: str) -> None:
         comment: list[str] = []
         while lines and lines[-1].startswith("# "):
             comment.insert(0, lines.pop()[2:])
-        target.docstring = griffe.Docstring(" ".join(comment) or f"`{name}`", parent=target)
+        target.docstring = griffe.Docstring(" ".join(comment) or "A constant.", parent=target)
