@@ -1,9 +1,11 @@
-"""Writes the results section of README.md from the files in experiments/results; nothing in it is typed by hand.
+"""Writes the results in README.md, docs/results.md and docs/images from the files in experiments/results.
 
 python -m experiments.readme
 
-Takes sweep_precision.json and loss_scale_overhead.json, and what is there of these: versus_*.json (of a
-CPU the float32 rows), benchmark_*.json of GPUs, and what aot_h200.json says of batch 256.
+Nothing in them is typed by hand. README.md gets one table: the accuracy of every preset (sweep_precision.json), what
+its ResNet-50 step moves (aot_h200.json) and, where benchmark_*.json has GPUs, its speed there. docs/results.md gets all
+tables: these, versus_*.json (only the float32 rows of a CPU) and loss_scale_overhead.json. docs/images gets copies of
+the images that the pages show, because a page of the documentation cannot show files from outside docs/.
 """
 
 from __future__ import annotations
@@ -15,13 +17,77 @@ import sys
 from typing import Any
 
 from experiments import benchmark, versus
-from experiments.lib import runs
 from mixedres._internal.files import replace_text
 
-README = pathlib.Path(__file__).parent.parent / "README.md"
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "experiments" / "results"
+README, PAGE, IMAGES = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end of the results -->"
 
-IN_TURNS = "Training steps from equal weights, timed in turns; where our time / its is below 1, ours is faster."
+# Images of experiments/results that pages in docs/ show.
+SHOWN = (
+    "gradient_range_digits_479.png",
+    "passes_h200.png",
+    "sweep_loss_scale_curves.png",
+    "sweep_precision_curves.png",
+)
+NO_GPU = "No GPU has been timed yet."
+
+
+def summary() -> str:
+    """The table of README.md: one row a preset."""
+    swept, compiled = _read("sweep_precision"), _read("aot_h200")
+    timed = [result for result in map(_read, _names("benchmark_")) if _on_gpu(result)]
+    variants = {variant["name"]: variant for variant in swept["variants"]}
+    seeds = swept["variants"][0]["n"]
+    head = [
+        "preset",
+        f"test top-1, n={seeds}",
+        "difference to fp32 (95 % interval)",
+        "skipped steps",
+        "MB per image: plain / fused norms",
+        "temporary memory",
+        *(f"images/s on {result['device']['kind']}" for result in timed),
+    ]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    for preset, forms in _by_preset(compiled):
+        cells = [f"`{preset}`", *(_accuracy_cells(variants[preset]) if preset in variants else ("", "", ""))]
+        cells += [_joined(forms, "{:.0f}", "mb_per_image"), _joined(forms, "{:.1f} GB", "temp_gb")]
+        cells += (_rate(result, preset) for result in timed)
+        lines.append(f"| {' | '.join(cells)} |")
+    text = _lines(lines) + (
+        f"Accuracy: {swept['model']} on the {swept['data']}, mean ± standard deviation over {seeds} seeds; `fp32` is "
+        f"true float32; `{swept['sweep']}`, {_where(swept)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles "
+        f"the training step for an {compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
+        f"`python -m experiments.aot`, JAX {compiled['versions']['jax']}, {compiled['date']}."
+    )
+    speeds = "".join(f" Speed: `{result['command']}`, {_where(result)}." for result in timed)
+    return text + (speeds or f" {NO_GPU}")
+
+
+def page() -> str:
+    """docs/results.md."""
+    compared, timed = ([_read(name) for name in _names(prefix)] for prefix in ("versus_", "benchmark_"))
+    timed = [result for result in timed if _on_gpu(result)]
+    parts = [
+        "# Results",
+        "`python -m experiments.readme` writes this page from the files in `experiments/results`. Every table names "
+        "its command, hardware, versions and date.",
+        "## Accuracy",
+        accuracy(_read("sweep_precision")),
+        "![Training loss, test top-1, learning rate and loss scale over steps, for five presets and five seeds]"
+        "(images/sweep_precision_curves.png)",
+    ]
+    if compared:
+        intro = "Training steps from equal weights, timed in turns. Where our time / its is below 1, ours is faster."
+        parts += ["## Beside other libraries", intro, *map(peers, compared)]
+    if timed:
+        parts += ["## Speed of the presets", *map(speed, timed)]
+    parts += ["## Bytes of a step", deviceless(_read("aot_h200"))]
+    parts += ["## Cost of loss scaling", overhead(_read("loss_scale_overhead"))]
+    if not any(map(_on_gpu, [*compared, *timed])):
+        parts.append(f"{NO_GPU} Every time on this page is a CPU's.")
+    return "\n\n".join(parts) + "\n"
 
 
 def accuracy(result: dict[str, Any]) -> str:
@@ -32,25 +98,18 @@ def accuracy(result: dict[str, Any]) -> str:
         "|---|---:|---:|---:|",
     ]
     for variant in result["variants"]:
-        mean, deviation = variant["top1"]
-        told, found = "", variant["difference_top1"]
-        if found:
-            told = f"{round(found['mean'], 2) + 0.0:+.2f} points"  # no "-0.00"
-            ends = [f"{round(end, 2) + 0.0:+.2f}" for end in found["interval"] or ()]
-            told += f" ({' to '.join(ends)})" if ends else ""
-        skipped = variant["skipped_steps"][0] * variant["n"]
-        lines.append(f"| `{variant['name']}` | {mean:.2f} ± {deviation:.2f} % | {told} | {skipped:g} |")
+        lines.append(f"| `{variant['name']}` | {' | '.join(_accuracy_cells(variant))} |")
     seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
     notes = "".join(f" {note}." for note in result["notes"])
-    return "\n".join(lines) + (
-        f"\n\n{result['data'].capitalize()}, {result['model']}, mean ± standard deviation over seeds, differences "
-        f"seed by seed; {min(seconds):.0f} to {max(seconds):.0f} s of training a run. "
+    return _lines(lines) + (
+        f"{result['data'].capitalize()}, {result['model']}, mean ± standard deviation over seeds, differences "
+        f"seed by seed; each run trains for {min(seconds):.0f} to {max(seconds):.0f} s. "
         f"`{result['sweep']}`, {_where(result)}.{notes}"
     )
 
 
 def peers(result: dict[str, Any]) -> str:
-    """Steps in turns with those of others."""
+    """Our steps and those of other libraries, timed in turns."""
     rows = [row for row in result["rows"] if _on_gpu(result) or row["dtype"] == "fp32"]
     return f"{_lines(versus.table(rows, result['loss_steps']))}`{result['command']}`, {_where(result)}."
 
@@ -61,23 +120,19 @@ def speed(result: dict[str, Any]) -> str:
 
 
 def deviceless(result: dict[str, Any]) -> str:
-    """What compiled steps would move on a GPU that was not there."""
-    rows = [row for row in result["rows"] if row["batch"] == 256]
+    """What steps move that were compiled for a GPU without having one."""
     lines = [
         "| preset | MB moved per image: plain / fused norms | kernels | temporary memory |",
         "|---|---:|---:|---:|",
     ]
-    for preset, forms in itertools.groupby(rows, lambda row: row["preset"]):
-        both = list(forms)
-        figures = (("{:.0f}", "mb_per_image"), ("{:,}", "kernels"), ("{:.1f} GB", "temp_gb"))
-        cells = [" / ".join(form.format(row[name]) for row in both) for form, name in figures]
-        lines.append(f"| `{preset}` | {' | '.join(cells)} |")
-    gpu = rows[0]["gpu"].upper()
+    figures = (("{:.0f}", "mb_per_image"), ("{:,}", "kernels"), ("{:.1f} GB", "temp_gb"))
+    for preset, forms in _by_preset(result):
+        lines.append(f"| `{preset}` | {' | '.join(_joined(forms, *figure) for figure in figures)} |")
     return _lines(lines) + (
-        f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {gpu} that was not there: bytes of device "
-        "memory, not times ([docs/performance.md](docs/performance.md)); a rewritten graph has plain norms. "
-        f"`{result['command']}`, JAX {result['versions']['jax']}, {result['date']}; "
-        "batch 32 and other GPUs are in [experiments/results](experiments/results)."
+        f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {result['rows'][0]['gpu'].upper()} without "
+        "having one: bytes of device memory, not times ([Performance](performance.md)). Presets that rewrite the "
+        f"graph have plain norms. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}. Batch 32 "
+        "and other GPUs are in `experiments/results`."
     )
 
 
@@ -95,18 +150,31 @@ def overhead(result: dict[str, Any]) -> str:
     )
 
 
-def section() -> str:
-    """The whole section, of the files that are there."""
-    parts = [accuracy(_read("sweep_precision"))]
-    compared, timed = ([_read(name) for name in _names(prefix)] for prefix in ("versus_", "benchmark_"))
-    parts += [IN_TURNS, *map(peers, compared)] if compared else []
-    parts += (speed(result) for result in timed if _on_gpu(result))
-    if "aot_h200" in _names("aot_"):
-        parts.append(deviceless(_read("aot_h200")))
-    parts.append(overhead(_read("loss_scale_overhead")))
-    if not any(map(_on_gpu, [*compared, *timed])):
-        parts.append("No GPU was at hand yet: nothing here is a time on one.")
-    return "\n\n".join(parts)
+def _accuracy_cells(variant: dict[str, Any]) -> tuple[str, str, str]:
+    """Top-1, difference to the baseline, and skipped steps of all runs together."""
+    mean, deviation = variant["top1"]
+    text, found = "", variant["difference_top1"]
+    if found:
+        text = f"{round(found['mean'], 2) + 0.0:+.2f} points"  # no "-0.00"
+        ends = [f"{round(end, 2) + 0.0:+.2f}" for end in found["interval"] or ()]
+        text += f" ({' to '.join(ends)})" if ends else ""
+    skipped = variant["skipped_steps"][0] * variant["n"]
+    return f"{mean:.2f} ± {deviation:.2f} %", text, f"{skipped:g}"
+
+
+def _by_preset(result: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    rows = [row for row in result["rows"] if row["batch"] == 256]
+    return [(preset, list(forms)) for preset, forms in itertools.groupby(rows, lambda row: row["preset"])]
+
+
+def _joined(forms: list[dict[str, Any]], form: str, name: str) -> str:
+    return " / ".join(form.format(row[name]) for row in forms)
+
+
+def _rate(result: dict[str, Any], preset: str) -> str:
+    """Images per second of a preset, in as many forms as were timed."""
+    rates = [f"{row['images_per_second']:,.0f}" for row in result["rows"] if row["preset"] == preset]
+    return " / ".join(rates) or "-"
 
 
 def _on_gpu(result: dict[str, Any]) -> bool:
@@ -118,11 +186,11 @@ def _lines(table: list[str]) -> str:
 
 
 def _names(prefix: str) -> list[str]:
-    return sorted(path.stem for path in runs.RESULTS.glob(f"{prefix}*.json"))
+    return sorted(path.stem for path in RESULTS.glob(f"{prefix}*.json"))
 
 
 def _read(name: str) -> dict[str, Any]:
-    return json.loads((runs.RESULTS / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def _where(result: dict[str, Any]) -> str:
@@ -133,18 +201,23 @@ def _where(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Rewrites the section; returns the exit status."""
+    """Writes the two pages and the images; returns the exit status."""
     before, _, rest = README.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
         print(f"readme: {README} lacks the lines {BEGIN} and {END}", file=sys.stderr)
         return 2
     try:
-        made = section()
+        table, results = summary(), page()
+        images = {name: (RESULTS / name).read_bytes() for name in SHOWN}
     except FileNotFoundError as error:
-        print(f"readme: {error.filename} is missing; docs/experiments.md says what makes it", file=sys.stderr)
+        print(f"readme: {error.filename} is missing; docs/experiments.md names its command", file=sys.stderr)
         return 2
-    replace_text(README, f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
+    replace_text(README, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    replace_text(PAGE, results)
+    IMAGES.mkdir(exist_ok=True)
+    for name, content in images.items():
+        (IMAGES / name).write_bytes(content)
     return 0
 
 

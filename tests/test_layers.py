@@ -215,7 +215,7 @@ def run(code, tmp_path):
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_whole_run_never_imports_tensorflow(tmp_path):
     code = (
         "import sys; from mixedres.main import main\n"

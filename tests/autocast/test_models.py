@@ -137,7 +137,7 @@ def test_resnet_gradient_inside_autocast(version):
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "version", "size", "batch", "seeds"), RESNETS)
 def test_resnet_gradient_error(name, version, size, batch, seeds):
     """Half precision flips relu masks, so that 10 % off is usual for both; what counts is that one is as good."""

@@ -72,7 +72,7 @@ def logits(preset, file, images):
     return np.asarray(apply(load.variables(file), images), np.float32)
 
 
-@pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.long) for size in DEPTHS])
+@pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.slow) for size in DEPTHS])
 def test_logits_are_those_of_transformers(size, saved):
     folder, network = saved(size)
     file = load.read(folder)
@@ -85,7 +85,7 @@ def test_logits_are_those_of_transformers(size, saved):
         np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, capsys):
     folder, network = saved(50, version="1")
     file = load.read(folder)
@@ -102,7 +102,7 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fp16", "bf16"])
 def test_in_half_precision_the_same_classes_win(preset, tmp_path):
     """200 inputs of ten kinds. Random weights with a random head would think nearly the same of all of them."""
@@ -194,7 +194,7 @@ def test_bfloat16_weights_become_the_same_float32(saved, tmp_path):
     assert jnp.float32 == load.variables(file)["params"]["stem_conv"]["kernel"].dtype
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_their_weights_are_taught_in_half_precision(saved, tmp_path, capsys):
     """The command of configs/finetune.py on a folder of pictures: the head alone, then everything."""
     folder, _ = saved(18)

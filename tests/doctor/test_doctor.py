@@ -166,7 +166,7 @@ def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
     assert status == 2 and "holds no run whose config can be read" in errors
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
     """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended badly."""
     sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())

@@ -19,7 +19,7 @@ NETWORK = ("--config.model.name=cifar_resnet8", "--config.data.image_size=32", "
 @needs_plugin
 @pytest.mark.parametrize("preset", ["bf16", "fp16", "fp16_rewrite", "bf16 fused", "fp16 fused"])
 @pytest.mark.parametrize("gpu", ["h200", "a100"])
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_convolution_is_in_half_and_kernels_are_few(preset, gpu):
     name, _, form = preset.partition(" ")
     found = aot.measure(aot.Case(gpu, 64, name, form == "fused", options=NETWORK))
@@ -39,14 +39,14 @@ def test_every_convolution_is_in_half_and_kernels_are_few(preset, gpu):
 
 
 @needs_plugin
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_committed_limits_hold(capsys):
     assert aot.main(["--check"]) == 0
     assert "every figure is within its limits" in capsys.readouterr().out
 
 
 @needs_plugin
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_limit_that_is_passed_is_told_and_fails(tmp_path, monkeypatch, capsys):
     case = {"gpu": "h200", "batch": 64, "preset": "bf16", "fused": True, "options": NETWORK}
     limits = tmp_path / "limits.json"

@@ -23,7 +23,7 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_benchmark_tells_what_was_timed(results, capsys):
     arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", "--data=pipeline"]
     assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
@@ -40,7 +40,7 @@ def test_a_benchmark_tells_what_was_timed(results, capsys):
     assert "| `fp16` |" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_benchmark_sets_fused_norms_beside_plain_ones(results, capsys):
     arguments = ["--config=configs/digits.py", "--presets=fp16", "--norms=plain,fused", "--rounds=3", "--steps=2"]
     assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
@@ -68,7 +68,7 @@ def test_a_wrong_benchmark_writes_nothing(arguments, words, results, capsys):
     assert words in err and err.count("\n") == 1 and list(results.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_step_without_a_check_is_the_same_step():
     tx = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1))
     results = []

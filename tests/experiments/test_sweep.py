@@ -58,7 +58,7 @@ def wait_until(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
     out = file.parent / "out"
     first = start(file)

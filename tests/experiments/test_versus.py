@@ -29,7 +29,7 @@ def losses(contender, steps):
 
 
 @pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
-@pytest.mark.long
+@pytest.mark.slow
 def test_pytorch_trains_as_we_do(model, size, rate, steps):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     task = small(model, size, rate)
@@ -40,7 +40,7 @@ def test_pytorch_trains_as_we_do(model, size, rate, steps):
     assert abs(own[-1] - own[0]) > 0.01  # they did train
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pytorch_decays_the_same_weights(monkeypatch):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     for module in (ours, pytorch):
@@ -51,7 +51,7 @@ def test_pytorch_decays_the_same_weights(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_flax_example_trains_as_we_do_where_its_padding_is_ours(model, size, rate, steps):
     """'SAME' pads a stride-2 convolution by one on both sides where the size is odd."""
     checkout = os.environ.get("FLAX_CHECKOUT")

@@ -80,7 +80,7 @@ def images_of(place, count):
     return paths, np.stack([center_crop.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
 def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance, place, only_jax, tmp_path, capsys):
     assert (
@@ -166,7 +166,7 @@ np.savez(sys.argv[3], pictures=pictures["probabilities"], **{name: found[name].n
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2)])
 def test_tensorflow_computes_the_same(precision, tolerance, place, tmp_path):
     pytest.importorskip("tensorflow", reason="needs the extra tf")

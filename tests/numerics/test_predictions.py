@@ -27,7 +27,7 @@ def examined(name):
     return case, numerics.examine(case.loss(F32), case.params, case.batch, 1.0, title=name)
 
 
-NAMES = [pytest.param(name, marks=[pytest.mark.long] if "ResNet" in name else []) for name in CASES]
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if "ResNet" in name else []) for name in CASES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +68,7 @@ def test_acting_on_the_advice_mends_what_no_scale_does():
     assert "with gamma0, gamma1 and gamma2 in float32" in report.advice
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_a_scale_small_gradients_are_lost_and_with_the_recommended_one_they_are_not():
     case, report = examined("ResNet-20, tiny loss")
     by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]

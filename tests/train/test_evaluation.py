@@ -39,7 +39,7 @@ def test_presets_are_compared_as_they_are_whatever_the_run_keeps_in_float32(pres
         assert graphs.product_dtypes(tally) == dtypes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained, capsys):
     presets = ["bf16", "fp16", "fp16_rewrite"]
     capsys.readouterr()
@@ -64,7 +64,7 @@ def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained
     assert evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)["top1"] == results["fp16"]["top1"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_weights_need_no_run(trained, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
     assert convert.main(["convert", f"--from={trained}", f"--to={path}"]) == 0

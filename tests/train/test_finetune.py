@@ -32,7 +32,7 @@ def assert_same_bits(a, b):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["workdir", "torchvision", "transformers", "mixedres"])
 def test_a_run_starts_from_the_weights_that_it_is_given(through, backbone, tmp_path, capsys):
     source = backbone
@@ -47,7 +47,7 @@ def test_a_run_starts_from_the_weights_that_it_is_given(through, backbone, tmp_p
     assert f"weights: {source} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_only_the_head_learns_and_the_backbone_keeps_its_bits(backbone, tmp_path):
     frozen = {"init_from": backbone, "trainable": "^/head/", "batch_norm.frozen": True, "num_devices": 3}
     config = tiny("fp16", seed=5, batch_size=12, **{key.replace(".", "__"): value for key, value in frozen.items()})
@@ -59,7 +59,7 @@ def test_only_the_head_learns_and_the_backbone_keeps_its_bits(backbone, tmp_path
     assert not np.array_equal(heads[0]["kernel"], heads[1]["kernel"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_head_is_new_and_the_run_says_so(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     train.train(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
@@ -73,7 +73,7 @@ def test_another_head_is_new_and_the_run_says_so(backbone, tmp_path, capsys):
     assert json.loads((directory / workdir.SUMMARY).read_text())["fingerprint"] == summary["fingerprint"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_killed_in_its_first_checkpoint_starts_from_the_weights_again(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     config = tiny("fp16", init_from=backbone)
@@ -168,7 +168,7 @@ def test_the_command_refuses_mistakes(backbone, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["taken.safetensors"] and taken.read_text() == "mine"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
     """The commands of a person: train on digits, then teach the head alone in fp16."""
     short = ["--config.model.name=cifar_resnet8", "--config.num_devices=1", "--config.steps=30"]

@@ -43,7 +43,7 @@ def run(*arguments, cwd):
 SMALL = ("--config.data.image_size=32", "--config.batch_size=32", "--config.model.name=cifar_resnet8")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_folder_of_photographs_is_learned(photographs, tmp_path):
     done = run(f"--config.data.dir={photographs}", *SMALL, "--config.epochs=16", "--config.eval_every=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def test_a_folder_of_photographs_is_learned(photographs, tmp_path):
     assert summary["unreadable_images"] == {"count": 0, "first": {}}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
     for name in ("astronaut", "coffee"):
         (tmp_path / "mixed" / name).mkdir(parents=True)

@@ -95,7 +95,7 @@ def lies_as_ohwi(x):
     return x.format.layout.major_to_minor == kernel_layout.OHWI.major_to_minor
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_with_ohwi_kernels_is_the_same_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
     options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2}

@@ -106,7 +106,7 @@ def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, 
     check_equal(tmp_path, summary, whole[preset])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pictures_are_the_same_for_any_number_of_processes_that_decode_them(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, caps
         assert (note in capsys.readouterr().out) == (devices != 8)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_continues_on_other_devices_to_the_same_numbers(tmp_path, monkeypatch):
     synced = {"batch_norm__sync": True, "num_devices": 2}
     with monkeypatch.context() as patch, pytest.raises(Stopped):

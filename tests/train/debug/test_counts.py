@@ -33,7 +33,7 @@ def halves(batch, parts=2):
     ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [{"num_devices": 2}, {"num_devices": 1, "microbatches": 2}, {"num_devices": 8}])
 def test_every_device_and_microbatch_is_counted_as_if_it_were_alone(overrides):
     experiment, state, batch = setup_and_batch(**overrides)

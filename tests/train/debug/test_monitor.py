@@ -87,7 +87,7 @@ def test_who_is_warned_of_little_headroom(preset, overrides, warned, tmp_path, c
     assert len(lines(tmp_path / "run", "numerics")) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_looks_may_change_when_a_run_goes_on(runs, tmp_path):
     shorter = config(2)
     shorter.steps = 4

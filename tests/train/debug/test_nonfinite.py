@@ -197,7 +197,7 @@ def test_the_command_replays_in_the_same_preset(stopped, capsys):
     assert "config.precision.keep_float32=^/block_layer2_1/conv2$, or lower" in out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command_replays_in_another_preset_as_a_program_of_its_own(stopped):
     environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
     command = [sys.executable, "-m", "mixedres.replay", str(stopped), "--precision=bf16"]

@@ -152,7 +152,7 @@ def tree_leaves(tree):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_path):
     # A checkpoint is saved while the steps go on, and is whole once its directory has its name.
     saved = tmp_path / "run" / "checkpoints" / "10"
@@ -189,7 +189,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     assert f"step 20: test top-1 {results[1]['top1']:.2%}" in done[0][1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
     full = (
         "from mixedres import checkpoints\n"
@@ -213,7 +213,7 @@ def test_a_dead_process_0_is_named():
     assert re.search(r"mixedres: process 0( \(.*\))? (is gone|gave no sign of life).*same command", err)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_hanging_process_is_named():
     hang = "if step == 30: time.sleep(1000)"
     (status, _, err, seconds), (other, _, its_err, _) = loops("pass", hang)
@@ -223,7 +223,7 @@ def test_a_hanging_process_is_named():
         assert len(lines(said)) == 1 and re.search(r"process 1 \(.*, last heard of at step 29\) hangs.*for 6 s", said)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_stopped_process_is_named():
     stop = "if step == 30: os.kill(os.getpid(), signal.SIGSTOP)"
     port = str(free_port())
@@ -235,7 +235,7 @@ def test_a_stopped_process_is_named():
     assert len(lines(err)) == 1 and re.search(r"process 1 \(.*, last heard of at step \d+\) gave no sign of life", err)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_that_fails_ends_the_others_with_its_reason():
     (status, _, err, seconds), (other, _, its_err, _) = loops("pass", "if step == 30: raise ValueError('no room')")
     assert (status, other) == (1, 1) and seconds < TIMEOUT + 10
@@ -254,7 +254,7 @@ def test_all_stop_after_the_same_step_when_one_was_asked(who):
     assert last[0] == last[1] and int(last[0]) > 50
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag, words",
     [
@@ -271,7 +271,7 @@ def test_processes_that_do_not_agree_write_nothing(flag, words, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_variables_of_slurm_say_who_the_others_are():
     code = "from mixedres import processes\nwith processes.join(True) as group: print(group.index, group.count)"
     common = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "127.0.0.1,other", "SLURM_NTASKS": "2"}
@@ -280,7 +280,7 @@ def test_the_variables_of_slurm_say_who_the_others_are():
     assert [(status, out.splitlines()[-1]) for status, out, *_ in done] == [(0, "0 2"), (0, "1 2")], done
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_distributed_without_a_scheduler_says_what_to_type(tmp_path):
     [(status, _, err, _)] = finish(
         [start(["-m", "mixedres.main", RUN[0], "--distributed", f"--workdir={tmp_path}/run"])]
@@ -290,7 +290,7 @@ def test_distributed_without_a_scheduler_says_what_to_type(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_processes_that_cannot_join_say_why():
     port, silent = free_port(), free_port()
     code = "import sys; from mixedres import processes; processes.join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"
