@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+# Primitives that do nothing but call their one body, in all versions.
+SIMPLE_CALLS = frozenset(
+    ["jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr", "remat2", "checkpoint", "shard_map"]
+)
 
 # A `jax.extend.core.JaxprEqn`, whose avals have no types that say more.
 Equation = Any
 
 # Frames that say nothing about who wrote an operation, and those of libraries.
-_NOBODY = (os.path.dirname(jax.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")
+_PACKAGE = pathlib.Path(__file__).parent.parent
+_OWN = tuple(str(_PACKAGE / folder) + os.sep for folder in ("_internal", "autocast", "numerics"))
+_NOBODY = (os.path.dirname(jax.__file__) + os.sep, *_OWN, "<frozen")
 _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep)
 
 
@@ -41,6 +49,54 @@ def closed(jaxpr: Any) -> Any:
 def struct(array: Any, dtype: Any) -> Any:
     """What `jax.make_jaxpr` takes for `array` in another dtype, varying over the same mesh axes."""
     return jax.typeof(array).update(dtype=np.dtype(dtype), weak_type=False)
+
+
+def interpret(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    equation: Callable[[int, Equation, list[Any]], Sequence[Any]],
+    literal: Callable[[Any], Any] = lambda atom: atom.val,
+) -> list[Any]:
+    """The results of a jaxpr, closed or open, whose equations `equation` evaluates: the walk of every interpreter here.
+
+    What is bound inside `equation` has the source line, name stack and context of the equation.
+
+    Args:
+      jaxpr: whose own constants are not used.
+      consts, args: values of its constants and arguments, of whatever kind `equation` takes.
+      equation: of the index of an equation, the equation and the values of its operands, to those of its results.
+      literal: the value of a literal.
+    """
+    inner, _ = opened(jaxpr)
+    env = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return literal(atom) if isinstance(atom, Literal) else env[atom]
+
+    for index, eqn in enumerate(inner.eqns):
+        with as_written(eqn):
+            results = equation(index, eqn, [read(atom) for atom in eqn.invars])
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in inner.outvars]
+
+
+def shard_map_like(eqn: Equation, function: Callable[..., Any], out_specs: Any = None) -> Callable[..., Any]:
+    """`function` under the shard_map of `eqn`; `out_specs`: of its results, those of the equation by default."""
+    params = eqn.params
+    return jax.shard_map(
+        function,
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]) if out_specs is None else out_specs,
+        axis_names=set(manual_axes(eqn)),
+        check_vma=params["check_vma"],
+    )
+
+
+def manual_axes(eqn: Equation) -> tuple[str, ...]:
+    """The mesh axes of a shard_map; JAX 0.11 renamed the parameter."""
+    return tuple(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes")))
 
 
 def scan_arity(params: dict[str, Any]) -> tuple[int, int]:

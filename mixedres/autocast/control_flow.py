@@ -59,20 +59,12 @@ def _remat(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> 
 
 
 def _shard_map(evaluator: Evaluator, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-    params = eqn.params
-    body, _ = jax_compat.opened(params["jaxpr"])
+    body, _ = jax_compat.opened(eqn.params["jaxpr"])
 
     def function(*arrays: Any) -> tuple[Any, ...]:
         return tuple(as_computed(r) for r in evaluator.body(body, (*path, 0), cells(body.invars, arrays)))
 
-    mapped = jax.shard_map(
-        function,
-        mesh=params["mesh"],
-        in_specs=tuple(params["in_specs"]),
-        out_specs=tuple(params["out_specs"]),
-        axis_names=params.get("newly_manual_axes", params.get("manual_axes")),
-        check_vma=params["check_vma"],
-    )
+    mapped = jax_compat.shard_map_like(eqn, function)
     return cells(eqn.outvars, mapped(*(as_computed(arg) for arg in args)))
 
 

@@ -17,7 +17,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.graph import unfit
-from mixedres.autocast.rules import SIMPLE_CALLS, Lists
+from mixedres.autocast.rules import Lists
 from mixedres.autocast.values import cast, is_f32
 
 
@@ -118,16 +118,10 @@ def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[...,
 def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
     """A small body, op by op: half where the operands are and the op is infer or clear, float32 otherwise."""
     inner, consts = jax_compat.opened(jaxpr)
-    env = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in inner.eqns:
-        with jax_compat.as_written(eqn):
-            results = _uniform_equation(eqn, [read(atom) for atom in eqn.invars], dtype, lists)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [_in(read(atom), dtype) if is_f32(atom.aval) else read(atom) for atom in inner.outvars]
+    results = jax_compat.interpret(
+        inner, consts, args, lambda _, eqn, operands: _uniform_equation(eqn, operands, dtype, lists)
+    )
+    return [_in(r, dtype) if is_f32(atom.aval) else r for r, atom in zip(results, inner.outvars, strict=True)]
 
 
 def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
@@ -138,7 +132,7 @@ def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Li
         for atom, arg, is_ in zip(eqn.invars, args, f32, strict=True)
         if is_
     )
-    if name in SIMPLE_CALLS and half:
+    if name in jax_compat.SIMPLE_CALLS and half:
         return _uniform(jax_compat.body(eqn), args, dtype, lists)
     if name == "custom_jvp_call" and half:
         return call_in_half(

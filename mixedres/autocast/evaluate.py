@@ -44,19 +44,13 @@ class Evaluator:
     def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
         """The results of a body, as cells where they are float32, each in the dtype it was computed in."""
         inner, consts = jax_compat.opened(jaxpr)
-        env = dict(zip(inner.constvars, cells(inner.constvars, consts), strict=True))
-        env.update(zip(inner.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            if not isinstance(atom, Literal):
-                return env[atom]
-            return Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val
-
-        for index, eqn in enumerate(inner.eqns):
-            with jax_compat.as_written(eqn):
-                results = self.equation(eqn, (*path, index), [read(atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in inner.outvars]
+        return jax_compat.interpret(
+            inner,
+            cells(inner.constvars, consts),
+            args,
+            lambda index, eqn, operands: self.equation(eqn, (*path, index), operands),
+            lambda atom: Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val,
+        )
 
     def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
         """The results of the equation at `path`: as its node says, or of its bodies where it is a call."""

@@ -13,7 +13,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.autocast.keep_float32 import Keep
-from mixedres.autocast.rules import DENY_SUMS, SIMPLE_CALLS, STRUCTURE, Lists
+from mixedres.autocast.rules import DENY_SUMS, STRUCTURE, Lists
 
 
 class _Builder:
@@ -25,24 +25,20 @@ class _Builder:
     def jaxpr(self, jaxpr: Any, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
         """Adds a body whose arguments are the values `args`; its results."""
         inner, consts = jax_compat.opened(jaxpr)
-        env = {v: Value(v.aval, constant=known(const)) for v, const in zip(inner.constvars, consts, strict=True)}
-        env.update(zip(inner.invars, args, strict=True))
-
-        def read(atom: Any) -> Value:
-            return Value(atom.aval, constant=known(atom.val)) if isinstance(atom, Literal) else env[atom]
-
-        for index, eqn in enumerate(inner.eqns):
-            here = (*path, index)
-            outs = self.equation(eqn, here, scope, [read(atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(atom) for atom in inner.outvars]
+        return jax_compat.interpret(
+            inner,
+            [Value(v.aval, constant=known(const)) for v, const in zip(inner.constvars, consts, strict=True)],
+            args,
+            lambda index, eqn, ins: self.equation(eqn, (*path, index), scope, ins),
+            lambda atom: Value(atom.aval, constant=known(atom.val)),
+        )
 
     def equation(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
         scope = scope.at(eqn)
         if name in STRUCTURE:
             self.calls[path] = eqn
-        if name in SIMPLE_CALLS:
+        if name in jax_compat.SIMPLE_CALLS:
             body = jax_compat.body(eqn)
             label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
             return self.jaxpr(body, (*path, 0), scope.inside(label), ins)
@@ -159,7 +155,7 @@ def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str
         if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
             continue
         body = jax_compat.body(eqn)
-        if name in SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
+        if name in jax_compat.SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
             inner = list(_categories(body, lists, dtype))
         elif name in ("scan", "while", "cond"):
             bodies = [value for key in ("jaxpr", "cond_jaxpr", "body_jaxpr") if (value := eqn.params.get(key))]

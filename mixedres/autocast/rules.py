@@ -20,6 +20,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import Primitive, primitives
 
+from mixedres._internal import jax_compat
+
 CATEGORIES = ("allow", "infer", "deny", "clear")
 LEVELS = ("default", "allow_only", "infer_as_deny")
 
@@ -66,8 +68,7 @@ BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to")
 
 # Recursed into, never coloured as a whole. The simple ones evaluate one body on their operands.
-SIMPLE_CALLS = _names("jit pjit closed_call core_call call eval_jaxpr remat2 checkpoint shard_map")
-STRUCTURE = SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
+STRUCTURE = jax_compat.SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
 # Known to JAX outside `jax.extend.core.primitives`, and left off the lists on purpose: what they do to a value is not
 # ours to judge, or they look at its bits.
 UNLISTED = _names("""

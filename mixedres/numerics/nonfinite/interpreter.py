@@ -15,11 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal
 from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
-from mixedres.autocast.rules import SIMPLE_CALLS
 from mixedres.numerics.nonfinite.tensors import (
     DEVICES,
     FINITE,
@@ -36,7 +34,7 @@ from mixedres.numerics.nonfinite.tensors import (
     place,
 )
 
-_INLINED = SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
+_INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # They hand on the elements of their operand, so one measurement is enough.
 _SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
 _SAME_ELEMENTS |= {"pvary", "pcast"}
@@ -132,21 +130,15 @@ class Recorder:
 
     def _body(self, jaxpr: Any, tape: _Tape, site: _Site, args: Sequence[Value]) -> list[Value]:
         inner, consts = jax_compat.opened(jaxpr)
-        env = dict(zip(inner.invars, args, strict=True))
-        for i, (var, const) in enumerate(zip(inner.constvars, consts, strict=True)):
-            env[var] = self._argument(tape, const, (*site.path, -2, i), name="a constant")
+        constants = [self._argument(tape, x, (*site.path, -2, i), name="a constant") for i, x in enumerate(consts)]
 
-        def read(atom: Any) -> Value:
-            return Value(atom.val) if isinstance(atom, Literal) else env[atom]
-
-        for i, eqn in enumerate(inner.eqns):
+        def equation(i: int, eqn: jax_compat.Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
             # What JAX wrote itself, such as the inside of jnp.where, has the line of the call.
             here = _Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
-            with jax_compat.as_written(eqn):
-                results = self._equation(tape, eqn, here, [read(atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in inner.outvars]
+            return self._equation(tape, eqn, here, operands)
+
+        return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val))
 
     def _equation(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
         name = eqn.primitive.name
@@ -169,7 +161,6 @@ class Recorder:
 
     def _shard_map(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
         params, path = eqn.params, site.path
-        axes = tuple(params.get("newly_manual_axes", params.get("manual_axes")))
         tensors: list[Tensor | None] = []
 
         def function(*arrays: Any) -> tuple[tuple[Any, ...], Statistics]:
@@ -182,14 +173,9 @@ class Recorder:
             tensors[:] = [result.tensor for result in results]
             return tuple(r.array for r in results), {path: x[None] for path, x in inner.collected().items()}
 
-        results, numbers = jax.shard_map(
-            function,
-            mesh=params["mesh"],
-            in_specs=tuple(params["in_specs"]),
-            out_specs=(tuple(params["out_specs"]), PartitionSpec(axes)),  # type: ignore[no-untyped-call]
-            axis_names=set(axes),
-            check_vma=params["check_vma"],
-        )(*(arg.array for arg in args))
+        by_device = PartitionSpec(jax_compat.manual_axes(eqn))  # type: ignore[no-untyped-call]
+        mapped = jax_compat.shard_map_like(eqn, function, (tuple(params["out_specs"]), by_device))
+        results, numbers = mapped(*(arg.array for arg in args))
         tape.inner |= numbers
         return [Value(array, tensor) for array, tensor in zip(results, tensors, strict=True)]
 
