@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import source_info_util
+from jax._src.distributed import global_state as global_state
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 # Primitives that do nothing but call their one body, in all versions.

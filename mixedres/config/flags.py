@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import traceback
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict, config_flags
 
 from mixedres._internal.errors import ConfigError
 from mixedres.config import check_key, validate
-from mixedres.config.keys import KEYS
+from mixedres.config.keys import KEYS, PROCESS_FLAGS
 
 _PACKAGE = pathlib.Path(__file__).parent
 # The shipped config files: inside an installed package, and beside the package in a checkout.
@@ -82,8 +83,33 @@ def _check(values: flags.FlagValues, rest: Sequence[str], argv: Sequence[str]) -
         raise ConfigError("--clean would remove what --mode=eval evaluates; give one of them")
     if values.presets is not None and values.mode != "eval":
         raise ConfigError("--presets compares precisions in an evaluation; add --mode=eval")
+    _check_processes(
+        values.distributed, values.coordinator, values.num_processes, values.process_id, values.process_timeout
+    )
     if rest[1:]:
         raise ConfigError(f"{rest[1]!r} is not a flag; flags begin with --, and --help lists them all")
+
+
+def _check_processes(
+    distributed: bool, address: str | None, count: int | None, index: int | None, timeout: float
+) -> None:
+    """Raises ConfigError for flags of many processes that do not go together."""
+    given = {"--coordinator": address, "--num_processes": count, "--process_id": index}
+    missing = [flag for flag, value in given.items() if value is None]
+    port = re.fullmatch(r"\S+:(\d{1,5})", address or "host:1")
+    for right, mistake in (
+        (
+            not distributed or len(missing) == 3,
+            f"--distributed finds the others; give it alone, or only {PROCESS_FLAGS}",
+        ),
+        (len(missing) in (0, 3), f"{' and '.join(missing)} missing; many processes need all of {PROCESS_FLAGS}"),
+        (timeout > 0, f"--process_timeout={timeout:g} must be > 0 seconds"),
+        (port and 0 < int(port[1]) < 65536, f"--coordinator={address} is not HOST:PORT; write such as 10.0.0.1:7733"),
+        (count is None or count >= 1, f"--num_processes={count} must be >= 1"),
+        (index is None or 0 <= index < (count or 1), f"--process_id={index} must be from 0 to {(count or 1) - 1}"),
+    ):
+        if not right:
+            raise ConfigError(mistake)
 
 
 def given(argv: Sequence[str]) -> str:

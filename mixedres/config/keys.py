@@ -100,6 +100,8 @@ NAMED = Range(lambda x: x != "", "a name, and not empty")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
 PRESETS = ("fp32", "tf32", "bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")
+# The flags of one of many processes.
+PROCESS_FLAGS = "--coordinator=HOST:PORT --num_processes=N --process_id=I"
 LEVELS = ("default", "allow_only", "infer_as_deny")
 
 KEYS = (

@@ -1,221 +1,187 @@
-"""The processes of a run, as the rest of the program sees them: one alone, or a group through the same interface."""
+"""The processes of a run as the rest of the program sees them: one alone, or a group with the same interface.
+
+`jax.experimental.multihost_utils` does not serve: its functions are collectives of the devices, with which Gloo gives
+up after 30 seconds if a process is late and aborts if shapes differ, and they know no strings and no names.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import jax
 
-from mixedres._internal.errors import ConfigError, NonFiniteError, Stopped
-from mixedres.train.distributed.aborts import on_abort
-from mixedres.train.distributed.stop import Stop
-from mixedres.train.distributed.store import Store
-from mixedres.train.distributed.watch import AGAIN, STATUS_LOST, Watch
+from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped
+from mixedres._internal.jax_compat import global_state
+from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read
 
-# Seconds to wait for the slowest process outside the loop: it may be listing a million files.
-PATIENCE = 1800.0
-# Ends to which all processes come after the same step.
-_TOGETHER = (Stopped, NonFiniteError)
+PATIENCE_MS = 1_800_000  # The slowest process may be listing a million files outside the loop.
+# What JAX says of a barrier to which a process did not come, or, without a name, of a value that process 0 did not set.
+LATE = re.compile(r"DEADLINE_EXCEEDED(?:.*task names:\s*(\d+))?", re.DOTALL)
 
 
-class SingleProcess:
-    """One process, alone: agrees with itself and waits for nobody. A context manager, as a group is.
-
-    Attributes:
-      index: of this process, from 0.
-      count: of all processes.
-    """
+class SingleProcess(contextlib.AbstractContextManager):
+    """Process number `index`, from 0, of `count`: here the only one, with the interface of `ProcessGroup`."""
 
     index = 0
     count = 1
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process writes the files of the run and talks to people: process 0."""
+        """Whether this is process 0, which writes the files of the run and prints."""
         return self.index == 0
 
     def assert_equal(self, what: str, value: dict[str, Any]) -> None:
-        """Raises `ConfigError` in every process unless `value`, of JSON's types, is the same in all of them.
-
-        All processes call it, in the same order. `what` names the value in the message.
-        """
+        """Raises `ConfigError` in all processes unless they have the same `value`, of JSON types, named `what`."""
 
     def barrier(self, name: str) -> None:
-        """Waits for all processes; `name` is used once."""
+        """Waits for all processes; each `name` is used once."""
 
     def broadcast(self, name: str, value: Any) -> Any:
-        """The `value`, of JSON's types, that process 0 gave; `name` is used once."""
+        """Returns the `value` of process 0, of JSON types, in all processes; each `name` is used once."""
         return value
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
-        """Whether to stop now, after `step`: True after the same step everywhere, once any process was `asked` to.
-
-        All processes call it after every step, with a `step` one higher each time.
-        """
+        """Returns whether to stop after `step`, the same in all processes, once any process was `asked` to stop."""
         return asked
 
     def progress(self, step: int) -> None:
-        """Says that this process goes on, with `step` or an evaluation after it; called before it is dispatched."""
+        """Notes that this process goes on with `step`, or with an evaluation after it; called before the dispatch."""
+        self._note(step=step)
 
     @contextlib.contextmanager
-    def loop(self) -> Iterator[None]:
-        """Around the loop: in it, a process that makes no `progress` for the timeout ends the run."""
+    def loop(self, armed: bool = True) -> Iterator[None]:
+        """Ends the run if a process of a group makes no `progress` for the timeout inside the block."""
+        self._note(armed=armed)
         yield
+        self._note(armed=not armed)  # not after an exception, which may come of a process that hangs
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """In the loop, around what may take longer than the timeout, such as saving; deaths are still seen."""
-        yield
+    # Inside `loop`, around what may take longer than the timeout, such as saving; deaths are still seen.
+    pause = functools.partialmethod(loop, armed=False)
 
-    def __enter__(self) -> SingleProcess:
-        return self
+    def _note(self, **changes: Any) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None: ...
 
 
 class ProcessGroup(SingleProcess):
-    """Many processes, connected by `jax.distributed`, which is shut down at the end.
-
-    An error that leaves the block is told to the others, and they end too. An error that only a programmer understands
-    ends this process at once, with its traceback: the interpreter's own way out would wait for the others.
-    """
+    """Many processes, connected until the end of the block; an error that leaves it in one process ends all of them."""
 
     def __init__(self, index: int, count: int, address: str, timeout: float):
-        """`address`: of process 0, 'HOST:PORT'. `timeout`: see `join`."""
-        self.index, self.count, self._address = index, count, address
-        self._ending = threading.Lock()
-        self._store = Store()
-        self._stop = Stop(self._store, self.index, self.count)
-        self._watch = Watch(self._store, self._stop, self.index, self.count, timeout, self._end)
-        on_abort(self._last_word)
+        """Watches the others: process 0 at `address`, 'HOST:PORT'; silence for `timeout` seconds counts as a loss."""
+        self.index, self.count, self._address, self._client = index, count, address, global_state.client
+        self._ending, self._gate = threading.Lock(), threading.Lock()
+        self._asked, self._step, self._last_step, self._differ = False, -1, float("inf"), False
+        self._monitor = LivenessMonitor(self._client, index, count, timeout, self._end)
+        self._note = self._monitor.note
+        self._threads = [threading.Thread(target=self._agree_on_last_step, daemon=True), *self._monitor.threads]
+        for thread in self._threads:
+            thread.start()
 
     def assert_equal(self, what: str, value: dict[str, Any]) -> None:
-        """See `SingleProcess`."""
-        if self.index == 0:
-            self._store.set(f"agree/{what}", value)
-        else:
-            first = self._wait(f"agree/{what}", 0)
-            self._store.set(f"agree/{what}/{self.index}", _differences(what, self.index, first, value))
-        if self.index == 0:
-            lines = [self._wait(f"agree/{what}/{other}", other) for other in range(1, self.count)]
-            self._store.set(f"agree/{what}/line", next(filter(None, lines), ""))
-        line = self._wait(f"agree/{what}/line", 0)
+        """Compares `value` with that of process 0; all processes raise the same error."""
+        line = difference(what, self.index, self.broadcast(what, value), json.loads(json.dumps(value)))
         if line:
-            # All of them raise it, so there is nothing to tell or to watch.
-            on_abort(lambda: self._end(line, 2))
-            self._watch.close()
-            self._watch.let_others_leave()
-            raise ConfigError(line)
+            self._client.key_value_set(f"difference/{what}/{self.index}", json.dumps(line))
+        self.barrier(f"comparison of {what}")
+        if lines := read(self._client, f"difference/{what}"):
+            self._differ = True
+            raise ConfigError(lines[min(lines)])
 
     def barrier(self, name: str) -> None:
-        """See `SingleProcess`."""
-        self._store.set(f"barrier/{name}/{self.index}", True)
-        if self.index == 0:
-            for other in range(self.count):
-                self._wait(f"barrier/{name}/{other}", other)
-            self._store.set(f"barrier/{name}", True)
-        self._wait(f"barrier/{name}", 0)
+        """Waits for all processes."""
+        self._client.wait_at_barrier(name, PATIENCE_MS)
 
     def broadcast(self, name: str, value: Any) -> Any:
-        """See `SingleProcess`."""
-        if self.index == 0:
-            self._store.set(f"first/{name}", value)
-        return self._wait(f"first/{name}", 0)
+        """Returns the `value` of process 0."""
+        if self.is_primary:
+            self._client.key_value_set(name, json.dumps(value))
+        return json.loads(self._client.blocking_key_value_get(name, PATIENCE_MS))
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
-        """See `SingleProcess`."""
-        return self._stop.agreed(asked, step)
+        """Returns whether `step` is the last one, and waits only between a request and the agreement."""
+        # `multihost_utils.reached_preemption_sync_point` does the same, but takes SIGTERM away from Python, knows no
+        # other request, and holds Python's global lock while it waits, so that nobody could name a lost process.
+        if asked and not self._asked:
+            self._asked = True
+            self._client.key_value_set("stop", "", True)
+        with self._gate:
+            self._step = step
+        return step >= self._last_step
 
-    def progress(self, step: int) -> None:
-        """See `SingleProcess`."""
-        self._watch.progress(step)
+    def _agree_on_last_step(self) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # at the end, or the monitor says why
+            self._client.blocking_key_value_get("stop", FOREVER_MS)
+            with self._gate:  # this process goes no further than the step that it publishes
+                self._client.key_value_set(f"stop/{self.index}", str(self._step))
+                self._client.wait_at_barrier("stop", FOREVER_MS)
+                self._last_step = max(read(self._client, "stop").values()) + 1
 
-    def loop(self) -> contextlib.AbstractContextManager[None]:
-        """See `SingleProcess`."""
-        return self._watch.loop()
-
-    def pause(self) -> contextlib.AbstractContextManager[None]:
-        """See `SingleProcess`."""
-        return self._watch.pause()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, _TOGETHER):
-            self.barrier("end")
-            self._watch.close()
-            jax.distributed.shutdown()
-            return
-        own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # reasons that lie in this process
-        if isinstance(error, (jax.errors.JaxRuntimeError, ConnectionError)) and not str(error).startswith(own):
-            # A collective that failed: if another process is the reason, the watch says so and ends this one.
-            time.sleep(self._watch.suspect())
-        self._watch.close()
-        expected = isinstance(error, (ConfigError, KeyboardInterrupt)) or type(error).__module__.startswith("mixedres.")
-        status = 2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1
-        line = " ".join(f"{'' if expected and str(error) else type(error).__name__ + ': '}{error}".split())
-        self._watch.failed(line[:500], status)
-        if not expected:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError)):  # all processes alike
+            try:
+                self.barrier("end")
+                self._monitor.closed.set()
+                jax.distributed.shutdown()
+                for thread in self._threads:  # Python must not end while one of them is in C++
+                    thread.join(10)
+                return
+            except jax.errors.JaxRuntimeError as failed:
+                error = failed
+        here = re.match("RESOURCE_EXHAUSTED|INVALID_ARGUMENT", str(error))  # reasons that lie in this process
+        if isinstance(error, jax.errors.JaxRuntimeError) and not here:
+            self.blame(str(error))
+        self._monitor.closed.set()
+        status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "status", 1)
+        explained = isinstance(error, (MixedresError, KeyboardInterrupt))
+        said = str(error) if explained and str(error) else f"{type(error).__name__}: {error}"
+        line = " ".join(said.split())[:500]
+        self._monitor.announce(f"{self._monitor.own['name']} failed, so all stop: {line}", status)
+        if not explained:
             traceback.print_exception(error)
-            _exit(status)
+        self._end(line, status)
 
-    def _wait(self, key: str, other: int) -> Any:
-        """The value of `key`, which process `other` sets."""
-        try:
-            return self._store.wait(key, PATIENCE)
-        except TimeoutError:
-            self._end(f"process {other} did not come to '{key}' within {PATIENCE:g} s; {AGAIN}", STATUS_LOST)
+    def blame(self, said: str = "") -> None:
+        """Ends with the name of the process that is the reason for what JAX `said`, or for an abort, if one is."""
+        if late := LATE.match(said):
+            self._end(f"process {late[1] or 0} did not come within {PATIENCE_MS // 1000} s; {RESTART}", STATUS_LOST)
+        if not self.is_primary and not answers(self._address):
+            zero = self._monitor.heartbeats[0]["name"]
+            self._end(f"{zero} is gone: it died, or ended with an error of its own; {RESTART}", STATUS_LOST)
+        self._monitor.suspect()
 
-    def _last_word(self) -> None:
-        """What this process says where JAX, or a collective that lost its other end, is about to abort it."""
-        if self.index and not answers(self._address):
-            self._end(f"process 0{self._watch.last_of(0)} is gone: it died, or ended with an error of its own; {AGAIN}")
-        time.sleep(self._watch.suspect())  # if another process is the reason, the watch says so and ends this one
-
-    def _end(self, line: str, status: int = STATUS_LOST) -> None:
-        """Says why and ends the process, at once: other threads are in collectives that cannot be interrupted."""
-        self._ending.acquire()  # never given back: the first to come has the last word
+    def _end(self, line: str, status: int) -> None:
+        self._ending.acquire()  # never released, so that only the first line is printed
+        sys.stdout.flush()
         os.write(2, f"mixedres: {line}\n".encode())
-        _exit(status)
+        time.sleep(self.is_primary)  # the others must hear a verdict before process 0 ends and takes it along
+        os._exit(status)  # at once: collectives in other threads cannot be interrupted
 
 
 def answers(address: str) -> bool:
-    """Whether something accepts connections at 'HOST:PORT'."""
+    """Returns whether something accepts connections at 'HOST:PORT'."""
     host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+        return True
+    return False
 
 
-def _exit(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _differences(what: str, index: int, first: dict[str, Any], value: dict[str, Any]) -> str:
-    """A line that names what differs between process 0 and this one, or ''."""
-    value = json.loads(json.dumps(value))  # tuples become lists, as in the store
+def difference(what: str, index: int, first: dict[str, Any], value: dict[str, Any]) -> str:
+    """Returns a line with the keys that differ between process 0 and process `index`, or ''."""
     keys = sorted(key for key in first.keys() | value.keys() if first.get(key) != value.get(key))
-    if not keys:
-        return ""
-    listed = "; ".join(
-        f"{key}: {first.get(key)!r} in process 0, {value.get(key)!r} in process {index}" for key in keys[:5]
-    )
+    listed = "; ".join(f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys[:5])
     more = f"; and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return f"the processes differ in their {what} ({listed}{more}); start all of them with the same"
+    return f"the processes differ in their {what} ({listed}{more}); start all of them with the same" if keys else ""
+
+
+SINGLE = SingleProcess()

@@ -1,20 +1,29 @@
-"""How the processes of a run find each other."""
+"""How the processes of a run find each other.
+
+Where that fails, and where process 0 is gone, JAX prints a stack trace and aborts. Python gets no exception, and its
+signal handlers run too late; a SIGABRT handler in C, which ctypes makes of a function, has the last word.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
+import tempfile
+from collections.abc import Callable
 
 import jax
 
 from mixedres._internal.errors import ConfigError
-from mixedres.train.distributed.aborts import on_abort, stderr_held
-from mixedres.train.distributed.group import ProcessGroup, SingleProcess, answers
-from mixedres.train.distributed.store import identity
+from mixedres._internal.jax_compat import global_state
+from mixedres.config.keys import PROCESS_FLAGS
+from mixedres.train.distributed.group import SINGLE, ProcessGroup, SingleProcess, answers
 
-EXAMPLE = "--coordinator=HOST:PORT --num_processes=N --process_id=I"
 # What JAX adds to the initialization timeout that it is given, measured with 0.10 and 0.12.
 _JAX_ADDS = 5
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_installed = []  # C keeps no reference
 
 
 def join(
@@ -24,89 +33,71 @@ def join(
     process_id: int | None = None,
     timeout: float = 300.0,
 ) -> SingleProcess:
-    """The processes of this run, once all have come; called before JAX touches a device.
+    """Connects the processes of this run and returns them once all have come; called before JAX touches a device.
+
+    If the others do not come, the process prints what to do and exits with status 2, without an exception.
 
     Args:
-      distributed: let JAX find the others (SLURM, Open MPI, Kubernetes, TPU pods).
-      coordinator: 'HOST:PORT', where process 0 listens; with it the next two.
-      num_processes, process_id: how many there are, and which of them this is, from 0.
+      distributed: lets JAX find the others (SLURM, Open MPI, Kubernetes, TPU pods).
+      coordinator, num_processes, process_id: as `mixedres.config.flags` has checked them.
       timeout: seconds to wait for the others, here and for a sign of life later; > 0.
 
     Raises:
-      ConfigError: for a combination that makes no sense, or where nothing tells who the others are.
-
-    Where the others do not come, the process ends with a line and status 2, without an exception: see `aborts`.
+      ConfigError: if nothing tells who the others are, or they cannot join.
     """
-    _check(distributed, coordinator, num_processes, process_id, timeout)
+    given = (coordinator, num_processes, process_id)
     if not distributed and coordinator is None:
-        return SingleProcess()
-    # JAX would take SIGTERM away from Python; `stop_agreed` does what its service is for.
+        return SINGLE
+    # JAX's preemption service would take SIGTERM away from Python; see `ProcessGroup.stop_agreed`.
     jax.config.update("jax_enable_preemption_service", False)
-    with stderr_held() as held:
+    output = os.dup(2)
+    with tempfile.TemporaryFile() as captured:  # what Python and C++ write to the standard error output meanwhile
 
         def last_word() -> None:
-            held.write_through(f"mixedres: {_why(held.text(), coordinator, num_processes, process_id, timeout)}\n")
+            said = os.pread(captured.fileno(), 1 << 20, 0).decode(errors="replace")
+            os.write(output, f"mixedres: {why(said, *given, timeout)}\n".encode())
             os._exit(2)
 
         on_abort(last_word)
+        os.dup2(captured.fileno(), 2)
         try:
             jax.distributed.initialize(
-                coordinator,
-                num_processes,
-                process_id,
+                *given,
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=max(1, int(timeout) - _JAX_ADDS),
-                # JAX aborts with a stack trace; the watch speaks first.
-                heartbeat_timeout_seconds=int(2 * timeout) + 60,
+                heartbeat_timeout_seconds=int(2 * timeout) + 60,  # the monitor speaks before JAX aborts
                 shutdown_timeout_seconds=int(timeout) + 1,
             )
         except (ValueError, RuntimeError) as error:
+            reason = f"the processes cannot join: {' '.join(str(error).split())}"
             if re.search("(should|must) be defined", str(error)):
-                raise ConfigError(
-                    f"--distributed found no SLURM, Open MPI or Kubernetes job around it; write {EXAMPLE}"
-                ) from None
-            raise ConfigError(f"the processes cannot join: {' '.join(str(error).split())}") from None
-    return ProcessGroup(*identity(), timeout)
+                reason = f"--distributed found no SLURM, Open MPI or Kubernetes job around it; write {PROCESS_FLAGS}"
+            raise ConfigError(reason) from None
+        finally:
+            os.dup2(output, 2)
+            os.write(output, os.pread(captured.fileno(), 1 << 20, 0))
+            os.close(output)
+    # `jax.process_index` would start the devices, which waits for all processes with nobody watching.
+    group = ProcessGroup(global_state.process_id, global_state.num_processes, global_state.coordinator_address, timeout)
+    on_abort(group.blame)
+    return group
 
 
-def _check(
-    distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None, timeout: float
-) -> None:
-    given = {"--coordinator": coordinator, "--num_processes": num_processes, "--process_id": process_id}
-    missing = [flag for flag, value in given.items() if value is None]
-    if distributed and len(missing) < 3:
-        raise ConfigError(f"--distributed finds the processes by itself; give it alone, or {EXAMPLE} without it")
-    if 0 < len(missing) < 3:
-        raise ConfigError(f"{' and '.join(missing)} missing; many processes need all of {EXAMPLE}")
-    if not timeout > 0:
-        raise ConfigError(f"--process_timeout={timeout:g} must be > 0 seconds")
-    if coordinator is None or num_processes is None or process_id is None:
-        return
-    if not re.fullmatch(r"(\S+):(\d{1,5})", coordinator) or not 0 < int(coordinator.rpartition(":")[2]) < 65536:
-        raise ConfigError(f"--coordinator={coordinator} is not HOST:PORT; write such as --coordinator=10.0.0.1:7733")
-    if num_processes < 1:
-        raise ConfigError(f"--num_processes={num_processes} must be >= 1")
-    if not 0 <= process_id < num_processes:
-        raise ConfigError(
-            f"--process_id={process_id} is out of range; with --num_processes={num_processes} ids go from 0 to "
-            f"{num_processes - 1}"
-        )
-
-
-def _why(said: str, coordinator: str | None, count: int | None, index: int | None, timeout: float) -> str:
-    """Why JAX could not connect the processes, from what it said before its abort."""
-    where = coordinator or "the address that --distributed found"
+def why(said: str, address: str | None, count: int | None, index: int | None, timeout: float) -> str:
+    """Returns why JAX could not connect the processes and what to do, from what it `said` before its abort."""
+    where = address or "the address that --distributed found"
     if "incarnation" in said and "ALREADY_EXISTS" in said:
         return f"another process has joined as --process_id={index} of {where} too; give each its own id from 0"
     if "DEADLINE_EXCEEDED" not in said:
         reason = re.search(r"absl::Status: (.*)", said)
         return f"process {index} cannot join {where}: {reason[1] if reason else said[-200:]}"
-    if index and coordinator and not answers(coordinator):
-        return (
-            f"nothing answers at --coordinator={coordinator} after {timeout:g} s; start process 0 on that host, see "
-            "that the port is open, or wait longer with --process_timeout=SECONDS"
-        )
-    return (
-        f"not all {count or ''} processes came to {where} within {timeout:g} s; start all of them, each with its own "
-        "--process_id, or wait longer with --process_timeout=SECONDS"
-    ).replace("  ", " ")
+    late, todo = f"not all {count or 'of the'} processes came to {where}", "start all, each with its own --process_id"
+    if index and address and not answers(address):
+        late, todo = f"nothing answers at --coordinator={address}", "start process 0 there, see that the port is open"
+    return f"{late} after {timeout:g} s; {todo}, or wait longer with --process_timeout=SECONDS"
+
+
+def on_abort(last_word: Callable[[], None]) -> None:
+    """Calls `last_word` when this process calls abort(); if `last_word` returns, the process aborts."""
+    _installed.append(_HANDLER(lambda _: last_word()))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _installed[-1])

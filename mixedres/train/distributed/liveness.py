@@ -1,0 +1,106 @@
+"""Heartbeats of the processes: process 0, where JAX keeps them, watches all; every other one watches process 0."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+STATUS_LOST = 4
+RESTART = "start all processes again with the same command, and the run continues from its newest checkpoint"
+FOREVER_MS = 10**12
+# Seconds of silence that are enough after a collective has failed, which hardly happens while all processes live.
+_SUSPICION = 30.0
+
+
+def read(client: Any, directory: str) -> dict[int, Any]:
+    """Returns {index: value} of all keys 'directory/index' in the key-value store of JAX's `client`."""
+    pairs = client.key_value_dir_get(f"{directory}/")
+    return {int(key.rpartition("/")[2]): json.loads(text) for key, text in pairs}
+
+
+def hanging(heartbeats: dict[int, dict[str, Any]], timeout: float) -> str:
+    """Returns a line that names the process for which all wait inside the loop for `timeout` seconds, or ''."""
+    if not all(heartbeat["armed"] and heartbeat["waited"] > timeout for heartbeat in heartbeats.values()):
+        return ""
+    slowest, *_, fastest = sorted(2 * list(heartbeats.values()), key=lambda heartbeat: heartbeat["passed"])
+    if slowest["passed"] == fastest["passed"]:
+        return f"no process got on for {timeout:g} s, all at step {slowest['step']}"
+    return f"{slowest['name']} hangs: the others have waited for it for {timeout:g} s"
+
+
+class LivenessMonitor:
+    """Heartbeats of all processes, which `threads` exchange and judge; the caller starts and joins these."""
+
+    def __init__(self, client: Any, index: int, count: int, timeout: float, end: Callable[[str, int], None]):
+        """Takes seconds of silence, or of no progress in the loop, after which `end` gets a line and a status."""
+        self._client, self._index, self._timeout, self._end = client, index, timeout, end
+        self._interval, self.closed = min(2.0, timeout / 10), threading.Event()
+        self.own = {"passed": 0, "step": 0, "armed": False}
+        self.note()
+        watched = range(count) if index == 0 else [0]
+        self.heartbeats = {other: {"name": f"process {other}", "armed": False} for other in watched}
+        self._heard = {other: self._progressed for other in watched if other != index}
+        jobs = (self._exchange, self._judge, self._follow)
+        self.threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+
+    def note(self, **changes: Any) -> None:
+        """Changes 'step' or 'armed' (whether no progress is a hang) of the heartbeat, which counts as progress."""
+        self._progressed = time.monotonic()
+        own = self.own | {"passed": self.own["passed"] + 1} | changes
+        own["name"] = f"process {self._index} ({socket.gethostname()}, last heard of at step {own['step']})"
+        self.own = own
+
+    def suspect(self) -> None:
+        """Judges sooner, because a collective has failed, and waits until a loss would be named."""
+        self._timeout = min(self._timeout, _SUSPICION)
+        time.sleep(self._timeout + 4 * self._interval + _SUSPICION)  # on a busy machine the threads come late
+
+    def announce(self, line: str, status: int) -> None:
+        """Makes all other processes end with `line` and `status`, unless another verdict was first."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.key_value_set("verdict", json.dumps([line, status]))
+
+    def _follow(self) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            verdict = json.loads(self._client.blocking_key_value_get("verdict", FOREVER_MS))
+            if not self.closed.is_set():
+                self._end(*verdict)
+
+    def _exchange(self) -> None:  # in a thread of its own, because it blocks if process 0 was stopped
+        while True:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # how long it lasts is for `_judge` to see
+                own = self.own | {"waited": time.monotonic() - self._progressed}  # never twice the same
+                self._client.key_value_set(f"heartbeat/{self._index}/{self._index}", json.dumps(own), True)
+                new = read(self._client, "heartbeat/0" if self._index else "heartbeat")
+                changed = [other for other in self._heard.keys() & new if new[other] != self.heartbeats[other]]
+                self._heard |= dict.fromkeys(changed, time.monotonic())
+                self.heartbeats |= new
+            if self.closed.wait(self._interval):
+                return
+
+    def _judge(self) -> None:
+        before = time.monotonic()
+        while not self.closed.wait(self._interval):
+            now = time.monotonic()
+            if now - before > self._timeout / 2:  # this process was stopped, and what it knows is old
+                self._heard = dict.fromkeys(self._heard, now)
+            before = now
+            silence, other = max(((now - heard, other) for other, heard in self._heard.items()), default=(0.0, 0))
+            line = ""
+            if silence > self._timeout:
+                line = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s: it died, was "
+                line += "stopped or cannot be reached"
+            elif self._index == 0 and silence < 3 * self._interval:  # else it may have died, which is said later
+                line = hanging(self.heartbeats, self._timeout)
+            if line and not self.closed.is_set():
+                line += f"; {RESTART}"
+                if self._index == 0:  # a call to a lost process 0 would block
+                    self.announce(line, STATUS_LOST)
+                self._end(line, STATUS_LOST)
