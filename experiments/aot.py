@@ -40,7 +40,7 @@ from experiments.lib.gpus import GPUS
 from mixedres._internal.errors import ConfigError
 from mixedres.config import flags as command_flags
 from mixedres.train import step, summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
 

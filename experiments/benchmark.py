@@ -38,7 +38,7 @@ from mixedres import data
 from mixedres._internal.errors import ConfigError
 from mixedres.config import flags as command_flags
 from mixedres.train import start, summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
 WARMUP, PROFILED = 3, 5

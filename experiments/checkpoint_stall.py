@@ -23,7 +23,7 @@ from configs import imagenet
 from experiments.lib import runs
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 
 INTERVAL = 100 * 0.5
 

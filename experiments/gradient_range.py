@@ -28,7 +28,7 @@ from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import flags as command_flags
 from mixedres.models.layers import Conv
 from mixedres.train import losses, summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
 # float16: the largest value, the smallest normal one, and half of the smallest subnormal one, which rounds to zero.

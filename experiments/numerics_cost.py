@@ -19,7 +19,7 @@ import jax
 from experiments.lib import runs
 from mixedres.config.flags import parse
 from mixedres.train import start, summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.debug import compare
 
 CONFIG = (

@@ -32,7 +32,7 @@ def replay(given: Sequence[str]) -> None:
     workdir, preset = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
     from mixedres.config import unflatten
-    from mixedres.train.build import build
+    from mixedres.train.builder import build
     from mixedres.train.compilation import compilation_cache
     from mixedres.train.debug import diagnosis, nonfinite
 

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.lib import runs
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, Task
 from mixedres.config import flags as command_flags
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
 # The presets in which a dtype is trained; the first is what the others' steps are compared with.

@@ -20,7 +20,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.progress import StepProgress
 from mixedres.numerics import Report
 from mixedres.train import start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.debug import compare
 from mixedres.train.distributed import SINGLE

@@ -1,6 +1,6 @@
 """A training run: build, step, loop, evaluation."""
 
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.evaluation import compare, evaluate
 from mixedres.train.experiment import Experiment
 from mixedres.train.run import train

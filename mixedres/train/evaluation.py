@@ -14,7 +14,7 @@ from mixedres._internal.errors import ConfigError, DataError
 from mixedres.checkpoints import workdir
 from mixedres.config.keys import KEYS
 from mixedres.train import start, summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.experiment import Experiment

@@ -23,7 +23,7 @@ from mixedres._internal.progress import StepProgress
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import loop, start, step, summary
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess

@@ -10,7 +10,7 @@ import pytest
 from mixedres._internal import files
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from tests.train import run_cases
 
 

@@ -12,7 +12,7 @@ from mixedres import precision
 from mixedres.config import flags as command_flags
 from mixedres.models.layers import Conv
 from mixedres.train import losses, optimizers
-from mixedres.train.build import build
+from mixedres.train.builder import build
 
 SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
 

@@ -19,7 +19,7 @@ from mixedres.checkpoints import load
 from mixedres.data.images import center_crop
 from mixedres.predict import __main__ as predict
 from mixedres.predict import arguments, classifier, contact_sheet
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from tests.data import made
 from tests.train import run_cases
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from tests.autocast import graphs
 from tests.config.test_config import resolve
 from tests.train import run_cases

@@ -9,7 +9,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from tests.autocast import graphs
 from tests.train import run_cases
 

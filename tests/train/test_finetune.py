@@ -11,7 +11,7 @@ from mixedres import checkpoints, convert, main, models, train
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.train import optimizers, start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from tests.train.run_cases import tiny
 
 

@@ -16,7 +16,7 @@ from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
 from mixedres.models import kernel_layout
 from mixedres.train import start
-from mixedres.train.build import FUSED_IS_FASTER_ON, build
+from mixedres.train.builder import FUSED_IS_FASTER_ON, build
 from mixedres.train.experiment import Experiment
 from tests.train import run_cases
 from tests.train import step_cases as cases
@@ -189,7 +189,7 @@ def test_a_network_with_norms_in_half_is_refused():
 
 @pytest.mark.parametrize("preset", ["fp16_rewrite", "bf16_rewrite"])
 def test_auto_leaves_alone_what_cannot_be_fused(preset, monkeypatch):
-    monkeypatch.setattr("mixedres.train.build.FUSED_IS_FASTER_ON", frozenset({"cpu"}))
+    monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER_ON", frozenset({"cpu"}))
     assert build(run_cases.tiny("fp16")).model.fused
     assert not build(run_cases.tiny(preset)).model.fused
     assert not build(run_cases.tiny("fp16", batch_norm__frozen="true")).model.fused

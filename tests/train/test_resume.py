@@ -15,7 +15,7 @@ from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import loop, run, start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases, step_cases
 

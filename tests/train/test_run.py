@@ -16,7 +16,7 @@ from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data import Synthetic
 from mixedres.train import evaluation, run, start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite
 from mixedres.train.experiment import Experiment

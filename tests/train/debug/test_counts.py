@@ -8,7 +8,7 @@ from mixedres import numerics
 from mixedres._internal.tree import named_leaves
 from mixedres.numerics import taps
 from mixedres.train import start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.debug import compare
 from mixedres.train.losses import cross_entropy
 from tests.train import run_cases

@@ -17,7 +17,7 @@ from mixedres import main, replay
 from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres.train import run as train_run
 from mixedres.train import start
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.debug import diagnosis, nonfinite
 from tests import ROOT
 from tests.train import run_cases

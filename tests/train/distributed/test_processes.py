@@ -21,7 +21,7 @@ from mixedres.checkpoints import Checkpoints
 from mixedres.config import flags as command_flags
 from mixedres.train import distributed, evaluation
 from mixedres.train import start as starting
-from mixedres.train.build import build
+from mixedres.train.builder import build
 from mixedres.train.distributed import group, liveness
 from mixedres.train.distributed.join import why
 from tests import ROOT
