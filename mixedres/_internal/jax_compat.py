@@ -218,3 +218,12 @@ def options_for_one_run(platform: str | None = None) -> dict[str, Any]:
     On a CPU most of its time would be the optimization of its code.
     """
     return {"xla_backend_optimization_level": 0} if (platform or jax.default_backend()) == "cpu" else {}
+
+
+def portable_stablehlo(module: bytes, version: str) -> bytes:
+    """A serialized program of `jax.export` as a portable artifact of an older version of StableHLO, such as '1.0.0'."""
+    from jax.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+
+    with mlir.make_ir_context() as context:
+        return stablehlo.serialize_portable_artifact(stablehlo.deserialize_portable_artifact(context, module), version)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.export
 
+from mixedres._internal import jax_compat
 from mixedres.data import InputSpec
 from mixedres.predict.classifier import Classifier
 
@@ -35,7 +36,7 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
     import tensorflow as tf
     from tensorflow.compiler.tf2xla.python import xla
 
-    spec, program = network.spec, _older(artifact.mlir_module_serialized)
+    spec, program = network.spec, jax_compat.portable_stablehlo(artifact.mlir_module_serialized, _STABLEHLO)
     names = artifact.out_tree.unflatten(range(2))  # the order in which the program returns them
     shapes = {"probabilities": (None, len(network.class_names)), "classes": (None,)}
     dtypes = {"probabilities": tf.float32, "classes": tf.int32}
@@ -76,14 +77,3 @@ def _square(data: Any, spec: InputSpec) -> Any:
     linear = lambda: tf.image.resize(part, spec.shape[:2], "bilinear")  # noqa: E731
     square = tf.cond(side > spec.shape[0], areas, linear) if spec.antialias else linear()
     return tf.cast(tf.round(square), tf.uint8)
-
-
-def _older(module: bytes) -> bytes:
-    """The same program as a portable artifact of the version `_STABLEHLO`."""
-    from jax.interpreters import mlir
-    from jaxlib.mlir.dialects import stablehlo
-
-    with mlir.make_ir_context() as context:
-        return stablehlo.serialize_portable_artifact(
-            stablehlo.deserialize_portable_artifact(context, module), _STABLEHLO
-        )

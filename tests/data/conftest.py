@@ -2,8 +2,8 @@
 
 import pytest
 
-from mixedres.data.prepare.__main__ import main
 from tests.data.prepare import prepare_cases as cases
+from tests.data.prepare.prepare_cases import main
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import pathlib
 import re
 
 NAME = "imagenet2012"
+# The files that image-net.org gives, by split.
+TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 COUNTS = {"train": 1_281_167, "validation": 50_000}
 
 # The layout that TensorFlow's models repository writes, with labels from 1 (0 is the background): the features that

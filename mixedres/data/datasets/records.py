@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tqdm
 
-from mixedres.data.datasets import records
 from mixedres.data.examples import Example
 
 HEADER_BYTES = 12  # u64 length, u32 masked CRC-32C of the length
@@ -203,7 +202,7 @@ def _index(paths: Sequence[str]) -> list[np.ndarray]:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # not there, or damaged: made anew
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        found = pool.map(records.offsets, paths)
+        found = pool.map(offsets, paths)
         text = "indexing TFRecord files, once"
         ranges = list(tqdm.tqdm(found, text, len(paths), unit="file", delay=1, leave=False, disable=None))
     _keep(cache, ranges)

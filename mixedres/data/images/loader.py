@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mixedres.data.examples import Dataset, Examples
-from mixedres.data.images import preprocessing, worker_processes
+from mixedres.data.images import grain_compat, preprocessing, worker_processes
 from mixedres.data.images.chunks import EvalChunks, ImageReader, TrainChunks, chunks_per_batch
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.sources import ALL, Batch, Shard
@@ -115,7 +115,7 @@ class Loader:
         per_batch = chunks_per_batch(local_batch)
         iterator = iter(self._dataset(chunks, per_batch))
         try:
-            with worker_processes.interrupts_held():  # processes begin with the first batch
+            with worker_processes.signals_blocked():  # processes begin with the first batch
                 batch = self._next(iterator, per_batch)
             while batch is not None:
                 yield batch
@@ -127,7 +127,7 @@ class Loader:
             iterator.close()
             del iterator
             if self.workers:
-                worker_processes.free_shared_memory()
+                grain_compat.free_shared_memory()
 
     def _dataset(self, chunks: Any, per_batch: int) -> Any:
         """Grain's pipeline of chunks."""
@@ -139,7 +139,7 @@ class Loader:
         dataset = grain.MapDataset.source(chunks).to_iter_dataset(read)
         if not self.workers:
             return dataset
-        worker_processes.let_grain_start_processes()
+        grain_compat.let_grain_start_processes()
         share = -(-buffered // self.workers)
         options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=share)
         return dataset.mp_prefetch(options, worker_init_fn=worker_processes.begin)
@@ -149,7 +149,7 @@ class Loader:
         try:
             parts = list(itertools.islice(iterator, per_batch))
         except RuntimeError as error:
-            raise worker_processes.explained(error) from error
+            raise worker_processes.explain_failure(error) from error
         if not parts:
             return None
         for part in parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing.connection
 import os
 import pathlib
@@ -34,8 +33,8 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Lets no signal through to this thread, and to processes that it starts: until `begin` they would answer it."""
+def signals_blocked() -> Iterator[None]:
+    """Blocks SIGINT and SIGTERM while worker processes start, until `begin` makes them ignore both."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
     try:
         yield
@@ -43,15 +42,7 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def let_grain_start_processes() -> None:
-    """Grain's processes ask absl for its flags, which a program without absl.app never parsed."""
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
-
-
-def explained(error: RuntimeError) -> Exception:
+def explain_failure(error: RuntimeError) -> Exception:
     """What Grain raises where a process has ended, in terms of what to do; any other error as it is."""
     text = " ".join(str(error).split())
     if "terminated unexpectedly" not in text:
@@ -65,18 +56,6 @@ def explained(error: RuntimeError) -> Exception:
         "the processes that decode pictures could not start; a program of your own needs the line "
         f"if __name__ == '__main__': above what it runs, or workers=0 ({text})"
     )
-
-
-def free_shared_memory() -> None:
-    """Waits until Grain has freed what its processes shared; it does so in a thread, with no way to wait for it.
-
-    Without this a program that ends at once leaves the blocks to Python's resource tracker, which complains about them.
-    """
-    gc.collect()
-    from grain._src.python.ipc import shared_memory_array
-
-    if pool := getattr(shared_memory_array.SharedMemoryArray, "_del_thread_pool", None):
-        pool.apply(int)  # its one thread has done everything that came before
 
 
 def available_cpus() -> int:

@@ -8,11 +8,15 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-from mixedres._internal.errors import ConfigError, DataError
-from mixedres.data.prepare import imagenet, recipes, writer
-from mixedres.data.prepare.writer import Recipe, Written
+from mixedres._internal import command_line
+from mixedres._internal.errors import ConfigError
+from mixedres.data.datasets.imagenet import NAME, TARS
+
+if TYPE_CHECKING:
+    from mixedres.data.prepare.recipes import Options
+    from mixedres.data.prepare.writer import Recipe, Written
 
 _DESCRIPTION = """\
 Writes a data set once, in the layout of TensorFlow Datasets (ArrayRecord) and without TensorFlow, for training on it
@@ -23,7 +27,7 @@ ImageNet (ILSVRC 2012), from the two tar files that image-net.org gives to those
 same order as those of TensorFlow Datasets, so train[:10%] is everybody's. The handful of CMYK and PNG pictures become
 RGB JPEGs; all others are stored byte for byte. It takes about as much disk space as the tar files.
 
-  python -m mixedres.data.prepare {imagenet.NAME} --manual_dir=DOWNLOADS --data_dir=DATA
+  python -m mixedres.data.prepare {NAME} --manual_dir=DOWNLOADS --data_dir=DATA
 """
 _FOLDER = """\
 A folder of pictures, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or CLASS/*.jpg alone, packed into a few large
@@ -35,50 +39,37 @@ and encoded anew; all others byte for byte.
 _SAME_COMMAND = "the same command continues where this one stopped"
 
 
-class _Parser(argparse.ArgumentParser):
-    """Mistakes as one line, without the usage text that would push it off the screen."""
+def prepare(given: Sequence[str]) -> None:
+    """Runs the command with these arguments.
 
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; {self.prog} --help tells more")
+    Raises:
+      ConfigError: for a mistake in them; nothing has been written then.
+      DataError: where an image cannot be read, or a shard cannot be written.
+    """
+    options = _parser().parse_args(given)
+    # Imported here so that --help and a mistake in the command need not wait for the image libraries.
+    from mixedres.data.prepare import writer
+
+    recipe = options.recipe(options)
+    print(_summary(recipe, options.data_dir, writer.write(recipe, options.data_dir)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0, 1 where data or disk failed, 2 for a mistake of the user's, 130 for Ctrl-C."""
-    try:
-        arguments = _parser().parse_args(argv)
-        recipe = arguments.recipe(arguments)
-        print(_summary(recipe, arguments.data_dir, writer.write(recipe, arguments.data_dir)))
-        return 0
-    except ConfigError as error:
-        return _failed(2, str(error))
-    except DataError as error:
-        return _failed(1, str(error))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _failed(1, f"{where}{error.strerror or error}; {_SAME_COMMAND}")
-    except KeyboardInterrupt:
-        return _failed(130, f"interrupted; {_SAME_COMMAND}")
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line, `argv[0]` being the program; returns the exit status."""
+    return command_line.run("mixedres", prepare, argv[1:], continues=_SAME_COMMAND)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("python -m mixedres.data.prepare", description=_DESCRIPTION)
+    parser = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION)
     commands = parser.add_subparsers(title="data sets", metavar="DATA_SET", required=True)
-    layout = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    _add_imagenet(
-        commands.add_parser(imagenet.NAME, help="ImageNet from tar or TFRecord files", description=_IMAGENET, **layout)
-    )
-    _add_folder(commands.add_parser("folder", help="pictures, one folder a class", description=_FOLDER, **layout))
+    _add_imagenet(commands.add_parser(NAME, help="ImageNet from its tar files", description=_IMAGENET))
+    _add_folder(commands.add_parser("folder", help="pictures, one folder a class", description=_FOLDER))
     return parser
 
 
 def _add_imagenet(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--manual_dir", metavar="DIR", type=_path, help=f"holds {' and '.join(imagenet.TARS.values())}")
-    source.add_argument(
-        "--from_tfrecord",
-        metavar="DIR",
-        type=_path,
-        help="holds TFRecord files to convert without loss: of TensorFlow Datasets, or train-00000-of-01024 and so on",
+    parser.add_argument(
+        "--manual_dir", metavar="DIR", type=_path, required=True, help=f"holds {' and '.join(TARS.values())}"
     )
     parser.add_argument("--partial", action="store_true", help="take what is there of an incomplete download")
     _add_common(parser)
@@ -115,15 +106,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _imagenet_recipe(arguments: argparse.Namespace) -> Recipe:
-    if arguments.manual_dir is not None:
-        find, source = recipes.imagenet_from_tars, arguments.manual_dir
-    else:
-        find, source = recipes.imagenet_from_tfrecord, arguments.from_tfrecord
-    return find(source, arguments.data_dir, _options(arguments), partial=arguments.partial)
+    from mixedres.data.prepare import recipes
+
+    options = _options(arguments)
+    return recipes.imagenet_from_tars(arguments.manual_dir, arguments.data_dir, options, partial=arguments.partial)
 
 
 def _folder_recipe(arguments: argparse.Namespace) -> Recipe:
-    return recipes.pictures_of_folder(
+    from mixedres.data.prepare import recipes
+
+    return recipes.images_of_folder(
         arguments.source,
         arguments.data_dir,
         _options(arguments),
@@ -135,13 +127,15 @@ def _folder_recipe(arguments: argparse.Namespace) -> Recipe:
     )
 
 
-def _options(arguments: argparse.Namespace) -> recipes.Options:
+def _options(arguments: argparse.Namespace) -> Options:
+    from mixedres.data.prepare.recipes import Options
+
     given = {"skip_unreadable": arguments.on_error == "skip"}
     if arguments.quality is not None:
         if arguments.short_side is None:
             raise ConfigError("--quality is that of smaller copies; give --short_side too")
         given["quality"] = arguments.quality
-    return recipes.Options(short_side=arguments.short_side, **given)
+    return Options(short_side=arguments.short_side, **given)
 
 
 def _summary(recipe: Recipe, data_dir: pathlib.Path, written: Mapping[str, Sequence[Written]]) -> str:
@@ -150,8 +144,8 @@ def _summary(recipe: Recipe, data_dir: pathlib.Path, written: Mapping[str, Seque
     left_out = sum(sum(part.lengths) for part in recipe.splits.values()) - sum(held.values())
     size = sum(shard.num_bytes for shards in written.values() for shard in shards)
     counts = " and ".join(f"{count:,} {split}" for split, count in held.items())
-    config = f"configs/{'imagenet' if recipe.name.startswith(imagenet.NAME) else 'tfds'}.py:fp16"
-    if recipe.name != imagenet.NAME:
+    config = f"configs/{'imagenet' if recipe.name.startswith(NAME) else 'tfds'}.py:fp16"
+    if recipe.name != NAME:
         config += f" --config.data.name=tfds:{recipe.name}"
     skipped = f", {left_out:,} left out" if left_out else ""
     volume = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
@@ -170,7 +164,7 @@ def _path(text: str) -> pathlib.Path:
 def _name(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not made of a-z, 0-9 and _, or does not begin with a letter")
-    if text == imagenet.NAME:
+    if text == NAME:
         raise argparse.ArgumentTypeError(f"{text!r} would be taken for ImageNet itself; choose another name")
     return text
 
@@ -184,10 +178,5 @@ def _between(lowest: int, highest: int) -> Callable[[str], int]:
     return parse
 
 
-def _failed(status: int, line: str) -> int:
-    print(f"mixedres: {line}", file=sys.stderr)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.leave(main(sys.argv))

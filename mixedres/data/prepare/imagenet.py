@@ -14,11 +14,10 @@ import numpy as np
 
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.progress import ImageProgress
-from mixedres.data.datasets.imagenet import COUNTS, NAME, class_names, lines
+from mixedres.data.datasets.imagenet import COUNTS, NAME, TARS, class_names, lines
 from mixedres.data.prepare.spans import ImageSpans
 
 VERSION = "5.1.0"
-TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 HOMEPAGE = "https://image-net.org/"
 
 _TRAIN_NAME = re.compile(r"(n\d{8})_")

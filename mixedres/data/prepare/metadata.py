@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mixedres._internal.errors import DataError
 from mixedres.data.prepare.writer import Written
@@ -68,12 +65,3 @@ def write_info(
         supervised_keys=("image", "label"),
         **about,
     )
-
-
-def copy_info(directory: pathlib.Path, written: Mapping[str, Sequence[Written]], *, source: pathlib.Path) -> None:
-    """Copies them from the TFRecord copy in `source`, whose shards `directory` holds with the same records."""
-    del written  # the same as in `source`
-    info: dict[str, Any] = json.loads((source / INFO).read_text())
-    for path in [source / FEATURES, *source.glob("*.labels.txt")]:
-        shutil.copyfile(path, directory / path.name)
-    (directory / INFO).write_text(json.dumps(info | {"fileFormat": "array_record"}, indent=2) + "\n")

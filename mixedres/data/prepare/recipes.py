@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres.data.prepare import folder, imagenet, metadata, reencode, spans, tfrecords
+from mixedres.data.prepare import folder, imagenet, metadata, reencode, spans
 from mixedres.data.prepare.writer import Recipe, Split, final_directory
 
 
@@ -54,23 +54,7 @@ def imagenet_from_tars(manual_dir: pathlib.Path, data_dir: pathlib.Path, options
     return _imagenet(found, manual_dir, imagenet.VERSION, options)
 
 
-def imagenet_from_tfrecord(source: pathlib.Path, data_dir: pathlib.Path, options: Options, *, partial: bool) -> Recipe:
-    """ImageNet from a TFRecord copy of it; for the errors see `tfrecords`."""
-    _check_directory(source)
-    copy = tfrecords.tfds_copy(source)
-    name, version = options.name(imagenet.NAME), tfrecords.tfds_version(copy) if copy else imagenet.VERSION
-    final_directory(data_dir, name, version)
-    if copy and options.short_side is None:
-        splits = tfrecords.tfds_splits(copy)
-        counts = {split: sum(part.lengths) for split, part in splits.items()}
-        imagenet.check_counts(counts, str(copy), partial=partial)
-        return Recipe(name, version, options.origin(copy), splits, functools.partial(metadata.copy_info, source=copy))
-    found = tfrecords.tfds_pictures(copy) if copy else tfrecords.models_pictures(source)
-    imagenet.check_counts({split: len(part) for split, part in found.items()}, str(source), partial=partial)
-    return _imagenet(found, source, version, options)
-
-
-def pictures_of_folder(
+def images_of_folder(
     source: pathlib.Path, data_dir: pathlib.Path, options: Options, *, name: str, **parts: Any
 ) -> Recipe:
     """A folder of pictures; for `parts` and the errors see `folder.from_folder`."""

@@ -9,17 +9,14 @@ shards that `written.json` lists.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import fcntl
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
 from mixedres._internal.errors import ConfigError, DataError
-from mixedres._internal.files import write_json
+from mixedres._internal.files import lock, read_json, write_json
 from mixedres._internal.progress import ImageProgress
 
 PLAN, WRITTEN, LOCK = "plan.json", "written.json", ".lock"
@@ -121,22 +118,17 @@ def shard_name(recipe_name: str, split: str, index: int, count: int) -> str:
     return f"{recipe_name}-{split}.array_record-{index:05d}-of-{count:05d}"
 
 
-@contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[IO[str]]:
-    with (directory / LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{directory} is being written by another process; wait for it") from None
-        except OSError:
-            pass  # a file system without locks
-        yield lock
+def _locked(directory: pathlib.Path) -> IO[str]:
+    try:
+        return lock(directory / LOCK)
+    except BlockingIOError:
+        raise ConfigError(f"{directory} is being written by another process; wait for it") from None
 
 
 def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
     """Leaves `plan` in the directory; raises `ConfigError` where another one, or something else, is there."""
     way_out = f"remove {incomplete} to start anew"
-    earlier = _read_json(incomplete / PLAN)
+    earlier = read_json(incomplete / PLAN)
     if earlier is None:
         # A start that was killed at once leaves no more than this.
         if any(path.name not in (LOCK, PLAN, PLAN + ".part") for path in incomplete.iterdir()):
@@ -155,7 +147,7 @@ def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
 
 def _write_shards(recipe: Recipe, incomplete: pathlib.Path) -> dict[str, list[Written]]:
     """Writes the shards that are not there yet; returns what all of them hold."""
-    finished = {name: Written(*counts) for name, counts in (_read_json(incomplete / WRITTEN) or {}).items()}
+    finished = {name: Written(*counts) for name, counts in (read_json(incomplete / WRITTEN) or {}).items()}
     finished = {name: counts for name, counts in finished.items() if (incomplete / name).exists()}
     shards = [
         (shard_name(recipe.name, split, index, len(part.lengths)), part, index)
@@ -222,13 +214,6 @@ def _to_disk(path: pathlib.Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -215,3 +216,38 @@ def test_records_of_something_else(record, words):
 def test_a_record_without_a_name():
     assert single(example(image=[b"x"], label=[1]), file_name=None).file_name(0) == ""
     assert single(example(image=[b"x"], label=[1], file_name=[])).file_name(0) == ""
+
+
+def test_offsets_are_those_of_the_data(tmp_path):
+    content = [b"abc", b"", b"x" * 1000, b"last"]
+    made.write_tfrecord(tmp_path / "file", content)
+    data = (tmp_path / "file").read_bytes()
+    found = records.offsets(tmp_path / "file")
+    assert found.dtype == np.int64 and found.tolist() == [[12, 3], [31, 0], [47, 1000], [1063, 4]]
+    assert [data[offset : offset + length] for offset, length in found] == content
+
+
+def test_an_empty_file_has_no_records(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    assert records.offsets(tmp_path / "file").shape == (0, 2)
+
+
+def test_a_cut_is_noticed_wherever_it_is(tmp_path):
+    made.write_tfrecord(tmp_path / "file", [b"abc", b"defg"])
+    data = (tmp_path / "file").read_bytes()
+    for size in range(1, len(data)):
+        (tmp_path / "file").write_bytes(data[:size])
+        if size == 19:  # between the two records: only whoever knows how many there are can tell
+            assert len(records.offsets(tmp_path / "file")) == 1
+            continue
+        with pytest.raises(ValueError, match=rf"{tmp_path}/file is cut off after {int(size > 19)} records"):
+            records.offsets(tmp_path / "file")
+
+
+def test_something_else_is_no_tfrecord(tmp_path):
+    (tmp_path / "file").write_bytes(b"\xff\xd8 a picture, say, of some length")
+    with pytest.raises(ValueError, match="is no TFRecord file"):
+        records.offsets(tmp_path / "file")
+    (tmp_path / "file").write_bytes(struct.pack("<QI", 2**64 - 1, 0) + b"\0" * 20)
+    with pytest.raises(ValueError, match="after 0 records"):
+        records.offsets(tmp_path / "file")

@@ -3,11 +3,12 @@
 import io
 import json
 import pathlib
-import struct
 import tarfile
 
 import numpy as np
 from PIL import Image
+
+from mixedres.data.prepare import __main__
 
 WNIDS = ("n01440764", "n02105855", "n15075141")  # the first, one in the middle, and the last
 LABELS = {"n01440764": 0, "n02105855": 230, "n15075141": 999}
@@ -99,10 +100,9 @@ def hash_of(part, cls, index):
     return len(part) * 1000 + len(cls) * 100 + ord(cls[0]) + index
 
 
-def tfrecord(path, records):
-    """Without the checksums, which nobody here looks at."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(struct.pack("<QI", len(data), 0) + data + b"\0\0\0\0" for data in records))
+def main(arguments):
+    """The exit status of the command with these arguments."""
+    return __main__.main(["prepare", *map(str, arguments)])
 
 
 def read_shards(directory):

@@ -12,8 +12,8 @@ from PIL import Image
 from mixedres._internal import progress
 from mixedres.data.images import decode
 from mixedres.data.prepare import reencode, spans
-from mixedres.data.prepare.__main__ import main
 from tests.data.prepare import prepare_cases as cases
+from tests.data.prepare.prepare_cases import main
 
 SKIP = {"image": tfds.decode.SkipDecoding()}
 RIGHT_SIDE_DOWN = 6  # EXIF: turn by 90 degrees clockwise to see it upright

@@ -11,8 +11,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import version
 
 from mixedres.data.prepare import spans, writer
-from mixedres.data.prepare.__main__ import main
 from tests.data.prepare import prepare_cases as cases
+from tests.data.prepare.prepare_cases import main
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_in_one_line_and_can_be_continued(tars, tmp_path, capsys):
         "        print('now', flush=True)\n"
         "        time.sleep(60)\n"
         "writer._to_disk = slow\n"
-        "sys.exit(__main__.main())\n"
+        "sys.exit(__main__.main(sys.argv))\n"
     )
     arguments = [sys.executable, "-c", script, *cases.command(tars, broken)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

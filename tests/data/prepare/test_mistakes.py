@@ -9,8 +9,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from mixedres.data.prepare import imagenet, writer
-from mixedres.data.prepare.__main__ import main
 from tests.data.prepare import prepare_cases as cases
+from tests.data.prepare.prepare_cases import main
 
 SKIP = {"image": tfds.decode.SkipDecoding()}
 
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_within_a_shard(tars, tmp_path):
         "from mixedres.data.prepare import __main__\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
-        "sys.exit(__main__.main())\n"
+        "sys.exit(__main__.main(sys.argv))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *cases.command(tars, tmp_path)], capture_output=True, text=True, timeout=60
@@ -143,8 +143,8 @@ def test_a_directory_that_cannot_be_written(tars, tmp_path, capsys):
     [
         ([], ["DATA_SET", "--help"]),
         (["mnist"], ["mnist", "imagenet2012", "folder"]),
-        (["imagenet2012", "--data_dir=d"], ["--manual_dir", "--from_tfrecord"]),
-        (["imagenet2012", "--manual_dir=m", "--from_tfrecord=t", "--data_dir=d"], ["not allowed with"]),
+        (["imagenet2012", "--data_dir=d"], ["--manual_dir"]),
+        (["imagenet2012", "--from_tfrecord=t", "--manual_dir=m", "--data_dir=d"], ["--from_tfrecord"]),
         (["imagenet2012", "--manual_dir=nowhere", "--data_dir=d"], ["nowhere is no directory"]),
         (["imagenet2012", "--manual_dir=.", "--data_dir="], ["--data_dir", "name a directory"]),
         (["imagenet2012", "--manual_dir=.", "--data_dir=d", "--short_side=0"], ["'0'", "16 to 65500"]),

@@ -13,8 +13,8 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from mixedres.data.images import decode
 from mixedres.data.prepare import imagenet, spans
-from mixedres.data.prepare.__main__ import main
 from tests.data.prepare import prepare_cases as cases
+from tests.data.prepare.prepare_cases import main
 
 REPAIRED = {"n01440764_7.JPEG", "n02105855_14.JPEG"}
 SKIP = {"image": tfds.decode.SkipDecoding()}
@@ -121,7 +121,7 @@ def test_from_the_shell_without_tensorflow(tars, tmp_path):
         "import sys\n"
         "from mixedres.data.prepare.__main__ import main\n"
         "assert not {'tensorflow_datasets', 'array_record', 'jax'} & sys.modules.keys()\n"
-        "status = main()\n"
+        "status = main(sys.argv)\n"
         "assert 'tensorflow' not in sys.modules\n"
         "sys.exit(status)\n"
     )

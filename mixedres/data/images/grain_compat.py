@@ -1,0 +1,25 @@
+"""What Grain needs that has no public name, or that it does not do itself."""
+
+from __future__ import annotations
+
+import gc
+
+
+def let_grain_start_processes() -> None:
+    """Grain's processes ask absl for its flags, which a program without absl.app never parsed."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
+def free_shared_memory() -> None:
+    """Waits until Grain has freed what its processes shared; it does so in a thread, with no way to wait for it.
+
+    Without this a program that ends at once leaves the blocks to Python's resource tracker, which complains about them.
+    """
+    gc.collect()
+    from grain._src.python.ipc import shared_memory_array
+
+    if pool := getattr(shared_memory_array.SharedMemoryArray, "_del_thread_pool", None):
+        pool.apply(int)  # its one thread has done everything that came before
