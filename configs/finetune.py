@@ -1,4 +1,4 @@
-"""A trained network on your own pictures: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg alone.
+"""A trained network on your own images: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg alone.
 
 python -m mixedres.main --config=configs/finetune.py:fp16 --config.init_from=WEIGHTS --config.data.dir=DIR
 
@@ -9,7 +9,7 @@ images more slowly (layer_decay), for 20 epochs from a fifth of the rate of conf
   --config.trainable=^/head/ --config.batch_norm.frozen   the head alone, on a backbone that keeps its bits
   --config.batch_norm.frozen                               all layers, normalised as the weights were trained: for small
                                                            batches, whose own statistics are poor
-Hardware: one GPU; a few hundred pictures at 64 pixels are minutes on two CPU cores.
+Hardware: one GPU; a few hundred images at 64 pixels are minutes on two CPU cores.
 """
 
 from mixedres import config as base

@@ -40,8 +40,8 @@ COMPARED = (
 )
 
 
-def make_pictures(folder: pathlib.Path, count: int) -> float:
-    """Writes `count` pictures as train/CLASS/*.jpg and a few as val/CLASS/*.jpg; returns their mean size in kB."""
+def make_images(folder: pathlib.Path, count: int) -> float:
+    """Writes `count` images as train/CLASS/*.jpg and a few as val/CLASS/*.jpg; returns their mean size in kB."""
     import skimage.data
     import sklearn.datasets
 
@@ -59,7 +59,7 @@ def make_pictures(folder: pathlib.Path, count: int) -> float:
     sizes = []
     for index in range(count + len(photographs)):
         name, photograph = list(photographs.items())[index % len(photographs)]
-        data = _picture(photograph, rng)
+        data = _image(photograph, rng)
         path = folder / ("train" if index < count else "val") / name / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -67,7 +67,7 @@ def make_pictures(folder: pathlib.Path, count: int) -> float:
     return float(np.mean(sizes)) / 1e3
 
 
-def _picture(photograph: np.ndarray, rng: np.random.Generator) -> bytes:
+def _image(photograph: np.ndarray, rng: np.random.Generator) -> bytes:
     """A random part of a photograph at 500x375, with a sensor's noise, so that it takes as many bytes as ImageNet's."""
     height, width = photograph.shape[:2]
     scale = rng.uniform(0.75, 1.0) * min(height / 375, width / 500)
@@ -117,9 +117,9 @@ def main() -> None:
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter with torch and torchvision")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        folder = pathlib.Path(directory) / "pictures"
-        kilobytes = make_pictures(folder, 1024)
-        prepare = [sys.executable, "-m", "mixedres.data.prepare", "folder", f"--from={folder}", "--name=pictures"]
+        folder = pathlib.Path(directory) / "images"
+        kilobytes = make_images(folder, 1024)
+        prepare = [sys.executable, "-m", "mixedres.data.prepare", "folder", f"--from={folder}", "--name=images"]
         subprocess.run([*prepare, f"--data_dir={directory}/array_record"], check=True, capture_output=True)
         commands = contenders(folder, options)
         rounds: dict[str, list[dict]] = {name: [] for name in commands}

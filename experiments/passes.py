@@ -4,7 +4,7 @@ python -m experiments.passes
 
 Counts what the convolutions and the passes of fused norms must read and write, from the shapes of the network, in half
 precision; takes what experiments/results/aot_GPU.json says of the compiled steps, plain and fused; prints a table and
-writes experiments/results/passes_GPU.json and .png, the picture of docs/performance.md.
+writes experiments/results/passes_GPU.json and .png, the image of docs/performance.md.
 
 Counted is, with every array read or written once in each pass:
   convolution     its two operands and its result, three times (forward, gradient of the input, of the kernel), twice

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import psutil
 
-from experiments.input_pipeline import make_pictures
+from experiments.input_pipeline import make_images
 from experiments.lib import runs
 from mixedres import data, models, precision
 from mixedres.data.datasets import folder
@@ -33,7 +33,7 @@ from mixedres.predict import predict
 from mixedres.predict.classifier import Classifier
 from mixedres.train import summary
 
-PICTURES, SIZES, BATCH = 1000, (16, 32), 64
+IMAGES, SIZES, BATCH = 1000, (16, 32), 64
 
 
 def network(size: int) -> Classifier:
@@ -47,8 +47,8 @@ def network(size: int) -> Classifier:
 
 def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
     """All of them through the loader, and nothing else; how many have come, after every batch."""
-    pictures = folder.ImageFolder("pictures", directory, paths, np.zeros(len(paths), np.int32))
-    both = data.Dataset(pictures, pictures, ("one",), apply_exif=True)
+    images = folder.ImageFolder("images", directory, paths, np.zeros(len(paths), np.int32))
+    both = data.Dataset(images, images, ("one",), apply_exif=True)
     family, threads = preprocessing.get("torch"), worker_processes.available_cpus()
     count = 0
     for batch in loader.Loader(both, size, family, 1, threads=threads).eval_batches(BATCH):
@@ -80,9 +80,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
-        kilobytes = make_pictures(directory, PICTURES)
-        paths = folder.pictures_below(directory / "train")
-        results = {"pictures": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
+        kilobytes = make_images(directory, IMAGES)
+        paths = folder.images_below(directory / "train")
+        results = {"images": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
         for size in SIZES:
             results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)
     results |= {"device": summary.device(jax.devices()), "versions": summary.versions()}

@@ -2,8 +2,8 @@
 
 python -m experiments.report runs/sweeps/precision
 
-Writes report.html (one file with its pictures inside), report.md and plots/*.png, *.svg into the sweep's directory, and
-with --name=NAME the numbers and two of the pictures to experiments/results/sweep_NAME*.
+Writes report.html (one file with its images inside), report.md and plots/*.png, *.svg into the sweep's directory, and
+with --name=NAME the numbers and two of the images to experiments/results/sweep_NAME*.
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
 """
 
@@ -155,24 +155,24 @@ def _html_table(table: Table) -> str:
 
 
 def markdown(results: Results, sections: list[tuple[str, Table | None, str | None]]) -> str:
-    """The report as Markdown; `sections` are (title, table, name of a picture)."""
+    """The report as Markdown; `sections` are (title, table, name of an image)."""
     parts = [f"# {results.question or 'Sweep'}", circumstances(results), *(f"- {note}" for note in results.notes)]
-    for title, table, picture in sections:
+    for title, table, image in sections:
         parts.append(f"## {title}")
         parts += [_markdown_table(table)] if table else []
-        parts += [f"![{title}](plots/{picture}.png)"] if picture else []
+        parts += [f"![{title}](plots/{image}.png)"] if image else []
     return "\n\n".join(parts) + "\n"
 
 
 def page(results: Results, sections: list[tuple[str, Table | None, str | None]], directory: pathlib.Path) -> str:
-    """The report as one HTML file with the pictures inside."""
+    """The report as one HTML file with the images inside."""
     title = html.escape(results.question or "Sweep")
     parts = [f"<h1>{title}</h1>", *(f'<p class="note">{html.escape(note)}</p>' for note in results.notes)]
-    for heading, table, picture in sections:
+    for heading, table, image in sections:
         parts.append(f"<h2>{html.escape(heading)}</h2>")
         parts += [_html_table(table)] if table else []
-        if picture:
-            svg = (directory / f"{picture}.svg").read_text()
+        if image:
+            svg = (directory / f"{image}.svg").read_text()
             parts.append(svg[svg.index("<svg") :])
     parts.append(f"<footer>{html.escape(circumstances(results))}</footer>")
     body = "\n".join(parts)
@@ -198,8 +198,8 @@ def main(argv: list[str]) -> int:
         return 2
     folder = options.directory / "plots"
     folder.mkdir(exist_ok=True)
-    pictures: dict[str, Callable] = {"accuracy": plots.accuracy, "speed": plots.speed, "curves": plots.curves}
-    for name, draw in pictures.items():
+    images: dict[str, Callable] = {"accuracy": plots.accuracy, "speed": plots.speed, "curves": plots.curves}
+    for name, draw in images.items():
         plots.save(draw(results), folder / name, (".png", ".svg"))
     sections: list[tuple[str, Table | None, str | None]] = [
         ("Accuracy", accuracy_table(results), "accuracy"),
@@ -211,8 +211,8 @@ def main(argv: list[str]) -> int:
     replace_text(options.directory / "report.html", page(results, sections, folder))
     if options.name:
         path = runs.write(f"sweep_{options.name}", kept)
-        for picture in ("accuracy", "curves"):
-            shutil.copy(folder / f"{picture}.png", path.with_name(f"{path.stem}_{picture}.png"))
+        for image in ("accuracy", "curves"):
+            shutil.copy(folder / f"{image}.png", path.with_name(f"{path.stem}_{image}.png"))
     for note in results.notes:
         print(f"note: {note}")
     print("\n" + _markdown_table(sections[0][1]) + "\n" + _markdown_table(sections[1][1]))

@@ -24,7 +24,7 @@ LAYERS = (
 )
 # Imports from outside the standard library: what a unit needs. Units that are not here may import what `train` brings.
 NEEDS = {
-    "_internal": {"jax", "numpy", "tqdm"},
+    "_internal": {"jax", "jaxlib", "numpy", "tqdm"},
     "autocast": {"jax", "numpy"},
     "numerics": {"jax", "numpy", "flax"},
     "models": {"jax", "flax", "jmp"},

@@ -1,4 +1,4 @@
-"""The pictures of a report."""
+"""The images of a report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ plt.rcParams.update(
         "axes.spines.top": False,
         "axes.spines.right": False,
         "svg.fonttype": "path",  # a page that looks the same on a machine without the font
-        "svg.hashsalt": "mixedres",  # the same picture has the same bytes
+        "svg.hashsalt": "mixedres",  # the same image has the same bytes
     }
 )
 
@@ -106,7 +106,7 @@ def gradient_range(bins: np.ndarray, shares: np.ndarray, scales: Sequence[float]
 
 
 def colors(results: Results) -> dict[str, tuple]:
-    """{name of a variant: its colour}, the same in every picture."""
+    """{name of a variant: its colour}, the same in every image."""
     palette = plt.get_cmap("tab10" if len(results.variants) <= 10 else "tab20")
     return {variant.name: palette(index % palette.N) for index, variant in enumerate(results.variants)}
 

@@ -12,7 +12,7 @@ def main() -> None:
 
     def start():
         source = data.load(
-            "tfds:pictures",
+            "tfds:images",
             dir=str(options.folder.parent / "array_record"),
             image_size=measure.SIZE,
             batch_size=measure.BATCH,

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def write(folder, path) -> None:
-    """The pictures as one TFRecord file."""
+    """The images as one TFRecord file."""
     files = sorted(folder.glob("train/*/*.jpg"))
     classes = sorted({file.parent.name for file in files})
     with tf.io.TFRecordWriter(str(path) + ".part") as writer:
@@ -46,7 +46,7 @@ def example(record):
 def main() -> None:
     """Measures one start; --threads=0 means as many as there are cores, as AUTOTUNE has it."""
     options = measure.arguments()
-    path = options.folder.parent / "pictures.tfrecord"
+    path = options.folder.parent / "images.tfrecord"
     if not path.exists():
         write(options.folder, path)
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 
-class Pictures(torch.utils.data.Dataset):
+class ImageFiles(torch.utils.data.Dataset):
     """Files and their classes."""
 
     def __init__(self, folder):
@@ -54,7 +54,7 @@ def main() -> None:
 
     def start():
         loader = torch.utils.data.DataLoader(
-            Pictures(options.folder),
+            ImageFiles(options.folder),
             measure.BATCH,
             shuffle=True,
             drop_last=True,

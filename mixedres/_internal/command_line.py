@@ -67,11 +67,15 @@ def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequen
     except ModuleNotFoundError as error:
         return _fail(program, 2, missing_package(error))
     except OSError as error:
-        named = error.filename is not None  # without a name it is the output
-        if not named:
-            _give_up_stdout()
-        line = f"{error.filename if named else 'stdout'}: {error.strerror or error}"
-        return _fail(program, 2 if named and not continues else 1, "; ".join(filter(None, (line, continues))))
+        reason = error.strerror or str(error)
+        if continues:
+            return _fail(
+                program, 1, "; ".join((f"{error.filename}: {reason}" if error.filename else reason, continues))
+            )
+        if error.filename is not None:
+            return _fail(program, 2, f"{error.filename}: {reason}")
+        _give_up_stdout()  # without a name it is the output
+        return _fail(program, 1, f"stdout: {reason}")
     return 0
 
 

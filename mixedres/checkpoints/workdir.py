@@ -137,7 +137,7 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
     Args:
       workdir: of a run.
       data: 'class_names', 'train_examples', 'eval_examples' and a 'fingerprint' of the examples and their order.
-      classes_only: an evaluation may be of other pictures.
+      classes_only: an evaluation may be of other images.
     """
     old = read_json(workdir / DATA)
     same = ("class_names", "train_examples", "eval_examples", "fingerprint")

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Example(NamedTuple):
-    """One example: the file of a picture as it was stored, and its class."""
+    """One example: the file of an image as it was stored, and its class."""
 
     image: bytes
     label: int
@@ -35,7 +35,7 @@ class Examples(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Changes where examples, their order or their labels change; cheap, so it does not look into pictures."""
+        """Changes where examples, their order or their labels change; cheap, so it does not look into images."""
         ...
 
 
@@ -46,7 +46,7 @@ class Dataset:
     Attributes:
       train, eval: the parts.
       class_names: by label.
-      channels: of every picture: 3 (RGB) or 1 (luma).
+      channels: of every image: 3 (RGB) or 1 (luma).
       apply_exif: heed the orientation in EXIF data.
       note: what a person who starts a run should know of it, such as how the parts were divided; or ''.
     """

@@ -1,4 +1,4 @@
-"""What a network takes for a picture: enough to show it one that is in no data set."""
+"""What a network takes for an image: enough to show it one that is in no data set."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """The square that a picture becomes, and its normalisation.
+    """The square that an image becomes, and its normalisation.
 
     Attributes:
       shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
       mean, std: per channel on the scale 0 to 255; None: every image is standardised by itself.
-      crop_pct: share of the picture's shorter side that the central square keeps, in (0, 1].
-      antialias: average over areas where the picture becomes smaller, instead of interpolating between four pixels.
+      crop_pct: share of the image's shorter side that the central square keeps, in (0, 1].
+      antialias: average over areas where the image becomes smaller, instead of interpolating between four pixels.
     """
 
     shape: tuple[int, int, int]
@@ -42,7 +42,7 @@ class InputSpec:
 
     @property
     def fits_files(self) -> bool:
-        """Whether a file of a picture can be made into such an image."""
+        """Whether a file of an image can be made into the network's input."""
         height, width, channels = self.shape
         return height == width and channels in (1, 3)
 
@@ -58,4 +58,4 @@ class InputSpec:
             height, width, channels = map(int, given["shape"])
             return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], antialias=given["antialias"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{given!r} says not how pictures become squares ({error})") from None
+            raise ValueError(f"{given!r} says not how images become squares ({error})") from None

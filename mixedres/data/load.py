@@ -25,12 +25,12 @@ class Options:
       channels, train_examples: of synthetic data.
       num_classes: of synthetic data; of others, where the network should have more outputs than the data has classes.
       pad, flip: augmentation.
-      preprocessing: of stored pictures: 'official' or 'torch', see `mixedres.data.images.preprocessing`.
+      preprocessing: of stored images: 'official' or 'torch', see `mixedres.data.images.preprocessing`.
       train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
       eval_fraction, split_seed: of a folder that has no part for evaluation.
-      threads: that decode pictures, in every process that does; None: together as many as there are CPU cores.
-      workers: processes that decode pictures; 0: threads alone.
-      on_error: 'raise' or 'skip': what to do with a picture that cannot be read.
+      threads: that decode images, in every process that does; None: together as many as there are CPU cores.
+      workers: processes that decode images; 0: threads alone.
+      on_error: 'raise' or 'skip': what to do with an image that cannot be read.
     """
 
     image_size: int
@@ -78,7 +78,7 @@ def load(name: str, **options: Any) -> Source:
         return cifar10.load(given.dir, image_size=given.image_size, pad=given.pad, flip=given.flip)
     if name in ("folder", "imagenet2012") or name.startswith(PREFIX):
         try:
-            return _pictures(name, given)
+            return _images(name, given)
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
     near = difflib.get_close_matches(name, NAMES, n=1)
@@ -102,8 +102,8 @@ def _synthetic(given: Options) -> Source:
     )
 
 
-def _pictures(name: str, given: Options) -> Source:
-    """A loader of stored pictures."""
+def _images(name: str, given: Options) -> Source:
+    """A loader of stored images."""
     from mixedres.data.datasets import folder, tfds
     from mixedres.data.images import loader, preprocessing, worker_processes
 
@@ -113,7 +113,7 @@ def _pictures(name: str, given: Options) -> Source:
     splits = {"train_split": given.train_split, "eval_split": given.eval_split}
     if name == "folder":
         if given.dir is None:
-            raise ValueError("data.dir is not set; name the folder of pictures with --config.data.dir=DIR")
+            raise ValueError("data.dir is not set; name the folder of images with --config.data.dir=DIR")
         data_set = folder.scan(given.dir, **splits, eval_fraction=given.eval_fraction, split_seed=given.split_seed)
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)

@@ -68,7 +68,7 @@ class Source(Protocol):
       class_names: by label; empty where classes have no names.
       note: what a person who starts a run should know of the data, or ''.
       unreadable: {name of an image: why it could not be used}, of those passed over so far.
-      input_spec: how pictures that are not in the data set become such images.
+      input_spec: how images that are not in the data set become such images.
       fingerprint: changes where the examples, their order or their labels change.
     """
 

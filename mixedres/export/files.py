@@ -45,18 +45,18 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 | out | `probabilities` | float32 (n, {classes}) |
 | out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
 
-How a picture becomes an image of {height}x{width}: turn it upright, cut out the square in its centre whose side is
+How an image becomes an image of {height}x{width}: turn it upright, cut out the square in its centre whose side is
 {share:.6g} of the shorter side, and resize it {filter}. Values stay 0 to 255{channels_note}:
 
 ```python
 import numpy as np
 from PIL import Image, ImageOps
 
-picture = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
-side = round({share:.6g} * min(picture.size))
-x, y = (picture.width - side) // 2, (picture.height - side) // 2
+image = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
+side = round({share:.6g} * min(image.size))
+x, y = (image.width - side) // 2, (image.height - side) // 2
 resampling = Image.Resampling.{pillow}
-image = np.asarray(picture.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
+image = np.asarray(image.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
 np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
 ```
 

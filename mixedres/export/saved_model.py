@@ -65,14 +65,14 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
 
 
 def _square(data: Any, spec: InputSpec) -> Any:
-    """The central square of an encoded picture, in TensorFlow's operations; see `mixedres.data.images.center_crop.center_crop`."""
+    """The central square of an encoded image, in TensorFlow's operations; see `mixedres.data.images.center_crop.center_crop`."""
     import tensorflow as tf
 
-    picture = tf.io.decode_image(data, channels=spec.shape[2], expand_animations=False)
-    picture.set_shape((None, None, spec.shape[2]))
-    height, width = tf.unstack(tf.shape(picture)[:2])
+    image = tf.io.decode_image(data, channels=spec.shape[2], expand_animations=False)
+    image.set_shape((None, None, spec.shape[2]))
+    height, width = tf.unstack(tf.shape(image)[:2])
     side = tf.maximum(1, tf.cast(tf.round(spec.crop_pct * tf.cast(tf.minimum(height, width), tf.float32)), tf.int32))
-    part = tf.image.crop_to_bounding_box(picture, (height - side) // 2, (width - side) // 2, side, side)
+    part = tf.image.crop_to_bounding_box(image, (height - side) // 2, (width - side) // 2, side, side)
     areas = lambda: tf.image.resize(part, spec.shape[:2], "area")  # noqa: E731
     linear = lambda: tf.image.resize(part, spec.shape[:2], "bilinear")  # noqa: E731
     square = tf.cond(side > spec.shape[0], areas, linear) if spec.antialias else linear()

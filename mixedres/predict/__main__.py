@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from mixedres.predict.predictions import Prediction
 
 DESCRIPTION = """\
-Says what pictures show, with the network of a run or with weights of other libraries.
+Says what images show, with the network of a run or with weights of other libraries.
 
   python -m mixedres.predict --from=runs/imagenet-fp16 cat.jpg dog.png
   python -m mixedres.predict --from=resnet50.safetensors --labels=labels.txt --precision=fp16 photos/ --json
   python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.png
 
-The central square of a picture is what the network sees, upright as its EXIF data say.
-exit status: 0; 1 where nothing can be said of some of the pictures; 2 where of none, or for a mistake
+The central square of an image is what the network sees, upright as its EXIF data say.
+exit status: 0; 1 where nothing can be said of some of the images; 2 where of none, or for a mistake
 """
-# A sheet with more would be no picture to look at.
+# A sheet with more would be no image to look at.
 MOST_ON_SHEET = 120
 _SHEETS = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -40,7 +40,7 @@ def predict(given: Sequence[str]) -> None:
 
     Raises:
       ConfigError: for a mistake in them; nothing has been written then.
-      DataError: where nothing could be said of some of the pictures.
+      DataError: where nothing could be said of some of the images.
     """
     options = _parse(given)
     # Imported here so that --help and a mistake in the command need not wait for JAX.
@@ -48,7 +48,7 @@ def predict(given: Sequence[str]) -> None:
     from mixedres.predict.classifier import from_args
     from mixedres.predict.predictions import predictions
 
-    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.pictures))))
+    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.images))))
     chosen = from_args(options)
     for note in chosen.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -71,15 +71,15 @@ def predict(given: Sequence[str]) -> None:
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.predict", DESCRIPTION)
-    parser.add_argument("pictures", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
     add_arguments(parser)
-    parser.add_argument("--topk", type=int, default=5, help="classes to name per picture (default 5)")
-    parser.add_argument("--json", action="store_true", help="one line of JSON per picture")
+    parser.add_argument("--topk", type=int, default=5, help="classes to name per image (default 5)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per image")
     parser.add_argument("--out", type=command_line.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
-    parser.add_argument("--batch_size", type=int, default=64, help="pictures at a time (default 64)")
+    parser.add_argument("--batch_size", type=int, default=64, help="images at a time (default 64)")
     options = parser.parse_intermixed_args(given)
-    if not options.pictures:
-        raise ConfigError("no picture is named; give files, folders or globs, such as photos/ or 'photos/*.jpg'")
+    if not options.images:
+        raise ConfigError("no image is named; give files, folders or globs, such as photos/ or 'photos/*.jpg'")
     for name in ("topk", "batch_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
@@ -94,7 +94,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def find(given: str) -> list[str]:
-    """The files that an argument names: a file, all pictures below a folder, or what a glob matches, sorted.
+    """The files that an argument names: a file, all images below a folder, or what a glob matches, sorted.
 
     Raises:
       ConfigError: where there are none.
@@ -104,9 +104,9 @@ def find(given: str) -> list[str]:
     path = os.path.expanduser(given)
     try:
         if os.path.isdir(path):
-            found = folder.pictures_below(path)
+            found = folder.images_below(path)
             if not found:
-                raise ConfigError(f"{given} holds no picture ({', '.join(sorted(folder.EXTENSIONS))})")
+                raise ConfigError(f"{given} holds no image ({', '.join(sorted(folder.EXTENSIONS))})")
             return found
         if os.path.exists(path):
             return [path]
@@ -124,7 +124,7 @@ def find(given: str) -> list[str]:
 def _below(match: str) -> list[str]:
     from mixedres.data.datasets import folder
 
-    return folder.pictures_below(match) if os.path.isdir(match) else [match]
+    return folder.images_below(match) if os.path.isdir(match) else [match]
 
 
 def _show(found: Prediction, names: Sequence[str], *, as_json: bool) -> None:

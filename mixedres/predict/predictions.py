@@ -34,8 +34,8 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     Args:
       chosen: the network; it runs on all devices of this process.
       paths: of the files.
-      top: classes per picture, at most all.
-      batch_size: pictures at a time; the last batch is filled up with zeros.
+      top: classes per image, at most all.
+      batch_size: images at a time; the last batch is filled up with zeros.
     """
     # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
     from mixedres.data.images import center_crop, worker_processes

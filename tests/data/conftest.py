@@ -8,7 +8,7 @@ from tests.data.prepare.prepare_cases import main
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory):
-    """The directory of two tar files with a few pictures."""
+    """The directory of two tar files with a few images."""
     return cases.imagenet_tars(tmp_path_factory.mktemp("tars"))
 
 

@@ -1,4 +1,4 @@
-"""Pictures and data sets, made on the spot."""
+"""Images and data sets, made on the spot."""
 
 import io
 import itertools
@@ -12,7 +12,7 @@ CLASSES = ("cat", "dög", "owl")
 
 
 def photo(height, width, seed=0, channels=3):
-    """A smooth picture: waves of 50 pixels and more; (height, width, channels) uint8."""
+    """A smooth image: waves of 50 pixels and more; (height, width, channels) uint8."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / 50
     waves = [np.zeros((height, width)) for _ in range(channels)]
@@ -169,14 +169,14 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
 
 
 def colored(index, count):
-    """A color that tells which picture it was, after JPEG, too."""
+    """A color that tells which image it was, after JPEG, too."""
     return (40 + 170 * index // max(count - 1, 1), 255 * (index % 2), 128)
 
 
 def write_folder(root, count=50, part="train"):
-    """Pictures of various sizes, of which one is a PNG and one is to be turned; their red tells which one it was.
+    """Images of various sizes, of which one is a PNG and one is to be turned; their red tells which one it was.
 
-    The n-th path in sorted order is picture n.
+    The n-th path in sorted order is image n.
     """
     sizes = [(40, 50), (64, 33), (31, 31), (90, 120), (20, 77)]
     for index in range(count):

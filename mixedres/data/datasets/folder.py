@@ -1,4 +1,4 @@
-"""A folder of pictures: ``train/CLASS/*.jpg`` with ``val/CLASS/*.jpg`` beside it, or one folder of ``CLASS/*.jpg``."""
+"""A folder of images: ``train/CLASS/*.jpg`` with ``val/CLASS/*.jpg`` beside it, or one folder of ``CLASS/*.jpg``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from mixedres.data.examples import Dataset, Example
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
-# ImageFolder as well, of which a person should hear that they are not read.
+# Images as well, of which a person should hear that they are not read.
 _NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
 TRAIN_FOLDERS = ("train",)
 EVAL_FOLDERS = ("val", "validation", "valid", "test")
@@ -26,7 +26,7 @@ class ImageFolder:
     Attributes:
       name: for messages.
       root: what the paths are relative to.
-      paths: of the pictures, with forward slashes, sorted within each class.
+      paths: of the images, with forward slashes, sorted within each class.
       labels: (n,) int32.
     """
 
@@ -61,21 +61,21 @@ def scan(
     eval_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Dataset:
-    """The pictures under `directory`, at any depth below the folder of their class, without hidden files.
+    """The images under `directory`, at any depth below the folder of their class, without hidden files.
 
     Where `directory` has no folder for evaluation, `eval_fraction` of every class is held out for it: those whose path has
-    the lowest MD5 hash together with `split_seed`, so that the same pictures are held out on every machine and new
-    pictures hardly move the old ones.
+    the lowest MD5 hash together with `split_seed`, so that the same images are held out on every machine and new
+    images hardly move the old ones.
 
     Args:
       directory: with folders named after the parts ('train' and one of 'val', 'validation', 'valid', 'test'), or after
         the classes.
       train_split, eval_split: other names of the parts' folders.
       eval_fraction: in (0, 1).
-      split_seed: another one holds out other pictures.
+      split_seed: another one holds out other images.
 
     Raises:
-      ValueError: for a folder that is not there, has no pictures or a class without any, and for a class of the
+      ValueError: for a folder that is not there, has no images or a class without any, and for a class of the
         evaluation that training does not know.
     """
     root = pathlib.Path(directory).expanduser().absolute()
@@ -95,7 +95,7 @@ def scan(
         data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, others)
     if not others:
         return data_set
-    left_out = f"{others.total()} pictures in formats that are not read ({', '.join(sorted(others))}) are left out"
+    left_out = f"{others.total()} images in formats that are not read ({', '.join(sorted(others))}) are left out"
     return dataclasses.replace(data_set, note="; ".join(filter(None, (data_set.note, left_out))))
 
 
@@ -112,7 +112,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others
         )
     names = tuple(train)
     return Dataset(
-        _pictures(root, train_folder, train, names), _pictures(root, eval_folder, test, names), names, apply_exif=True
+        _images(root, train_folder, train, names), _images(root, eval_folder, test, names), names, apply_exif=True
     )
 
 
@@ -131,22 +131,22 @@ def _one_folder(
         count = min(max(1, round(eval_fraction * len(paths))), len(paths) - 1)
         held_out[name], train[name] = sorted(hashed[:count]), sorted(hashed[count:])
     if not any(held_out.values()):
-        raise ValueError(f"{root / folder} has one picture a class, which leaves none to test with")
+        raise ValueError(f"{root / folder} has one image a class, which leaves none to test with")
     note = (
         f"{_count(names, 'class', 'classes')}; {eval_fraction:.0%} of every class held out for testing "
         f"(data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
     )
     return Dataset(
-        _pictures(root, folder, train, names, part="train"),
-        _pictures(root, folder, held_out, names, part="held-out"),
+        _images(root, folder, train, names, part="train"),
+        _images(root, folder, held_out, names, part="held-out"),
         names,
         apply_exif=True,
         note=note,
     )
 
 
-def pictures_below(directory: str | os.PathLike) -> list[str]:
-    """The paths of all pictures at any depth below `directory`, sorted, without hidden files."""
+def images_below(directory: str | os.PathLike) -> list[str]:
+    """The paths of all images at any depth below `directory`, sorted, without hidden files."""
     root = pathlib.Path(directory)
     return [str(root / path) for path in sorted(_below(root, root, collections.Counter()))]
 
@@ -164,17 +164,17 @@ def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str 
 
 
 def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) -> dict[str, list[str]]:
-    """{class: sorted paths relative to `root`} of the folders in ``root/folder``; counts pictures that are not read."""
+    """{class: sorted paths relative to `root`} of the folders in ``root/folder``; counts images that are not read."""
     start = root / folder
     names = sorted(name for name in os.listdir(start) if not name.startswith(".") and (start / name).is_dir())
     if not names:
-        hint = "its pictures must lie in one folder a class" if _holds_pictures(start) else "it is empty"
+        hint = "its images must lie in one folder a class" if _holds_images(start) else "it is empty"
         raise ValueError(f"{start} has no class folders: {hint}, as in {start}/cat/1.jpg and {start}/dog/1.jpg")
     found = {name: sorted(_below(root, start / name, others)) for name in names}
     empty = [name for name, paths in found.items() if not paths]
     if empty:
         raise ValueError(
-            f"{start} has {_count(empty, 'class folder', 'class folders')} without a picture "
+            f"{start} has {_count(empty, 'class folder', 'class folders')} without an image "
             f"({', '.join(sorted(EXTENSIONS))}): {_listed(empty)}; fill or remove them"
         )
     return found
@@ -190,7 +190,7 @@ def _below(root: pathlib.Path, directory: pathlib.Path, others: collections.Coun
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = pathlib.Path(parent).relative_to(root).as_posix()
-        paths += [f"{inside}/{name}" for name in files if _is_picture(name)]
+        paths += [f"{inside}/{name}" for name in files if _is_image(name)]
         others.update(ending for name in files if (ending := os.path.splitext(name)[1].lower()) in _NOT_READ)
     return paths
 
@@ -199,15 +199,15 @@ def _raise(error: OSError) -> None:
     raise error  # instead of passing over what may not be read
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
-def _holds_pictures(directory: pathlib.Path) -> bool:
-    return any(map(_is_picture, os.listdir(directory)))
+def _holds_images(directory: pathlib.Path) -> bool:
+    return any(map(_is_image, os.listdir(directory)))
 
 
-def _pictures(
+def _images(
     root: pathlib.Path, folder: str, classes: dict[str, list[str]], names: tuple[str, ...], part: str = ""
 ) -> ImageFolder:
     label = {name: index for index, name in enumerate(names)}

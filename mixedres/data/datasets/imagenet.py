@@ -12,7 +12,7 @@ TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.t
 COUNTS = {"train": 1_281_167, "validation": 50_000}
 
 # The layout that TensorFlow's models repository writes, with labels from 1 (0 is the background): the features that
-# hold picture, label and file name, and the names of the files.
+# hold image, label and file name, and the names of the files.
 MODELS_FEATURES = ("image/encoded", "image/class/label", "image/filename")
 MODELS_FIRST_LABEL = 1
 _MODELS_FILE = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")

@@ -94,7 +94,7 @@ class Records:
     Attributes:
       name: for messages.
       files: the records.
-      keys: where to find picture and label in them.
+      keys: where to find image and label in them.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Records:
         images = features[self.keys.image].bytes_list.value
         labels = features[self.keys.label].int64_list.value
         if len(images) != 1 or len(labels) != 1:
-            raise ValueError(f"the record has {len(images)} pictures and {len(labels)} labels, not one of each")
+            raise ValueError(f"the record has {len(images)} images and {len(labels)} labels, not one of each")
         return Example(images[0], labels[0] - self.keys.first_label)
 
     def file_name(self, index: int) -> str:

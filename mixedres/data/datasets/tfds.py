@@ -19,7 +19,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 def open_data_set(
     name: str, data_dir: str | None, *, train_split: str | None = None, eval_split: str | None = None
 ) -> Dataset:
-    """The prepared data set `name`; no picture is decoded here.
+    """The prepared data set `name`; no image is decoded here.
 
     Args:
       name: as in TensorFlow Datasets: NAME, NAME/CONFIG, and either with :VERSION behind it.
@@ -62,7 +62,7 @@ def open_data_set(
     notes = []
     if name == imagenet.NAME and (train_split, eval_split) == ("train", "validation"):
         notes += [
-            f"{len(part):,} of ImageNet's {imagenet.COUNTS[split]:,} {kind} pictures"
+            f"{len(part):,} of ImageNet's {imagenet.COUNTS[split]:,} {kind} images"
             for part, split, kind in ((train, train_split, "training"), (test, eval_split, "validation"))
             if len(part) != imagenet.COUNTS[split]
         ]
@@ -128,7 +128,7 @@ def _missing(name: str, root: pathlib.Path, version: str) -> str:
 
 
 def _features(directory: pathlib.Path, features: Any) -> tuple[records.Keys, tuple[str, ...], int]:
-    """Where picture and label are in a record, the names of the classes, and the channels of the pictures."""
+    """Where image and label are in a record, the names of the classes, and the channels of the images."""
     import tensorflow_datasets as tfds
 
     images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
@@ -139,7 +139,7 @@ def _features(directory: pathlib.Path, features: Any) -> tuple[records.Keys, tup
         raise ValueError(f"{directory} is not for the classification of images; its features are {held}")
     channels = features[image].shape[-1]
     if channels not in (1, 3):
-        raise ValueError(f"{directory} has pictures with {channels} channels; 1 and 3 can be trained on")
+        raise ValueError(f"{directory} has images with {channels} channels; 1 and 3 can be trained on")
     classes = features[label]
     names = tuple(classes.names or map(str, range(classes.num_classes)))
     return records.Keys(image, label, "file_name" if "file_name" in features else None), names, channels

@@ -1,4 +1,4 @@
-"""ImageReader of any kind as the squares that a network takes, decoded by threads; in order, and a few ahead."""
+"""Images of any kind as the squares that a network takes, decoded by threads; in order, and a few ahead."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 from mixedres.data.images import decode, preprocessing
 from mixedres.data.input_spec import InputSpec
 
-# ImageReader a thread may be ahead: enough that none waits for another's large picture.
+# Images a thread may be ahead: enough that none waits for another's large image.
 _AHEAD = 8
 
 
 def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
-    """The central square of a picture, upright as its EXIF data have it.
+    """The central square of an image, upright as its EXIF data have it.
 
     Args:
       data: the whole file.
@@ -29,7 +29,7 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
       uint8 of the shape `spec.shape`.
 
     Raises:
-      ValueError: where it is no picture, or is damaged.
+      ValueError: where it is no image, or is damaged.
     """
     head = decode.header(data, apply_exif=True)
     box = preprocessing.central_crop(head.height, head.width, spec.crop_pct)
@@ -43,11 +43,11 @@ def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: i
     """For every file its square, or a line that says why there is none.
 
     Args:
-      paths: of the pictures.
+      paths: of the images.
       spec: of the squares.
       threads: that decode.
     """
-    cv2.setNumThreads(0)  # every picture has a thread of ours already
+    cv2.setNumThreads(0)  # every image has a thread of ours already
     waiting: collections.deque[Future[np.ndarray | str]] = collections.deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:

@@ -1,7 +1,7 @@
-"""Chunks: up to 32 consecutive rows of a batch, the unit of work of a thread that decodes pictures.
+"""Chunks: up to 32 consecutive rows of a batch, the unit of work of a thread that decodes reader.
 
 A thread decodes straight into the array of its chunk. Compared with Grain's own element-wise pipeline this takes a
-sixth off the CPU time of a picture (no random generator, dictionary and copy for each), and all threads work at the
+sixth off the CPU time of an image (no random generator, dictionary and copy for each), and all threads work at the
 same batch, so that few batches are under way.
 
 Everything random is a function of the seed, the step and the row in the global batch. So the batches are the same for
@@ -44,7 +44,7 @@ class ImageReader:
     on_error: str
 
     def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
-        """Writes a random crop of picture `index`, and returns its label."""
+        """Writes a random crop of image `index`, and returns its label."""
         image, label, head = self._open(index)
         box = self.preprocessing.crop(rng, head.height, head.width)
         mirror = flip and rng.random() < 0.5
@@ -52,7 +52,7 @@ class ImageReader:
         return label
 
     def eval(self, index: int, out: np.ndarray) -> int:
-        """Writes the central crop of picture `index`, and returns its label."""
+        """Writes the central crop of image `index`, and returns its label."""
         image, label, head = self._open(index)
         box = preprocessing.central_crop(head.height, head.width)
         preprocessing.crop_and_resize(
@@ -61,7 +61,7 @@ class ImageReader:
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
-        """Notes and returns what is wrong with picture `index`; raises DataError where that ends the run."""
+        """Notes and returns what is wrong with image `index`; raises DataError where that ends the run."""
         file_name = self.examples.file_name(index)
         name = f"{self.examples.name}, example {index}" + (f", {file_name}" if file_name else "")
         name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")  # not every name is UTF-8
@@ -83,7 +83,7 @@ class ImageReader:
 class TrainChunks:
     """Chunk by number, from the first step of this start on. Rows are those of the global batch that this host has."""
 
-    pictures: ImageReader
+    reader: ImageReader
     batch_size: int
     rows: range
     first_step: int
@@ -94,14 +94,14 @@ class TrainChunks:
         return ENDLESS
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        cv2.setNumThreads(0)  # every picture has a thread of ours already
+        cv2.setNumThreads(0)  # every image has a thread of ours already
         steps, part = divmod(number, chunks_per_batch(len(self.rows)))
         step = self.first_step + steps
         rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
-        total = len(self.pictures.examples)
+        total = len(self.reader.examples)
         epoch, place = divmod(step, total // self.batch_size)
         order = epoch_order(total, self.seed, epoch)
-        squares = np.empty((len(rows), *self.pictures.shape), np.uint8)
+        squares = np.empty((len(rows), *self.reader.shape), np.uint8)
         labels = np.empty(len(rows), np.int32)
         unreadable: dict[str, str] = {}
         for slot, row in enumerate(rows):
@@ -111,16 +111,16 @@ class TrainChunks:
         return {"image": squares, "label": labels, "unreadable": unreadable}
 
     def _one(self, index: int, rng: np.random.Generator, out: np.ndarray, unreadable: dict[str, str]) -> int:
-        """Writes picture `index`, or the next one that can be read where that is allowed; returns its label."""
-        total = len(self.pictures.examples)
+        """Writes image `index`, or the next one that can be read where that is allowed; returns its label."""
+        total = len(self.reader.examples)
         attempts = min(total, 100)
         for attempt in range(attempts):
             candidate = (index + attempt) % total
             try:
-                return self.pictures.train(candidate, rng, self.flip, out)
+                return self.reader.train(candidate, rng, self.flip, out)
             except (ValueError, OSError) as error:
-                last = self.pictures.refuse(candidate, error, unreadable)
-        raise DataError(f"{attempts} pictures in a row cannot be used, from example {index} on; the last: {last}")
+                last = self.reader.refuse(candidate, error, unreadable)
+        raise DataError(f"{attempts} images in a row cannot be used, from example {index} on; the last: {last}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -133,28 +133,28 @@ def _key(seed: int) -> np.ndarray:
 class EvalChunks:
     """Chunk by number; rows are those of the global batch that this host has."""
 
-    pictures: ImageReader
+    reader: ImageReader
     batch_size: int
     rows: range
 
     def __len__(self) -> int:
-        return -(-len(self.pictures.examples) // self.batch_size) * chunks_per_batch(len(self.rows))
+        return -(-len(self.reader.examples) // self.batch_size) * chunks_per_batch(len(self.rows))
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         cv2.setNumThreads(0)
         batch, part = divmod(number, chunks_per_batch(len(self.rows)))
         rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
-        squares = np.zeros((len(rows), *self.pictures.shape), np.uint8)
+        squares = np.zeros((len(rows), *self.reader.shape), np.uint8)
         labels = np.zeros(len(rows), np.int32)
         mask = np.zeros(len(rows), bool)
         unreadable: dict[str, str] = {}
         for slot, row in enumerate(rows):
             index = batch * self.batch_size + row
-            if index >= len(self.pictures.examples):
+            if index >= len(self.reader.examples):
                 break
             try:
-                labels[slot] = self.pictures.eval(index, squares[slot])
+                labels[slot] = self.reader.eval(index, squares[slot])
                 mask[slot] = True
             except (ValueError, OSError) as error:
-                self.pictures.refuse(index, error, unreadable)
+                self.reader.refuse(index, error, unreadable)
         return {"image": squares, "label": labels, "mask": mask, "unreadable": unreadable}

@@ -1,4 +1,4 @@
-"""Encoded pictures -> pixels: JPEG through simplejpeg, everything else, and every oddity, through Pillow."""
+"""Encoded images -> pixels: JPEG through simplejpeg, everything else, and every oddity, through Pillow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PIXELS = 2 * 89_478_485
 
 # Of all that Pillow knows: for some others it starts programs on what may come from anywhere.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-# What turns a picture with this EXIF orientation upright (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
+# What turns an image with this EXIF orientation upright (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
 _UPRIGHT = {
     2: functools.partial(cv2.flip, flipCode=1),
     3: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
@@ -30,10 +30,10 @@ _UPRIGHT = {
 
 
 class Header(NamedTuple):
-    """What is known of a picture before its pixels are decoded.
+    """What is known of an image before its pixels are decoded.
 
     Attributes:
-      height, width: as the picture is to be seen, that is after `orientation` was undone.
+      height, width: as the image is to be seen, that is after `orientation` was undone.
       is_jpeg: whether simplejpeg could read it.
       orientation: of EXIF, 1 to 8; 1 where it is not to be heeded.
       colorspace: of a JPEG: 'YCbCr', 'Gray', 'CMYK', 'YCCK' or 'RGB'; '' of other formats.
@@ -47,14 +47,14 @@ class Header(NamedTuple):
 
 
 def header(data: bytes, *, apply_exif: bool = False) -> Header:
-    """Reads the header of an encoded picture.
+    """Reads the header of an encoded image.
 
     Args:
       data: the whole file.
       apply_exif: heed the orientation in its EXIF data, as every viewer does; the published ImageNet pipelines do not.
 
     Raises:
-      ValueError: where it is no picture, or one of less than `MIN_SIDE` or more than `MAX_PIXELS` pixels.
+      ValueError: where it is no image, or one of less than `MIN_SIDE` or more than `MAX_PIXELS` pixels.
     """
     if not data:
         raise ValueError("the file is empty")
@@ -74,7 +74,7 @@ def header(data: bytes, *, apply_exif: bool = False) -> Header:
 
 
 def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1) -> np.ndarray:
-    """The pixels of a picture.
+    """The pixels of an image.
 
     Args:
       data: the whole file; head: of `header`.
@@ -113,7 +113,7 @@ def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _orientation(data: bytes) -> int:
-    # Most pictures have no EXIF data, and to ask Pillow for it costs a good deal more than this search.
+    # Most images have no EXIF data, and to ask Pillow for it costs a good deal more than this search.
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
         return 1
     try:
@@ -147,5 +147,5 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
 def _reason(error: Exception) -> str:
     """One line, without the address of the buffer that Pillow mentions."""
     if "cannot identify image file" in str(error):
-        return "it is not a picture in a known format"
+        return "it is not an image in a known format"
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Batches of squares from stored pictures: decoded, cropped and flipped by Grain's threads or worker processes."""
+"""Batches of squares from stored images: decoded, cropped and flipped by Grain's threads or worker processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ON_ERROR = ("raise", "skip")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loader:
-    """A `Source` of the pictures of a data set.
+    """A `Source` of the images of a data set.
 
     Attributes:
-      data_set: the pictures.
+      data_set: the images.
       image_size: height and width of the squares.
       family: of the preprocessing.
       num_classes: labels must lie in [0, num_classes).
-      flip: mirror a training picture with probability 1/2.
+      flip: mirror a training image with probability 1/2.
       threads: that decode, in every process that does.
       workers: processes that decode; 0: threads of this one do.
-      on_error: 'raise': a picture that cannot be used ends the run; 'skip': in training the next one that can takes its
+      on_error: 'raise': an image that cannot be used ends the run; 'skip': in training the next one that can takes its
         place, in evaluation it does not count.
-      unreadable: {name of a picture: why it could not be used}, of those met so far.
+      unreadable: {name of an image: why it could not be used}, of those met so far.
     """
 
     data_set: Dataset
@@ -69,12 +69,12 @@ class Loader:
 
     @property
     def train_examples(self) -> int:
-        """Number of training pictures."""
+        """Number of training images."""
         return len(self.data_set.train)
 
     @property
     def eval_examples(self) -> int:
-        """Number of test pictures."""
+        """Number of test images."""
         return len(self.data_set.eval)
 
     @property
@@ -97,15 +97,15 @@ class Loader:
         if batch_size > self.train_examples:
             raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
         rows = shard.rows(batch_size)
-        chunks = TrainChunks(self._pictures(self.data_set.train), batch_size, rows, first_step, seed, self.flip)
+        chunks = TrainChunks(self._images(self.data_set.train), batch_size, rows, first_step, seed, self.flip)
         return self._batches(chunks, len(rows))
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """Every test picture once, in order; the last batch is padded with zeros and masked."""
+        """Every test image once, in order; the last batch is padded with zeros and masked."""
         rows = shard.rows(batch_size)
-        return self._batches(EvalChunks(self._pictures(self.data_set.eval), batch_size, rows), len(rows))
+        return self._batches(EvalChunks(self._images(self.data_set.eval), batch_size, rows), len(rows))
 
-    def _pictures(self, examples: Examples) -> ImageReader:
+    def _images(self, examples: Examples) -> ImageReader:
         return ImageReader(
             examples, self.image_shape, self.preprocessing, self.num_classes, self.data_set.apply_exif, self.on_error
         )

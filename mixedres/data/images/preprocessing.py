@@ -1,8 +1,8 @@
-"""From a stored picture to the square that the network sees: two published families of crops.
+"""From a stored image to the square that the network sees: two published families of crops.
 
 `official` is what TensorFlow's official ResNet did to ImageNet, `torch` what torchvision's reference training did and
-most since. Both train on a random part of the picture, resized to a square without keeping its aspect ratio, and test
-on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the picture
+most since. Both train on a random part of the image, resized to a square without keeping its aspect ratio, and test
+on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the image
 is resized in evaluation, and in the normalisation.
 """
 
@@ -24,7 +24,7 @@ CROP_PCT = 224 / 256
 
 
 class Box(NamedTuple):
-    """A part of a picture: top left corner and sides, in pixels."""
+    """A part of an image: top left corner and sides, in pixels."""
 
     y: int
     x: int
@@ -50,10 +50,10 @@ def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Bo
 
 
 def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
-    """A random part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform; else the whole picture.
+    """A random part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform; else the whole image.
 
     The reference's tf.image.sample_distorted_bounding_box: area 5 to 100 %, of which at least 10 % of the object must
-    be seen, which is the whole picture where no bounding box is known; 100 attempts. As there, the height is uniform
+    be seen, which is the whole image where no bounding box is known; 100 attempts. As there, the height is uniform
     among those that the ratio allows, which makes large parts rarer than a uniform area would.
     """
     smallest, largest = 0.05 * height * width, 1.0 * height * width
@@ -81,7 +81,7 @@ def central_crop(height: int, width: int, share: float = CROP_PCT) -> Box:
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How pictures become squares.
+    """How images become squares.
 
     Attributes:
       name: of the family.
@@ -98,7 +98,7 @@ class Preprocessing:
     std: tuple[float, ...]
 
     def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of pictures with so many channels; for luma the mean over R, G and B."""
+        """Mean and deviation of images with so many channels; for luma the mean over R, G and B."""
         if channels == 3:
             return self.mean, self.std
         return (sum(self.mean) / 3,), (sum(self.std) / 3,)
@@ -135,17 +135,17 @@ def get(name: str) -> Preprocessing:
 def crop_and_resize(
     data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, interpolation: int, mirror: bool
 ) -> None:
-    """Decodes a picture, and resizes the part in `box` into `out`, left and right exchanged where `mirror`.
+    """Decodes an image, and resizes the part in `box` into `out`, left and right exchanged where `mirror`.
 
     A part of twice the size or more is decoded at half the resolution or less, as long as no pixel needs to be made up.
 
     Args:
       data, head: of `images.header`.
       out: (size, size, channels) uint8, written.
-      interpolation: OpenCV's; areas are averaged where that makes the picture smaller, else it is linear.
+      interpolation: OpenCV's; areas are averaged where that makes the image smaller, else it is linear.
 
     Raises:
-      ValueError: where the picture cannot be decoded.
+      ValueError: where the image cannot be decoded.
     """
     size, _, channels = out.shape
     shrink = 1

@@ -1,4 +1,4 @@
-"""The processes that decode pictures: that they begin, end with the run, and leave nothing behind."""
+"""The processes that decode images: that they begin, end with the run, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def explain_failure(error: RuntimeError) -> Exception:
         return error
     if "exit code -" in text:  # by a signal
         return DataError(
-            "a process that decodes pictures was killed; where memory ran out, set fewer with --config.data.workers, "
+            "a process that decodes images was killed; where memory ran out, set fewer with --config.data.workers, "
             f"or 0 for threads ({text})"
         )
     return DataError(
-        "the processes that decode pictures could not start; a program of your own needs the line "
+        "the processes that decode images could not start; a program of your own needs the line "
         f"if __name__ == '__main__': above what it runs, or workers=0 ({text})"
     )
 

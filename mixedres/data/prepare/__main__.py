@@ -24,17 +24,17 @@ with mixedres or any other reader of that layout. What was interrupted is contin
 """
 _IMAGENET = f"""\
 ImageNet (ILSVRC 2012), from the two tar files that image-net.org gives to those who register: the same records in the
-same order as those of TensorFlow Datasets, so train[:10%] is everybody's. The handful of CMYK and PNG pictures become
+same order as those of TensorFlow Datasets, so train[:10%] is everybody's. The handful of CMYK and PNG images become
 RGB JPEGs; all others are stored byte for byte. It takes about as much disk space as the tar files.
 
   python -m mixedres.data.prepare {NAME} --manual_dir=DOWNLOADS --data_dir=DATA
 """
 _FOLDER = """\
-A folder of pictures, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or CLASS/*.jpg alone, packed into a few large
-files. ImageSpans that are not RGB or gray JPEG or PNG, or that lie on their side by their EXIF data, are stored upright
+A folder of images, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or CLASS/*.jpg alone, packed into a few large
+files. Images that are not RGB or gray JPEG or PNG, or that lie on their side by their EXIF data, are stored upright
 and encoded anew; all others byte for byte.
 
-  python -m mixedres.data.prepare folder --from=PICTURES --data_dir=DATA --name=flowers
+  python -m mixedres.data.prepare folder --from=IMAGES --data_dir=DATA --name=flowers
 """
 _SAME_COMMAND = "the same command continues where this one stopped"
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION)
     commands = parser.add_subparsers(title="data sets", metavar="DATA_SET", required=True)
     _add_imagenet(commands.add_parser(NAME, help="ImageNet from its tar files", description=_IMAGENET))
-    _add_folder(commands.add_parser("folder", help="pictures, one folder a class", description=_FOLDER))
+    _add_folder(commands.add_parser("folder", help="images, one folder a class", description=_FOLDER))
     return parser
 
 
@@ -84,7 +84,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval_fraction", type=float, default=0.2, help="without it: share of every class to hold out (default 0.2)"
     )
-    parser.add_argument("--split_seed", type=int, default=0, help="another one holds out other pictures (default 0)")
+    parser.add_argument("--split_seed", type=int, default=0, help="another one holds out other images (default 0)")
     _add_common(parser)
     parser.set_defaults(recipe=_folder_recipe)
 
@@ -101,7 +101,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quality", metavar="Q", type=_between(1, 100), help="of the smaller copies (default 90)")
     parser.add_argument(
-        "--on_error", choices=["stop", "skip"], default="stop", help="at a picture that cannot be read (default stop)"
+        "--on_error", choices=["stop", "skip"], default="stop", help="at an image that cannot be read (default stop)"
     )
 
 

@@ -1,4 +1,4 @@
-"""A folder of pictures as one data set of large files, which a network file system reads many times faster."""
+"""A folder of images as one data set of large files, which a network file system reads many times faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = "1.0.0"
 def from_folder(
     directory: pathlib.Path, *, train_split: str | None, eval_split: str | None, eval_fraction: float, split_seed: int
 ) -> tuple[dict[str, ImageSpans], tuple[str, ...]]:
-    """The pictures under `directory` as the splits train and validation, and the names of their classes.
+    """The images under `directory` as the splits train and validation, and the names of their classes.
 
     Args:
       directory, train_split, eval_split, eval_fraction, split_seed: see `mixedres.data.datasets.folder.scan`.
@@ -35,10 +35,10 @@ def from_folder(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return {"train": _pictures(found.train), "validation": _pictures(found.eval)}, found.class_names
+    return {"train": _images(found.train), "validation": _images(found.eval)}, found.class_names
 
 
-def _pictures(part: folder.ImageFolder) -> ImageSpans:
+def _images(part: folder.ImageFolder) -> ImageSpans:
     paths = [str(part.root / path) for path in part.paths]
     where = np.zeros((len(paths), 3), np.int64)
     where[:, 0] = np.arange(len(paths))

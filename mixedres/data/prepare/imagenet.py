@@ -25,14 +25,14 @@ _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpans]:
-    """Finds the pictures in the tar files, without reading them.
+    """Finds the images in the tar files, without reading them.
 
     Args:
       manual_dir: holds the files of `TARS`.
       partial: take what is there of a train or a validation set that is missing or not complete.
 
     Raises:
-      ConfigError: for tar files that are not there, and for a number of pictures that is not ImageNet's.
+      ConfigError: for tar files that are not there, and for a number of images that is not ImageNet's.
       DataError: for a tar file that is damaged.
     """
     found = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
@@ -46,14 +46,14 @@ def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpan
         )
     index = {"train": _index_train, "validation": _index_validation}
     splits = {split: index[split](path, partial) for split, path in found.items()}
-    check_counts({split: len(pictures) for split, pictures in splits.items()}, str(manual_dir), partial=partial)
+    check_counts({split: len(images) for split, images in splits.items()}, str(manual_dir), partial=partial)
     return splits
 
 
 def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> None:
-    """Raises `ConfigError` unless both parts are complete; with `partial`, unless one of them has a picture."""
+    """Raises `ConfigError` unless both parts are complete; with `partial`, unless one of them has an image."""
     wrong = [
-        f"{counts.get(split, 0):,} of {count:,} {split} pictures"
+        f"{counts.get(split, 0):,} of {count:,} {split} images"
         for split, count in COUNTS.items()
         if counts.get(split, 0) != count
     ]
@@ -64,11 +64,11 @@ def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> No
         )
     empty = [split for split, count in counts.items() if not count]
     if empty:
-        raise ConfigError(f"{source} has no {' and no '.join(empty)} pictures at all")
+        raise ConfigError(f"{source} has no {' and no '.join(empty)} images at all")
 
 
 def class_of(name: str, *, default: str) -> str:
-    """The WordNet id of the picture with this file name; `default` where the name does not tell."""
+    """The WordNet id of the image with this file name; `default` where the name does not tell."""
     if match := _TRAIN_NAME.match(name):
         return match[1]
     match = _VALIDATION_NAME.fullmatch(name)
@@ -98,7 +98,7 @@ def _index_train(path: pathlib.Path, partial: bool) -> ImageSpans:
             labels += [label[wnid]] * len(names)
             spans += zip(offsets, sizes, strict=True)
             progress.add(len(names))
-    return _pictures(keys, labels, spans, path)
+    return _images(keys, labels, spans, path)
 
 
 def _index_validation(path: pathlib.Path, partial: bool) -> ImageSpans:
@@ -109,9 +109,9 @@ def _index_validation(path: pathlib.Path, partial: bool) -> ImageSpans:
     classes = [class_of(key, default="") for key in keys]
     unknown = [key for key, wnid in zip(keys, classes, strict=True) if wnid not in label]
     if unknown:
-        raise DataError(f"{path} holds {unknown[0]}, which is not a validation picture of ImageNet")
+        raise DataError(f"{path} holds {unknown[0]}, which is not a validation image of ImageNet")
     spans = [(offset, size) for _, offset, size in members]
-    return _pictures(keys, [label[wnid] for wnid in classes], spans, path)
+    return _images(keys, [label[wnid] for wnid in classes], spans, path)
 
 
 def _members(file: BinaryIO, path: pathlib.Path, start: int, end: int, partial: bool) -> list[tuple[str, int, int]]:
@@ -134,7 +134,7 @@ def _members(file: BinaryIO, path: pathlib.Path, start: int, end: int, partial: 
     return found
 
 
-def _pictures(keys: list[str], labels: list[int], spans: list[tuple[int, int]], path: pathlib.Path) -> ImageSpans:
+def _images(keys: list[str], labels: list[int], spans: list[tuple[int, int]], path: pathlib.Path) -> ImageSpans:
     where = np.zeros((len(keys), 3), np.int64)
     if spans:
         where[:, 1:] = spans

@@ -21,14 +21,14 @@ def write_info(
     encoding_format: str | None,
     **about: str,
 ) -> None:
-    """Writes them for pictures with a class and a file name.
+    """Writes them for images with a class and a file name.
 
     Args:
       directory: holds the shards.
       written: what the shards of each split hold.
       name, version: of the data set.
       class_names: by label.
-      encoding_format: of all pictures: 'jpeg' or 'png'; None where both occur, which TensorFlow Datasets tells apart.
+      encoding_format: of all images: 'jpeg' or 'png'; None where both occur, which TensorFlow Datasets tells apart.
       about: 'description' and 'homepage'.
 
     Raises:
@@ -38,7 +38,7 @@ def write_info(
 
     empty = [split for split, shards in written.items() if not sum(shard.examples for shard in shards)]
     if empty:
-        raise DataError(f"no picture could be read for {' and '.join(empty)}; nothing was prepared")
+        raise DataError(f"no image could be read for {' and '.join(empty)}; nothing was prepared")
     features = tfds.features.FeaturesDict(
         {
             "image": tfds.features.Image(encoding_format=encoding_format),

@@ -1,4 +1,4 @@
-"""What each command writes: where the pictures are found, what is done to them, and what the data set is called."""
+"""What each command writes: where the images are found, what is done to them, and what the data set is called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Options:
     Attributes:
       short_side: of smaller copies, in pixels; None: the originals.
       quality: of smaller copies as JPEG, 1 to 100.
-      skip_unreadable: leave out pictures that cannot be read, rather than stop.
+      skip_unreadable: leave out images that cannot be read, rather than stop.
     """
 
     short_side: int | None = None
@@ -39,7 +39,7 @@ class Options:
     def splits(
         self, found: Mapping[str, spans.ImageSpans], otherwise: reencode.Convert, *, turn: bool
     ) -> dict[str, Split]:
-        """The splits with these pictures; see `reencode.converter`."""
+        """The splits with these images; see `reencode.converter`."""
         convert = reencode.converter(otherwise, turn=turn, short_side=self.short_side, quality=self.quality)
         return {
             name: spans.split(part, name, convert, skip_unreadable=self.skip_unreadable) for name, part in found.items()
@@ -49,7 +49,7 @@ class Options:
 def imagenet_from_tars(manual_dir: pathlib.Path, data_dir: pathlib.Path, options: Options, *, partial: bool) -> Recipe:
     """ImageNet from its tar files; for the errors see `imagenet.from_tars`."""
     _check_directory(manual_dir)
-    final_directory(data_dir, options.name(imagenet.NAME), imagenet.VERSION)  # before the work of finding the pictures
+    final_directory(data_dir, options.name(imagenet.NAME), imagenet.VERSION)  # before the work of finding the images
     found = imagenet.from_tars(manual_dir, partial=partial)
     return _imagenet(found, manual_dir, imagenet.VERSION, options)
 
@@ -57,7 +57,7 @@ def imagenet_from_tars(manual_dir: pathlib.Path, data_dir: pathlib.Path, options
 def images_of_folder(
     source: pathlib.Path, data_dir: pathlib.Path, options: Options, *, name: str, **parts: Any
 ) -> Recipe:
-    """A folder of pictures; for `parts` and the errors see `folder.from_folder`."""
+    """A folder of images; for `parts` and the errors see `folder.from_folder`."""
     _check_directory(source)
     if source.resolve() in (data_dir.resolve(), *data_dir.resolve().parents):
         raise ConfigError(
@@ -72,7 +72,7 @@ def images_of_folder(
         version=folder.VERSION,
         class_names=class_names,
         encoding_format=None,  # JPEG and PNG may both occur
-        description=f"The pictures of the folder {source.name}",
+        description=f"The images of the folder {source.name}",
     )
     splits = options.splits(found, reencode.upright, turn=True)
     return Recipe(name, folder.VERSION, options.origin(source) | parts, splits, write_info)

@@ -1,6 +1,6 @@
-"""Encoded pictures -> encoded pictures: what is stored in a prepared data set.
+"""Encoded images -> encoded images: what is stored in a prepared data set.
 
-Whatever can stay as it is stays so, byte for byte; a picture is encoded anew for a reason that these functions name.
+Whatever can stay as it is stays so, byte for byte; an image is encoded anew for a reason that these functions name.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PLAIN = ("YCbCr", "Gray", "RGB")  # what every JPEG decoder turns into the same
 
 
 def repaired(data: bytes) -> bytes:
-    """A picture of ImageNet; the few that are CMYK or PNG as an RGB JPEG of quality 100 without chroma subsampling.
+    """An image of ImageNet; the few that are CMYK or PNG as an RGB JPEG of quality 100 without chroma subsampling.
 
     Raises:
-      ValueError: where it is no picture.
+      ValueError: where it is no image.
     """
     head = decode.header(data)
     if _is_plain_jpeg(head):
@@ -33,14 +33,14 @@ def repaired(data: bytes) -> bytes:
 
 
 def upright(data: bytes) -> bytes:
-    """A picture of a folder, such that a decoder that knows RGB and gray JPEG, PNG and no EXIF shows it rightly.
+    """An image of a folder, such that a decoder that knows RGB and gray JPEG, PNG and no EXIF shows it rightly.
 
     JPEGs in RGB or gray and PNGs that need no turning are kept. Others are decoded, turned and encoded anew: CMYK, WebP
     (which does not tell whether it was lossless) and turned JPEG as JPEG of quality 95 without chroma subsampling;
     turned PNG and every other format as PNG.
 
     Raises:
-      ValueError: where it is no picture, or one whose pixels are not all there.
+      ValueError: where it is no image, or one whose pixels are not all there.
     """
     head = decode.header(data, apply_exif=True)
     if head.orientation == 1 and (_is_plain_jpeg(head) or data.startswith(_PNG)):
@@ -57,14 +57,14 @@ def shortened(data: bytes, *, short_side: int, quality: int, otherwise: Convert,
     """A copy with a short side of `short_side` pixels, through a Lanczos filter, as a JPEG with 4:2:0 chroma.
 
     Args:
-      data: the picture.
-      short_side: in pixels; a picture whose short side is no longer is not enlarged but goes through `otherwise`.
+      data: the image.
+      short_side: in pixels; an image whose short side is no longer is not enlarged but goes through `otherwise`.
       quality: of the JPEG, 1 to 100.
-      otherwise: what is done to small pictures.
+      otherwise: what is done to small images.
       turn: heed the orientation in EXIF data.
 
     Raises:
-      ValueError: where it is no picture, or one whose pixels are not all there.
+      ValueError: where it is no image, or one whose pixels are not all there.
     """
     head = decode.header(data, apply_exif=turn)
     if min(head.height, head.width) <= short_side:

@@ -1,4 +1,4 @@
-"""The pictures of one part of a data set, wherever they lie: their order, their shards, and their records."""
+"""The images of one part of a data set, wherever they lie: their order, their shards, and their records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mixedres.data.prepare.writer import Split
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageSpans:
-    """ImageSpans as spans of files.
+    """Images as spans of files.
 
     Attributes:
       keys: (n) what the order depends on, and what is stored as 'file_name'.
@@ -47,13 +47,13 @@ class ImageSpans:
         return digest.hexdigest()
 
     def read(self, index: int) -> bytes:
-        """The file of picture `index`, as it lies there.
+        """The file of image `index`, as it lies there.
 
         Raises:
           OSError: where the file cannot be read, or has become shorter.
         """
         file_index, offset, size = (int(value) for value in self.where[index])
-        # Opened anew for each picture: descriptors of thousands of files may not be had, and it costs microseconds.
+        # Opened anew for each image: descriptors of thousands of files may not be had, and it costs microseconds.
         file = os.open(self.paths[file_index], os.O_RDONLY)
         try:
             data = os.pread(file, size, offset)
@@ -83,21 +83,21 @@ def hash_order(keys: list[str], split: str) -> np.ndarray:
     order = np.lexsort((low, high))
     twice = np.flatnonzero((np.diff(high[order]) == 0) & (np.diff(low[order]) == 0))
     if twice.size:
-        raise DataError(f"two pictures of the split {split} have the name {keys[order[twice[0]]]}")
+        raise DataError(f"two images of the split {split} have the name {keys[order[twice[0]]]}")
     return order
 
 
-def shard_bounds(pictures: ImageSpans) -> list[int]:
+def shard_bounds(images: ImageSpans) -> list[int]:
     """The end of every shard, as TensorFlow Datasets would cut records of this number and these sizes.
 
-    The sizes are those before any conversion, which is theirs too but for a handful of repaired pictures.
+    The sizes are those before any conversion, which is theirs too but for a handful of repaired images.
     """
     from tensorflow_datasets.core.utils import shard_utils
 
-    overhead = len(record(b"", int(pictures.labels[0]), pictures.keys[0])) + 6  # 6: longer lengths of a real picture
-    total = int(pictures.where[:, 2].sum()) + overhead * len(pictures)
-    count = shard_utils.ShardConfig.calculate_number_shards(total, len(pictures))
-    return list(shard_utils.get_shard_boundaries(len(pictures), count))
+    overhead = len(record(b"", int(images.labels[0]), images.keys[0])) + 6  # 6: longer lengths of a real image
+    total = int(images.where[:, 2].sum()) + overhead * len(images)
+    count = shard_utils.ShardConfig.calculate_number_shards(total, len(images))
+    return list(shard_utils.get_shard_boundaries(len(images), count))
 
 
 def record(image: bytes, label: int, file_name: str) -> bytes:
@@ -116,16 +116,16 @@ def record(image: bytes, label: int, file_name: str) -> bytes:
     return example.SerializeToString(deterministic=True)
 
 
-def split(pictures: ImageSpans, name: str, convert: Convert, *, skip_unreadable: bool = False) -> Split:
+def split(images: ImageSpans, name: str, convert: Convert, *, skip_unreadable: bool = False) -> Split:
     """The part `name` of a data set, to be written in hash order.
 
     Args:
-      pictures: at least one, in any order.
+      images: at least one, in any order.
       name: of the split.
-      convert: is applied to every picture, in many threads.
-      skip_unreadable: leave out a picture that `convert` refuses, with a line that says so, rather than stop.
+      convert: is applied to every image, in many threads.
+      skip_unreadable: leave out an image that `convert` refuses, with a line that says so, rather than stop.
     """
-    ordered = pictures.take(hash_order(pictures.keys, name))
+    ordered = images.take(hash_order(images.keys, name))
     ends = shard_bounds(ordered)
     starts = [0, *ends[:-1]]
 
@@ -140,7 +140,7 @@ def split(pictures: ImageSpans, name: str, convert: Convert, *, skip_unreadable:
 def _converted(
     part: ImageSpans, convert: Convert, pool: concurrent.futures.Executor
 ) -> dict[int, concurrent.futures.Future[bytes]]:
-    """The pictures to be, by their index."""
+    """The images to be, by their index."""
 
     def one(index: int) -> bytes:
         return convert(part.read(index))
@@ -159,15 +159,15 @@ def _records(
         except ValueError as error:
             reason = f"{_file_name(part, index)}: {error}"
             if not skip_unreadable:
-                hint = "the same command with --on_error=skip leaves such pictures out"
+                hint = "the same command with --on_error=skip leaves such images out"
                 raise DataError(f"{reason}; {hint}") from error
             say(f"left out {reason}")
         else:
             yield record(image, int(part.labels[index]), part.keys[index])
 
 
-def _file_name(pictures: ImageSpans, index: int) -> str:
-    path, key = pictures.paths[int(pictures.where[index, 0])], pictures.keys[index]
+def _file_name(images: ImageSpans, index: int) -> str:
+    path, key = images.paths[int(images.where[index, 0])], images.keys[index]
     return path if path.endswith(key) else f"{key} in {path}"
 
 

@@ -188,7 +188,7 @@ def _write_shard(path: pathlib.Path, records: Iterable[bytes], progress: ImagePr
     partial = path.with_name(path.name + ".part")
     partial.unlink(missing_ok=True)
     examples = num_bytes = 0
-    # Stock data sets have groups of one record too: a larger group is read and unpacked whole for one picture of it.
+    # Stock data sets have groups of one record too: a larger group is read and unpacked whole for one image of it.
     writer = array_record_module.ArrayRecordWriter(str(partial), "group_size:1")
     for record in records:
         _checked(writer.write, partial, record)

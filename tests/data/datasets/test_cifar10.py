@@ -34,13 +34,13 @@ FILES = content()
 def expected():
     """Arrays, pixel by pixel as the format is described: row after row of red, then of green, then of blue."""
 
-    def picture(planes):
+    def image(planes):
         pixels = np.zeros((32, 32, 3), np.uint8)
         for y, x, c in np.ndindex(32, 32, 3):
             pixels[y, x, c] = planes[1024 * c + 32 * y + x]
         return pixels
 
-    parts = {name: np.stack([picture(row) for row in planes]) for name, (planes, _) in FILES.items()}
+    parts = {name: np.stack([image(row) for row in planes]) for name, (planes, _) in FILES.items()}
     train = [f"data_batch_{i}" for i in range(1, 6)]
     return (
         np.concatenate([parts[name] for name in train]),
@@ -177,7 +177,7 @@ def test_pickles_of_numpy_2_too(tmp_path):
     check(tmp_path)
 
 
-def test_the_pictures_of_the_files_come_in_their_order(tmp_path):
+def test_the_images_of_the_files_come_in_their_order(tmp_path):
     pack(tmp_path, "binary", dict(reversed(binary().items())))
     check(tmp_path)
 

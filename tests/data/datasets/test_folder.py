@@ -1,4 +1,4 @@
-"""Folders of pictures: what is found, how a part is held out, and what is wrong with a folder."""
+"""Folders of images: what is found, how a part is held out, and what is wrong with a folder."""
 
 import os
 import shutil
@@ -93,7 +93,7 @@ KINDS = [
 ]
 
 
-def test_what_counts_as_a_picture(tmp_path):
+def test_what_counts_as_a_image(tmp_path):
     others = [".hidden.jpg", "9.gif", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
     fill(tmp_path, *(f"train/ä b/{name}" for name in KINDS + others), "train/c/1.jpg", "val/c/1.jpg")
     fill(tmp_path, "train/.cache/1.jpg", "train/c/.thumbnails/1.jpg", "train/loose.jpg", "loose.jpg", "val/.x/1.jpg")
@@ -102,12 +102,12 @@ def test_what_counts_as_a_picture(tmp_path):
     assert pairs(data_set.train) == [("train/c/1.jpg", 0), *((f"train/ä b/{name}", 1) for name in sorted(KINDS))]
 
 
-def test_a_folder_called_like_a_picture_is_none(tmp_path):
+def test_a_folder_called_like_a_image_is_none(tmp_path):
     fill(tmp_path, "train/a/1.jpg/2.jpg", "val/a/1.jpg")
     assert pairs(folder.scan(tmp_path).train) == [("train/a/1.jpg/2.jpg", 0)]
 
 
-def test_pictures_below_their_class(tmp_path):
+def test_images_below_their_class(tmp_path):
     deep = ["train/a/x/y/1.jpg", "train/a/0.jpg", "train/a/x/2.jpg", "train/b/z/1.jpg"]
     fill(tmp_path, *deep, "val/a/x/3.jpg")
     data_set = folder.scan(tmp_path)
@@ -116,7 +116,7 @@ def test_pictures_below_their_class(tmp_path):
     assert pairs(data_set.eval) == [("val/a/x/3.jpg", 0)]
 
 
-def test_links_to_pictures_and_folders(tmp_path):
+def test_links_to_images_and_folders(tmp_path):
     fill(tmp_path, "elsewhere/a/1.jpg", "elsewhere/2.jpg", "root/train/b/3.jpg", "root/val/b/4.jpg")
     os.symlink(tmp_path / "elsewhere/a", tmp_path / "root/train/a")
     os.symlink(tmp_path / "elsewhere/2.jpg", tmp_path / "root/train/b/2.jpg")
@@ -126,7 +126,7 @@ def test_links_to_pictures_and_folders(tmp_path):
     assert data_set.train[1] == (b"elsewhere/2.jpg", 1)
 
 
-def test_a_link_in_a_circle_repeats_no_picture(tmp_path):
+def test_a_link_in_a_circle_repeats_no_image(tmp_path):
     fill(tmp_path, "train/a/1.jpg", "val/a/4.jpg")
     os.symlink(tmp_path / "train/a", tmp_path / "train/a/again")
     assert len(folder.scan(tmp_path).train) == 1
@@ -195,7 +195,7 @@ def test_another_seed_holds_out_others(tmp_path):
     assert held_out(tmp_path, split_seed=3) == found[3]
 
 
-def test_new_pictures_hardly_move_old_ones(tmp_path):
+def test_new_images_hardly_move_old_ones(tmp_path):
     one_folder(tmp_path, {"a": 200, "b": 100})
     before = held_out(tmp_path)
     fill(tmp_path, *(f"a/new{index}.jpg" for index in range(20)))
@@ -207,7 +207,7 @@ def test_new_pictures_hardly_move_old_ones(tmp_path):
     assert after < larger
 
 
-def test_a_class_with_one_picture_is_only_trained_on(tmp_path):
+def test_a_class_with_one_image_is_only_trained_on(tmp_path):
     one_folder(tmp_path, {"a": 1, "b": 5})
     data_set = folder.scan(tmp_path)
     assert names(data_set, "train")["a"] == ["a/000.jpg"]
@@ -233,21 +233,21 @@ def test_an_empty_folder(tmp_path):
     assert message(tmp_path) == f"{tmp_path} has no class folders: it is empty, {example}"
     fill(tmp_path, "1.jpg", ".hidden/2.jpg")
     text = message(tmp_path)
-    assert text == f"{tmp_path} has no class folders: its pictures must lie in one folder a class, {example}"
+    assert text == f"{tmp_path} has no class folders: its images must lie in one folder a class, {example}"
 
 
 def test_parts_without_classes(tmp_path):
     fill(tmp_path, "train/1.jpg", "val/2.jpg")
-    assert message(tmp_path).startswith(f"{tmp_path}/train has no class folders: its pictures must lie")
+    assert message(tmp_path).startswith(f"{tmp_path}/train has no class folders: its images must lie")
     fill(tmp_path, "train/a/1.jpg")
-    assert message(tmp_path).startswith(f"{tmp_path}/val has no class folders: its pictures must lie")
+    assert message(tmp_path).startswith(f"{tmp_path}/val has no class folders: its images must lie")
 
 
-def test_classes_without_pictures(tmp_path):
+def test_classes_without_images(tmp_path):
     fill(tmp_path, "a/1.jpg", "b/readme.txt")
     extensions = ".jfif, .jpeg, .jpg, .png, .webp"
     assert message(tmp_path) == (
-        f"{tmp_path} has 1 class folder without a picture ({extensions}): b; fill or remove them"
+        f"{tmp_path} has 1 class folder without an image ({extensions}): b; fill or remove them"
     )
     for index in range(7):
         (tmp_path / f"c{index}").mkdir()
@@ -290,10 +290,10 @@ def test_a_share_that_leaves_nothing(tmp_path, share):
 
 def test_nothing_to_test_with(tmp_path):
     one_folder(tmp_path, {"a": 1, "b": 1})
-    assert message(tmp_path) == f"{tmp_path} has one picture a class, which leaves none to test with"
+    assert message(tmp_path) == f"{tmp_path} has one image a class, which leaves none to test with"
 
 
-def test_a_picture_that_was_removed_meanwhile(tmp_path):
+def test_a_image_that_was_removed_meanwhile(tmp_path):
     fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg")
     data_set = folder.scan(tmp_path)
     (tmp_path / "train/a/1.jpg").unlink()

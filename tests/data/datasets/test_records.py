@@ -188,7 +188,7 @@ def single(record, **keys):
     return records.Records("toy, train", [record], records.Keys(**keys))
 
 
-def test_an_example_is_picture_label_and_name():
+def test_an_example_is_image_label_and_name():
     held = single(example(image=[b"pixels"], label=[7], file_name=["ä.jpg".encode()], more=[1, 2]))
     assert held[0] == (b"pixels", 7) and held.file_name(0) == "ä.jpg" and len(held) == 1
     other = single(example(a=[b"pixels"], b=[7], c=[b"\xff.jpg"]), image="a", label="b", file_name="c", first_label=1)
@@ -202,9 +202,9 @@ def test_an_example_is_picture_label_and_name():
         (b"", "the record has no 'image' or no 'label'"),
         (example(image=[b"x"]), "the record has no 'image' or no 'label'"),
         (example(label=[1]), "the record has no 'image' or no 'label'"),
-        (example(image=[b"x", b"y"], label=[1]), "the record has 2 pictures and 1 labels, not one of each"),
-        (example(image=[b"x"], label=[]), "the record has 1 pictures and 0 labels, not one of each"),
-        (example(image=[5], label=[1]), "the record has 0 pictures and 1 labels, not one of each"),
+        (example(image=[b"x", b"y"], label=[1]), "the record has 2 images and 1 labels, not one of each"),
+        (example(image=[b"x"], label=[]), "the record has 1 images and 0 labels, not one of each"),
+        (example(image=[5], label=[1]), "the record has 0 images and 1 labels, not one of each"),
     ],
 )
 def test_records_of_something_else(record, words):
@@ -245,7 +245,7 @@ def test_a_cut_is_noticed_wherever_it_is(tmp_path):
 
 
 def test_something_else_is_no_tfrecord(tmp_path):
-    (tmp_path / "file").write_bytes(b"\xff\xd8 a picture, say, of some length")
+    (tmp_path / "file").write_bytes(b"\xff\xd8 an image, say, of some length")
     with pytest.raises(ValueError, match="is no TFRecord file"):
         records.offsets(tmp_path / "file")
     (tmp_path / "file").write_bytes(struct.pack("<QI", 2**64 - 1, 0) + b"\0" * 20)

@@ -189,7 +189,7 @@ def gray(names=None):
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_gray_pictures_without_names(tmp_path, file_format):
+def test_gray_images_without_names(tmp_path, file_format):
     pixels = [made.photo(28, 28, seed, channels=1) for seed in range(5)]
     held = [{"image": made.encoded(image, "PNG"), "label": 9 - i} for i, image in enumerate(pixels)]
     splits = {"train": held, "test": held[:2]}
@@ -204,9 +204,9 @@ def test_gray_pictures_without_names(tmp_path, file_format):
 
 def test_features_with_other_names(tmp_path):
     kinds = features(
-        picture=tensorflow_datasets.features.Image(), kind=tensorflow_datasets.features.ClassLabel(names=["x", "y"])
+        image=tensorflow_datasets.features.Image(), kind=tensorflow_datasets.features.ClassLabel(names=["x", "y"])
     )
-    held = [{"picture": example["image"], "kind": example["label"] % 2} for example in made.examples(4)]
+    held = [{"image": example["image"], "kind": example["label"] % 2} for example in made.examples(4)]
     made.prepare(tmp_path, "odd", {"train": held, "test": held}, features=kinds, shards=1)
     data_set = tfds.open_data_set("odd", str(tmp_path))
     assert data_set.class_names == ("x", "y")
@@ -233,7 +233,7 @@ IMAGE, LABEL = (
         ({"left": IMAGE, "right": IMAGE, "label": LABEL}, ["left: Image", "right: Image"]),
         (
             {"image": tensorflow_datasets.features.Image(shape=(9, 9, 4)), "label": LABEL},
-            ["has pictures with 4 channels; 1 and 3"],
+            ["has images with 4 channels; 1 and 3"],
         ),
     ],
 )
@@ -356,7 +356,7 @@ def test_testing_on_what_was_trained_on_is_said(roots, file_format, train, test,
 def test_a_part_of_imagenet_is_not_taken_for_the_whole(tmp_path):
     made.prepare(tmp_path, "imagenet2012", {"train": made.examples(12), "validation": made.examples(4)})
     note = tfds.open_data_set("imagenet2012", str(tmp_path)).note
-    assert note == "12 of ImageNet's 1,281,167 training pictures; 4 of ImageNet's 50,000 validation pictures"
+    assert note == "12 of ImageNet's 1,281,167 training images; 4 of ImageNet's 50,000 validation images"
 
 
 def test_damaged_metadata_are_named(tmp_path):

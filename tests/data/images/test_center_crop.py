@@ -16,10 +16,10 @@ from tests.data import made
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_square_is_what_the_evaluation_loader_makes(family, channels, tmp_path):
     made.write_folder(tmp_path, count=20)
-    paths = folder.pictures_below(tmp_path)
+    paths = folder.images_below(tmp_path)
     chosen = preprocessing.get(family)
-    pictures = folder.ImageFolder("", tmp_path, paths, np.zeros(20, np.int32))
-    loaded = chunks.ImageReader(pictures, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
+    images = folder.ImageFolder("", tmp_path, paths, np.zeros(20, np.int32))
+    loaded = chunks.ImageReader(images, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
     found = list(center_crop.center_crops(paths, chosen.input_spec(24, channels), threads=3))
     for index, square in enumerate(found):
         expected = np.empty((24, 24, channels), np.uint8)
@@ -27,7 +27,7 @@ def test_a_square_is_what_the_evaluation_loader_makes(family, channels, tmp_path
         np.testing.assert_array_equal(square, expected)
 
 
-def test_a_picture_of_the_right_size_keeps_its_pixels():
+def test_a_image_of_the_right_size_keeps_its_pixels():
     pixels = made.photo(32, 32)
     spec = InputSpec((32, 32, 3))
     np.testing.assert_array_equal(center_crop.center_crop(made.encoded(pixels, "PNG"), spec), pixels)
@@ -44,7 +44,7 @@ def test_each_file_has_its_own_word(tmp_path):
     found = list(center_crop.center_crops(paths, InputSpec((8, 8, 3)), threads=2))
     assert [isinstance(one, str) for one in found] == [False, True, True, True, True, False]
     assert found[1:5] == [
-        "it is not a picture in a known format",
+        "it is not an image in a known format",
         "No such file or directory",
         "it is not a file",
         "the file is empty",
@@ -87,5 +87,5 @@ def test_numbers_that_are_no_spec_are_refused(changed):
     good = preprocessing.get("torch").input_spec(224).to_json()
     with pytest.raises(ValueError, match="is no shape with a normalisation"):
         InputSpec(**(good | changed))
-    with pytest.raises(ValueError, match="says not how pictures become squares"):
+    with pytest.raises(ValueError, match="says not how images become squares"):
         InputSpec.from_json({key: value for key, value in good.items() if key != "crop_pct"})

@@ -137,7 +137,7 @@ def test_orientations_are_undone_as_pillow_does(orientation, kind, channels):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_turned_picture_shrinks_like_one_that_was_stored_upright(orientation, shrink, kind):
+def test_a_turned_image_shrinks_like_one_that_was_stored_upright(orientation, shrink, kind):
     # Sides that no shrink divides would begin their boxes at another end when turned.
     image = Image.fromarray(made.photo(64, 104))
     data = made.turned(image, orientation, kind, **({"quality": 100, "subsampling": 0} if kind == "JPEG" else {}))
@@ -228,13 +228,13 @@ def test_a_png_with_a_damaged_chunk(data):
 @pytest.mark.parametrize(
     "data", [b"hello, world\n" * 30, b"\0" * 500, b"%PDF-1.4\n", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + b"\0" * 99]
 )
-def test_what_is_no_picture(data):
-    assert reason(data) == "it is not a picture in a known format"
+def test_what_is_no_image(data):
+    assert reason(data) == "it is not an image in a known format"
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (3, 50), (50, 3), (1, 5000), (2, 2)])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_pictures_of_a_few_pixels_are_refused(sides, kind):
+def test_images_of_a_few_pixels_are_refused(sides, kind):
     text = reason(made.encoded(np.zeros((*sides, 3), np.uint8), kind))
     assert f"{sides[1]}x{sides[0]} pixels; at least 4 a side" in text
 

@@ -1,4 +1,4 @@
-"""The loader of pictures in threads: permutations, continuations, hosts, masks, and pictures that cannot be read."""
+"""The loader of images in threads: permutations, continuations, hosts, masks, and images that cannot be read."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ TRAIN, TEST, SIZE = 50, 21, 16
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pictures")
+    path = tmp_path_factory.mktemp("images")
     made.write_folder(path, TRAIN)
     made.write_folder(path, TEST, "val")
     return path
@@ -62,7 +62,7 @@ def joined(parts):
 
 
 def ids(images, count):
-    """Which picture every square shows, by its red."""
+    """Which image every square shows, by its red."""
     known = np.array([made.colored(index, count)[0] for index in range(count)])
     red = np.median(images[..., 0], (1, 2))
     distance = np.abs(red[:, None] - known)
@@ -131,7 +131,7 @@ def test_epochs_seeds_and_steps_differ(root):
 
 
 def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
-    # 40 times the same picture.
+    # 40 times the same image.
     data = made.encoded(made.photo(60, 60), quality=95)
     for index in range(40):
         for part in ("train", "val"):
@@ -184,7 +184,7 @@ def test_hosts_that_do_not_divide_the_batch_are_refused(root):
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 21, 40])
-def test_evaluation_sees_every_picture_once_in_order(root, batch_size):
+def test_evaluation_sees_every_image_once_in_order(root, batch_size):
     source = opened(root)
     batches = list(source.eval_batches(batch_size))
     assert len(batches) == math.ceil(TEST / batch_size)
@@ -203,7 +203,7 @@ def test_evaluation_sees_every_picture_once_in_order(root, batch_size):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Two pictures, one of them to be turned."""
+    """Two images, one of them to be turned."""
     path = tmp_path_factory.mktemp("photos")
     for index, orientation in enumerate((1, 6)):
         noise = np.random.default_rng(index).integers(-60, 60, (90, 140, 1))
@@ -216,7 +216,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", ["torch", "official"])
-def test_evaluation_shows_the_middle_of_the_upright_picture(photos, family):
+def test_evaluation_shows_the_middle_of_the_upright_image(photos, family):
     [batch] = opened(photos, preprocessing=family, image_size=50).eval_batches(2)
     for index, image in enumerate(batch["image"]):
         stored = Image.open(photos / "val" / "a" / f"{index}.jpg")
@@ -247,7 +247,7 @@ def test_flips_are_all_that_flipping_adds(photos):
     assert abs(np.sum(mirrored) - 60) <= 4 * math.sqrt(120) / 2
 
 
-def test_gray_pictures():
+def test_gray_images():
     class Gray:
         name = "gray"
 
@@ -287,7 +287,7 @@ def one_pixel(path):
 
 BROKEN = {
     "cut off": (cut_off, ""),
-    "text": (lambda path: path.write_text("hello\n" * 50), "it is not a picture in a known format"),
+    "text": (lambda path: path.write_text("hello\n" * 50), "it is not an image in a known format"),
     "empty": (lambda path: path.write_bytes(b""), "the file is empty"),
     "1x1": (one_pixel, "it has 1x1 pixels; at least 4 a side and at most 178,956,970 in all are needed"),
     "removed": (lambda path: path.unlink(), "No such file or directory"),
@@ -309,7 +309,7 @@ def test_the_message_names_data_set_number_file_and_reason(copy, kind, part):
     assert "object at 0x" not in text and len(text) > len(f"{copy}/{part}, example 13, {path}: ; mend") + 60
 
 
-def test_the_batches_before_an_unreadable_picture_arrive(copy):
+def test_the_batches_before_an_unreadable_image_arrive(copy):
     order = np.random.default_rng((0, 0, 0)).permutation(TRAIN)
     whole = take(opened(copy), 10, 5)
     cut_off(path_of(copy, order[33]))
@@ -336,7 +336,7 @@ def test_a_label_that_does_not_exist(root, on_error):
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_in_training_the_next_readable_picture_takes_the_place(copy, kind):
+def test_in_training_the_next_readable_image_takes_the_place(copy, kind):
     whole = take(opened(copy), 25, 4)
     source = opened(copy, on_error="skip")
     assert same(take(source, 25, 4), whole) and source.unreadable == {}
@@ -356,7 +356,7 @@ def test_in_training_the_next_readable_picture_takes_the_place(copy, kind):
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_in_evaluation_an_unreadable_picture_does_not_count(copy, kind):
+def test_in_evaluation_an_unreadable_image_does_not_count(copy, kind):
     source = opened(copy, on_error="skip")
     whole = list(source.eval_batches(8))
     for index in (3, 20):
@@ -374,7 +374,7 @@ def test_in_evaluation_an_unreadable_picture_does_not_count(copy, kind):
 
 def test_a_data_set_of_which_nothing_can_be_read(copy):
     for path in copy.glob("*/*/*"):
-        path.write_text("no picture")
+        path.write_text("no image")
     source = opened(copy, on_error="skip")
     with pytest.raises(DataError, match="in a row cannot be used, from example"):
         take(source, 10, 1)
@@ -414,7 +414,7 @@ def test_a_loader_reads_no_more_than_it_needs(root, monkeypatch):
         assert 40 <= len(reads) <= 40 * 6
 
 
-def test_a_picture_in_memory_is_read_as_from_a_file(root):
+def test_a_image_in_memory_is_read_as_from_a_file(root):
     [batch] = opened(root).eval_batches(TEST)
     stored = Image.open(io.BytesIO(path_of(root, 7, "val").read_bytes()))
     assert stored.format == "PNG"

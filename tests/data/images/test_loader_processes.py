@@ -44,9 +44,9 @@ def run(tmp_path, code, *arguments):
 
 @pytest.fixture
 def root(tmp_path):
-    made.write_folder(tmp_path / "pictures", 50)
-    made.write_folder(tmp_path / "pictures", 21, "val")
-    return tmp_path / "pictures"
+    made.write_folder(tmp_path / "images", 50)
+    made.write_folder(tmp_path / "images", 21, "val")
+    return tmp_path / "images"
 
 
 def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
@@ -70,7 +70,7 @@ def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
     assert "leaked" not in stderr and "Traceback" not in stderr, stderr
 
 
-def test_unreadable_pictures_are_reported_from_workers(root, tmp_path):
+def test_unreadable_images_are_reported_from_workers(root, tmp_path):
     [path] = (root / "train").glob("*/013.jpg")
     path.write_bytes(path.read_bytes()[:-40])
     code = """
@@ -112,7 +112,7 @@ def test_a_killed_worker_ends_the_run(root, tmp_path):
     """
     result, _ = run(tmp_path, code, root)
     assert result["children"] == 2 and result["left"] == 0
-    assert result["error"].startswith("a process that decodes pictures was killed; where memory ran out, set fewer")
+    assert result["error"].startswith("a process that decodes images was killed; where memory ran out, set fewer")
     assert "--config.data.workers" in result["error"] and "\n" not in result["error"]
 
 

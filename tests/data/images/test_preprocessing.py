@@ -29,7 +29,7 @@ def inside(box, height, width):
 @pytest.mark.parametrize("family", CROPS)
 @given(height=SIDE, width=SIDE, seed=st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None)
-def test_crops_lie_within_the_picture(family, height, width, seed):
+def test_crops_lie_within_the_image(family, height, width, seed):
     rng = np.random.default_rng(seed)
     for _ in range(5):
         box = CROPS[family](rng, height, width)
@@ -224,7 +224,7 @@ def test_areas_are_averaged_where_the_part_is_larger(box, channels):
 @pytest.mark.parametrize("interpolation", [cv2.INTER_LINEAR, cv2.INTER_AREA])
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_mirrored_picture_is_the_flipped_one_bit_by_bit(interpolation, channels, kind):
+def test_a_mirrored_image_is_the_flipped_one_bit_by_bit(interpolation, channels, kind):
     data = made.encoded(noise(50, 70, channels), kind)
     for box, size in (((3, 5, 31, 20), 17), ((0, 0, 50, 70), 24), ((0, 0, 50, 70), 60)):
         plain, mirrored = (cut(data, box, size, interpolation, mirror, channels) for mirror in (False, True))
@@ -270,7 +270,7 @@ def test_large_parts_are_decoded_smaller_and_look_the_same(kind, box, size, shri
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_box_is_one_of_the_upright_picture(orientation):
+def test_the_box_is_one_of_the_upright_image(orientation):
     pixels = made.photo(90, 140, seed=2)
     data = made.turned(made.Image.fromarray(pixels), orientation, quality=95, subsampling=0)
     head = decode.header(data, apply_exif=True)

@@ -5,7 +5,7 @@ import pytest
 
 from mixedres.data.images import preprocessing
 
-# (height, width): means of area / area of the picture, width / height, height, top and left edge / side of the picture.
+# (height, width): means of area / area of the image, width / height, height, top and left edge / side of the image.
 TENSORFLOW = {
     (375, 500): (0.3862, 1.0439, 0.6798, 0.1597, 0.2328),
     (500, 333): (0.3396, 1.0380, 0.4582, 0.2702, 0.1503),

@@ -16,7 +16,7 @@ VALIDATION_LABELS = (65, 970, 230, 809, 516)  # of ILSVRC2012_val_00000001.JPEG 
 
 
 def pixels(seed, height=24, width=30, channels=3):
-    """A smooth picture, so that JPEG changes it little."""
+    """A smooth image, so that JPEG changes it little."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (3, 4, channels), dtype=np.uint8)
     image = Image.fromarray(coarse[..., 0] if channels == 1 else coarse)
@@ -50,7 +50,7 @@ def tar(path, members):
 
 
 def imagenet_files():
-    """{split: {file name: bytes}}; among the training pictures one is CMYK, one PNG, and one gray."""
+    """{split: {file name: bytes}}; among the training images one is CMYK, one PNG, and one gray."""
     train = {
         f"{wnid}_{index * 7}.JPEG": encoded(pixels(100 * cls + index), quality=90)
         for cls, wnid in enumerate(WNIDS)
@@ -64,7 +64,7 @@ def imagenet_files():
 
 
 def label(name):
-    """That of a picture of `imagenet_files`."""
+    """That of an image of `imagenet_files`."""
     return LABELS[name[:9]] if name[:9] in LABELS else VALIDATION_LABELS[int(name[15:23]) - 1]
 
 
@@ -82,7 +82,7 @@ def imagenet_tars(directory, files=None):
     return directory
 
 
-def picture_folder(directory):
+def image_folder(directory):
     """Two classes with a train and a val part; returns {path in it: bytes}."""
     files = {
         f"{part}/{cls}/{index}.jpg": encoded(pixels(hash_of(part, cls, index)), quality=92)

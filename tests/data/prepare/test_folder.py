@@ -1,4 +1,4 @@
-"""A folder of pictures packed into a data set: what is stored of each kind of picture, and what is said of bad ones."""
+"""A folder of images packed into a data set: what is stored of each kind of image, and what is said of bad ones."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ def with_orientation(array, kind="JPEG", orientation=RIGHT_SIDE_DOWN, **options)
 
 
 def test_two_parts(tmp_path, capsys):
-    files = cases.picture_folder(tmp_path / "pics")
+    files = cases.image_folder(tmp_path / "pics")
     assert main(command(tmp_path / "pics", tmp_path / "data")) == 0
     output = capsys.readouterr()
     assert "wrote" in output.out and "12 train and 6 validation images" in output.out and output.err == ""
@@ -63,10 +63,10 @@ def test_two_parts(tmp_path, capsys):
     assert labels == {name: int("dögs" in name) for name in files if name.startswith("train/")}
 
 
-def test_one_part_holds_out_the_same_pictures_as_reading_in_place(tmp_path):
+def test_one_part_holds_out_the_same_images_as_reading_in_place(tmp_path):
     from mixedres.data.datasets import folder
 
-    cases.picture_folder(tmp_path / "pics")
+    cases.image_folder(tmp_path / "pics")
     more = ["--train_split=train", "--eval_fraction=0.4", "--split_seed=3"]
     (tmp_path / "pics/val").rename(tmp_path / "pics/other")
     assert main(command(tmp_path / "pics", tmp_path / "data", *more)) == 0
@@ -76,7 +76,7 @@ def test_one_part_holds_out_the_same_pictures_as_reading_in_place(tmp_path):
 
 
 def test_png_and_jpeg_in_one_data_set_are_decoded_by_stock_readers(tmp_path):
-    files = cases.picture_folder(tmp_path / "pics")
+    files = cases.image_folder(tmp_path / "pics")
     png = cases.encoded(cases.pixels(7), "PNG")
     (tmp_path / "pics/train/cats/0.jpg").write_bytes(png)
     (tmp_path / "pics/train/cats/1.png").write_bytes(png)
@@ -133,7 +133,7 @@ class TestUpright:
         assert decode.header(made).colorspace == "Gray"
         assert np.abs(seen(made)[..., 0] - np.rot90(gray, -1)).max() <= 12
 
-    def test_damaged_pictures_are_refused(self):
+    def test_damaged_images_are_refused(self):
         whole = cases.encoded(cases.pixels(11, height=400, width=400), quality=95)
         for data in (b"", b"text", whole[: len(whole) // 2], cases.encoded(self.ARRAY, "PNG")[:-200]):
             with pytest.raises(ValueError):
@@ -146,7 +146,7 @@ class TestShortened:
         return reencode.shortened(data, **given)
 
     @pytest.mark.parametrize("height, width, size", [(64, 128, (32, 64)), (150, 100, (48, 32)), (33, 33, (32, 32))])
-    def test_is_the_filtered_picture(self, height, width, size):
+    def test_is_the_filtered_image(self, height, width, size):
         array = cases.pixels(5, height, width)
         made = self.shortened(cases.encoded(array, "PNG"), quality=95)
         head = decode.header(made)
@@ -160,7 +160,7 @@ class TestShortened:
         assert len(low) < len(high)
         assert Image.open(io.BytesIO(high)).layer[0][1:3] == (2, 2)  # luma has twice the samples of chroma each way
 
-    def test_a_small_picture_is_kept(self):
+    def test_a_small_image_is_kept(self):
         data = cases.encoded(cases.pixels(5, 32, 100))
         assert self.shortened(data) == data
 
@@ -170,8 +170,8 @@ class TestShortened:
         assert decode.header(self.shortened(data, turn=False))[:2] == (32, 64)
 
 
-def test_an_unreadable_picture_stops_or_is_left_out(tmp_path, monkeypatch, capsys):
-    files = cases.picture_folder(tmp_path / "pics")
+def test_an_unreadable_image_stops_or_is_left_out(tmp_path, monkeypatch, capsys):
+    files = cases.image_folder(tmp_path / "pics")
     monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(4, len(part), 4), len(part)])
     order = sorted(
         (name for name in files if name.startswith("train/")),
@@ -192,18 +192,18 @@ def test_an_unreadable_picture_stops_or_is_left_out(tmp_path, monkeypatch, capsy
     assert list(stored(tmp_path / "data")) == order[:4] + order[8:]
 
 
-def test_a_part_without_a_readable_picture(tmp_path, capsys):
-    files = cases.picture_folder(tmp_path / "pics")
+def test_a_part_without_a_readable_image(tmp_path, capsys):
+    files = cases.image_folder(tmp_path / "pics")
     for name in files:
         if name.startswith("val/"):
             (tmp_path / "pics" / name).write_bytes(b"?")
     assert main(command(tmp_path / "pics", tmp_path / "data", "--on_error=skip")) == 1
-    assert "no picture could be read for validation" in capsys.readouterr().err.splitlines()[-1]
+    assert "no image could be read for validation" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "data/pets/1.0.0").exists()
 
 
 def test_names_that_are_not_utf8(tmp_path):
-    cases.picture_folder(tmp_path / "pics")
+    cases.image_folder(tmp_path / "pics")
     name = b"train/cats/caf\xe9.jpg"
     (tmp_path / "pics/train/cats/0.jpg").rename(tmp_path / "pics" / name.decode("utf-8", "surrogateescape"))
     assert main(command(tmp_path / "pics", tmp_path / "data")) == 0
@@ -217,14 +217,14 @@ def test_mistakes(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(command(tmp_path / "empty", tmp_path)) == 2
     assert "no class folders" in cases.failed_line(capsys)
-    cases.picture_folder(tmp_path / "pics")
+    cases.image_folder(tmp_path / "pics")
     assert main(command(tmp_path / "pics", tmp_path, "--eval_split=holdout")) == 2
     assert "no folder 'holdout'" in cases.failed_line(capsys)
     assert not (tmp_path / "pets").exists()
 
 
 def test_other_options_are_another_plan(tmp_path, monkeypatch, capsys):
-    cases.picture_folder(tmp_path / "pics")
+    cases.image_folder(tmp_path / "pics")
     (tmp_path / "data/pets/1.0.0.incomplete").mkdir(parents=True)
     monkeypatch.setattr("mixedres.data.prepare.writer._write_shards", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -250,7 +250,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch,
 
 @pytest.mark.parametrize("inside", [".", "prepared", "train/cats"])
 def test_the_source_is_not_written_into(tmp_path, inside, capsys):
-    cases.picture_folder(tmp_path / "pics")
+    cases.image_folder(tmp_path / "pics")
     before = sorted((tmp_path / "pics").rglob("*"))
     assert main(command(tmp_path / "pics", tmp_path / "pics" / inside)) == 2
     assert "where it would become one of its classes" in cases.failed_line(capsys)

@@ -17,7 +17,7 @@ from tests.data.prepare.prepare_cases import main
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    """Shards of five pictures, of which the training set has six and the validation set one."""
+    """Shards of five images, of which the training set has six and the validation set one."""
     monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
 
 
@@ -113,8 +113,8 @@ def test_ctrl_c_ends_in_one_line_and_can_be_continued(tars, tmp_path, capsys):
     assert main(cases.command(tars, whole)) == 0
     script = (
         "import sys, time\n"
-        "from mixedres.data.prepare import __main__, pictures, writer\n"
-        "pictures.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]\n"
+        "from mixedres.data.prepare import __main__, spans, writer\n"
+        "spans.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]\n"
         "to_disk = writer._to_disk\n"
         "def slow(path):\n"
         "    to_disk(path)\n"

@@ -25,7 +25,7 @@ def test_prepared_twice(tars, prepared, capsys):
 def test_an_incomplete_imagenet(tars, tmp_path, capsys):
     assert main(cases.command(tars, tmp_path)[:3]) == 2
     line = cases.failed_line(capsys)
-    assert "27 of 1,281,167 train pictures and 5 of 50,000 validation pictures" in line and "--partial" in line
+    assert "27 of 1,281,167 train images and 5 of 50,000 validation images" in line and "--partial" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,8 +75,8 @@ def test_a_tar_that_is_cut_off(tars, tmp_path, capsys):
     [
         ("ILSVRC2012_img_train.tar", b"", "ILSVRC2012_img_train.tar is cut off or damaged"),
         ("ILSVRC2012_img_train.tar", {"n99999999.tar": b""}, "n99999999.tar, which is not the tar file of a class"),
-        ("ILSVRC2012_img_val.tar", {"cat.jpg": b"?"}, "cat.jpg, which is not a validation picture"),
-        ("ILSVRC2012_img_val.tar", {"ILSVRC2012_val_00050001.JPEG": b"?"}, "which is not a validation picture"),
+        ("ILSVRC2012_img_val.tar", {"cat.jpg": b"?"}, "cat.jpg, which is not a validation image"),
+        ("ILSVRC2012_img_val.tar", {"ILSVRC2012_val_00050001.JPEG": b"?"}, "which is not a validation image"),
     ],
 )
 def test_tars_of_something_else(tars, tmp_path, capsys, file, data, words):
@@ -91,13 +91,13 @@ def test_tars_of_something_else(tars, tmp_path, capsys, file, data, words):
     assert words in cases.failed_line(capsys)
 
 
-def test_a_picture_that_is_none(tmp_path, capsys):
+def test_a_image_that_is_none(tmp_path, capsys):
     files = cases.imagenet_files()
-    files["validation"]["ILSVRC2012_val_00000002.JPEG"] = b"no picture at all"
+    files["validation"]["ILSVRC2012_val_00000002.JPEG"] = b"no image at all"
     tars = cases.imagenet_tars(tmp_path, files)
     assert main(cases.command(tars, tmp_path)) == 1
     line = cases.failed_line(capsys)
-    assert f"ILSVRC2012_val_00000002.JPEG in {tmp_path}/ILSVRC2012_img_val.tar: it is not a picture" in line
+    assert f"ILSVRC2012_val_00000002.JPEG in {tmp_path}/ILSVRC2012_img_val.tar: it is not an image" in line
     assert main(cases.command(tars, tmp_path, "--on_error=skip")) == 0
     output = capsys.readouterr()
     assert "left out ILSVRC2012_val_00000002.JPEG" in output.err

@@ -32,7 +32,7 @@ def test_the_records_are_the_files_in_the_order_of_tfds(prepared, split):
         assert (example["image"] == files[name]) == (name not in REPAIRED)
 
 
-def test_repaired_pictures_are_rgb_jpegs_of_the_same_pixels(prepared):
+def test_repaired_images_are_rgb_jpegs_of_the_same_pixels(prepared):
     files = cases.imagenet_files()["train"]
     source = tfds.data_source("imagenet2012", data_dir=prepared, download=False, split="train", decoders=SKIP)
     found = {example["file_name"].decode(): example["image"] for example in source}
@@ -82,7 +82,7 @@ def test_records_are_those_of_the_serializer_of_tfds(prepared):
 
 
 def test_the_number_of_shards_is_that_of_tfds(tmp_path):
-    # The published sizes: 1,024 shards for 1,281,167 pictures of 138 GB, 64 for 50,000 of 6.3 GB.
+    # The published sizes: 1,024 shards for 1,281,167 images of 138 GB, 64 for 50,000 of 6.3 GB.
     def bounds(count, size):
         where = np.tile(np.array([0, 0, size // count]), (count, 1))
         part = spans.ImageSpans(["n01440764_10026.JPEG"] * count, np.zeros(count, np.int64), [], where)
@@ -94,8 +94,8 @@ def test_the_number_of_shards_is_that_of_tfds(tmp_path):
     assert bounds(27, 27_000) == [27]
 
 
-def test_two_pictures_of_one_name_are_refused():
-    with pytest.raises(Exception, match=r"two pictures of the split train have the name b\.jpg"):
+def test_two_images_of_one_name_are_refused():
+    with pytest.raises(Exception, match=r"two images of the split train have the name b\.jpg"):
         spans.hash_order(["a.jpg", "b.jpg", "c.jpg", "b.jpg"], "train")
 
 
