@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres._internal.files import write_json
+from mixedres._internal.names import LAYOUTS
 
 if TYPE_CHECKING:
     from mixedres.checkpoints import WeightsFile
@@ -26,8 +27,6 @@ Writes the weights of a run, or of a file, in the layout of another library.
   timm.create_model("resnet50", checkpoint_path=FILE), or load_state_dict(safetensors.torch.load_file(FILE))
 --to=DIR is a folder for ResNetForImageClassification.from_pretrained, with its config.json.
 """
-# Those of `mixedres.checkpoints.LAYOUTS`, spelled here so that --help need not wait for JAX.
-LAYOUTS = ("mixedres", "torchvision", "transformers")
 
 
 def convert(given: Sequence[str]) -> None:

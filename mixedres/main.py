@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _presets(text: str) -> list[str]:
     """The names in the value of --presets."""
-    from mixedres.config.keys import PRESETS
+    from mixedres._internal.names import PRESETS
 
     names = list(PRESETS) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError
-from mixedres.config.keys import PRESETS
+from mixedres._internal.names import PRESETS
 
 DESCRIPTION = """\
 Repeats the step at which a run ended with exit status 3, with every array of its forward and backward pass examined.

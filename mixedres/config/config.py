@@ -18,7 +18,8 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from mixedres._internal.errors import ConfigError
-from mixedres.config.keys import KEYS, PRESETS
+from mixedres._internal.names import PRESETS
+from mixedres.config.keys import KEYS
 
 _BY_PATH = {key.path: key for key in KEYS}
 

@@ -11,8 +11,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config import check_key, validate
-from mixedres.config.keys import KEYS, PROCESS_FLAGS
+from mixedres.config.keys import KEYS
 
 _PACKAGE = pathlib.Path(__file__).parent
 # The shipped config files: inside an installed package, and beside the package in a checkout.

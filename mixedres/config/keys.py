@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from mixedres._internal.names import LEVELS, PRESETS
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -98,11 +100,6 @@ UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
-
-PRESETS = ("fp32", "tf32", "bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")
-# The flags of one of many processes.
-PROCESS_FLAGS = "--coordinator=HOST:PORT --num_processes=N --process_id=I"
-LEVELS = ("default", "allow_only", "infer_as_deny")
 
 KEYS = (
     Key("seed", int, 0, "random seed of initial weights, data order and augmentation", NOT_NEGATIVE),

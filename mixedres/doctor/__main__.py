@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import read_json
-from mixedres.config.keys import PRESETS
+from mixedres._internal.names import PRESETS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

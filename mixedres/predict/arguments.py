@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mixedres.config.keys import PRESETS
+from mixedres._internal.names import PRESETS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

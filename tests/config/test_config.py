@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from mixedres import autocast, checkpoints, precision
 from mixedres import config as base
-from mixedres import precision
+from mixedres._internal import names
 from mixedres._internal.errors import errors
 from mixedres.config.keys import KEYS, duration_in_steps
 from tests import GOLDEN
@@ -102,3 +103,8 @@ def test_a_value_error_of_the_library_names_its_key():
         raise ValueError("no such thing")
     with pytest.raises(KeyError), errors("config.model"):
         raise KeyError("a defect of ours stays what it is")
+
+
+def test_the_names_that_help_shows_are_those_of_the_library():
+    assert tuple(precision.PRESETS) == names.PRESETS and names.LEVELS == autocast.LEVELS
+    assert sorted(names.LAYOUTS) == sorted(checkpoints.LAYOUTS)

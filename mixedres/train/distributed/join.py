@@ -17,7 +17,7 @@ import jax
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.jax_compat import global_state
-from mixedres.config.keys import PROCESS_FLAGS
+from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.train.distributed.group import SINGLE, ProcessGroup, SingleProcess, answers
 
 # What JAX adds to the initialization timeout that it is given, measured with 0.10 and 0.12.
