@@ -20,13 +20,14 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from mixedres._internal.errors import OtherModelError
 from mixedres._internal.files import write_json
@@ -67,18 +68,6 @@ class _Checksummed(ocp.StandardCheckpointHandler):
         write_checksums(pathlib.Path(directory))
 
 
-class _LastAndBest:
-    """Orbax's preservation policy: the newest `last` checkpoints, and the best one."""
-
-    def __init__(self, last: int):
-        self.last = last
-        self.best: int | None = None
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        newest = len(checkpoints) - self.last
-        return [index >= newest or info.step == self.best for index, info in enumerate(checkpoints)]
-
-
 class Checkpoints:
     """The checkpoints of one run.
 
@@ -88,7 +77,8 @@ class Checkpoints:
     def __init__(self, directory: pathlib.Path, keep: int = 1):
         """`directory` is absolute; the newest `keep` checkpoints stay. Creates nothing before the first `save`."""
         self.directory = directory
-        self._policy = _LastAndBest(keep)
+        self._newest = policies.LatestN(keep)
+        self._policy = policies.AnyPreservationPolicy([self._newest])
         # Every process by itself: the state is the same in all, the first writes it, and each reads all of it. What
         # fails in one then blocks no other, and no thread of Orbax's meets the others while a step is under way.
         own = jax.process_index()
@@ -128,7 +118,7 @@ class Checkpoints:
         """
         if step == self.latest_step() or jax.process_index() != 0:
             return
-        self._policy.best = best
+        self._policy.policies = [self._newest, policies.CustomSteps([] if best is None else [best])]
         # As a text, which stays as it is; Orbax's own JSON has no infinity, which the loss of a skipped step may be.
         text = json.dumps(record)
         if not self._is_busy():
