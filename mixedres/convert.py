@@ -45,7 +45,7 @@ def convert(given: Sequence[str]) -> None:
     if not is_file and layout != "transformers":
         raise ConfigError(f"--to={options.to} is a folder, which is for transformers; write --to=FILE.safetensors")
     if options.to.exists():
-        raise ConfigError(f"--to={options.to} is there already; name another")
+        raise ConfigError(f"--to={options.to} exists; name another")
     from mixedres import checkpoints
 
     try:
@@ -64,7 +64,7 @@ def convert(given: Sequence[str]) -> None:
     print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
     found = checkpoints.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):
-        print(f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries take 1e-05 unless told")
+        print(f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries use 1e-05 by default")
     if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
         print(
             "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would"
@@ -109,7 +109,7 @@ def _sidecar_files(file: WeightsFile) -> dict[str, Any]:
         InputSpec.from_json(file.input)  # raises where it is none
     found, name = checkpoints.architecture(file.tensors, file.layout), load.name(file)
     if found is None or name is None or name.startswith("cifar_"):
-        raise ValueError(f"transformers has no network such as {file.path}; write --to=FILE.safetensors")
+        raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)
     config = huggingface.config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
     files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor(file.input)}

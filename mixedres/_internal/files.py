@@ -1,4 +1,4 @@
-"""Files that are either the old or the whole new one, whatever happens while they are written."""
+"""Atomic writing, reading and locking of files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
-    """Replaces the file by one with this `text`."""
+    """Replaces the content of a file by `text`, completely or not at all."""
     partial = path.with_name(path.name + ".part")
     with partial.open("w") as file:
         file.write(text)
@@ -34,9 +34,9 @@ def replace_text(path: pathlib.Path, text: str) -> None:
 
 
 def lock(path: pathlib.Path) -> IO[str]:
-    """Opens a file and locks it until it is closed, or until the process ends in whatever way.
+    """Opens a file and locks it until it is closed or the process ends.
 
-    Where the file system knows no locks, a warning says so.
+    Prints a warning where the file system has no locks.
 
     Raises:
       BlockingIOError: where another process has the lock.
@@ -49,7 +49,7 @@ def lock(path: pathlib.Path) -> IO[str]:
         file.close()
         raise
     except OSError as error:
-        print(f"warning: {path.parent} cannot be locked ({error.strerror}); see to it that nothing else starts there")
+        print(f"warning: {path.parent} cannot be locked ({error.strerror}); make sure that nothing else starts there")
     return file
 
 

@@ -1,4 +1,4 @@
-"""What other libraries call a ResNet's tensors, and in which order they keep the axes.
+"""Names and axes of a ResNet's tensors in other libraries.
 
 'torchvision' is also timm's layout, and 'transformers' that of Hugging Face's ResNetForImageClassification. Both have
 convolutions as (out, in, height, width) and dense kernels as (out, in), where flax has (height, width, in, out) and
@@ -39,13 +39,13 @@ _CONVOLUTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What the names and shapes of tensors tell of their network.
+    """A network's architecture, found from the names and shapes of its tensors.
 
     Attributes:
       bottleneck: three convolutions a block instead of two.
       stage_sizes: blocks per stage.
       num_classes: outputs of the head.
-      channels: of the images.
+      channels: channels of the input images.
     """
 
     bottleneck: bool
@@ -62,7 +62,7 @@ def layout_of(names: Iterable[str]) -> str | None:
 
 
 def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture | None:
-    """What network these tensors are of; None where the head or whole stages are missing."""
+    """The architecture of these tensors; None where the head or whole stages are missing."""
     first = int(layout != "transformers")
     blocks: dict[int, set[int]] = {}
     convolutions = set()

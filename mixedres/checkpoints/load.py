@@ -1,4 +1,4 @@
-"""Trained networks, of our own runs and of others' files alike."""
+"""Trained weights from a run, a file, or a folder that transformers saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mixedres.checkpoints.weights import WeightsFile
 def read(path: pathlib.Path) -> WeightsFile:
     """The weights of a workdir, of a file, or of a folder that transformers saved.
 
-    Of a run those of the newest whole checkpoint, or their moving average where one is kept.
+    For a run, the weights of the newest undamaged checkpoint, or their moving average where there is one.
 
     Raises:
       WeightsError: where there are none, or they cannot be read.
@@ -62,7 +62,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
 
 
 def name(file: WeightsFile) -> str | None:
-    """The network's name, such as 'resnet50'; None where no name means such a one."""
+    """The network's name, such as 'resnet50'; None where the architecture has no name."""
     found = layouts.architecture(file.tensors, file.layout)
     return found and models.name_of(found.bottleneck, found.stage_sizes)
 
@@ -71,7 +71,7 @@ def variables(file: WeightsFile) -> dict[str, Any]:
     """{'params', 'batch_stats'} of the network, float32 numpy arrays.
 
     Raises:
-      WeightsError: where no network of ours has these weights.
+      WeightsError: where mixedres has no such network.
     """
     found, known = layouts.architecture(file.tensors, file.layout), name(file)
     if found is None or known is None:
@@ -90,7 +90,7 @@ def variables(file: WeightsFile) -> dict[str, Any]:
 
 
 def describe(file: WeightsFile) -> str:
-    """'resnet50 of 1000 classes, layout torchvision'."""
+    """A description such as 'resnet50 of 1000 classes, layout torchvision'."""
     found = layouts.architecture(file.tensors, file.layout)
     what = f"{name(file) or 'a network without a name'} of {found.num_classes} classes" if found else "no whole network"
     return f"{what}, layout {file.layout}"

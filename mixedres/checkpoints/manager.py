@@ -1,13 +1,13 @@
 """Saving and restoring the whole training state with Orbax.
 
-The resume rule: a checkpoint is the `TrainState`, whole, and a record of what the host knows (the config, the best
+The resume rule: a checkpoint is the whole `TrainState` and a record of the host's state (the config, the best
 evaluation so far, the means that the next line of metrics continues). `TrainState.step` is the data position and the
-state of every random draw, because batch k is a function of the seed and k alone (`mixedres.data.Source`). A run that
-continues restores the newest checkpoint that is whole and asks the data for batch `step`; on the CPU it then ends with
-the very bits of a run that was never interrupted.
+state of every random draw, because batch k is a function of the seed and k alone (`mixedres.data.Source`). A
+continued run restores the newest undamaged checkpoint and asks the data for batch `step`; on the CPU it then ends with
+the same bits as an uninterrupted run.
 
-A checkpoint gets its name only when it is complete, and holds the SHA-256 of each of its files, so that one that a
-failing disk or a copy cut short has changed is known before anything of it is used.
+A checkpoint gets its name only when it is complete, and holds the SHA-256 of each of its files, so that damage by a
+failing disk or an incomplete copy is found before anything is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_checksums(directory: pathlib.Path) -> None:
 
 
 def checksums_hold(directory: pathlib.Path) -> bool:
-    """Whether every file is there and has the sum it was written with; False where no sums are."""
+    """Whether every file exists and has its checksum; False without checksums."""
     try:
         expected = json.loads((directory / CHECKSUMS).read_text())
         return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
@@ -56,7 +56,7 @@ def _sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# The directory in which Orbax puts the one item that we save.
+# Orbax' directory of the one item that we save.
 _ITEM = "default"
 
 
@@ -79,8 +79,8 @@ class Checkpoints:
         self.directory = directory
         self._newest = policies.LatestN(keep)
         self._policy = policies.AnyPreservationPolicy([self._newest])
-        # Every process by itself: the state is the same in all, the first writes it, and each reads all of it. What
-        # fails in one then blocks no other, and no thread of Orbax's meets the others while a step is under way.
+        # Every process by itself: the state is the same in all, process 0 writes it, and each reads all of it. So a
+        # failure in one blocks no other, and no thread of Orbax waits for other processes during a step.
         own = jax.process_index()
         several = ocp.options.MultiprocessingOptions()
         if jax.process_count() > 1:
@@ -99,7 +99,7 @@ class Checkpoints:
         self._waiting: list[tuple[int, Any, str]] = []
         self._failures: list[str] = []
         self._has_failed = False
-        logging.getLogger("absl").addFilter(_not_of_orbax)
+        logging.getLogger("absl").addFilter(_is_not_from_orbax)
 
     def latest_step(self) -> int | None:
         """Step of the newest complete checkpoint, or None."""
@@ -108,18 +108,18 @@ class Checkpoints:
     def save(self, step: int, state: Any, record: dict[str, Any], *, best: int | None = None) -> None:
         """Starts saving `state` after `step` steps, or puts a copy in a queue while the disk is still busy.
 
-        The queue holds the newest state and, where that is another one, the best: saving waits for no disk.
+        The queue holds the newest state and the best one, so that saving never waits for the disk.
 
         Args:
-          step: not saved yet, or nothing happens.
+          step: number of steps; a step that is saved already is ignored.
           state: a pytree of arrays.
-          record: what goes with it; anything that JSON can hold.
-          best: step of the checkpoint that stays even where newer ones push out all others.
+          record: JSON types, saved with the state.
+          best: step of the checkpoint that is preserved beside the newest ones.
         """
         if step == self.latest_step() or jax.process_index() != 0:
             return
         self._policy.policies = [self._newest, policies.CustomSteps([] if best is None else [best])]
-        # As a text, which stays as it is; Orbax's own JSON has no infinity, which the loss of a skipped step may be.
+        # As text, because Orbax' JSON has no infinity, which the loss of a skipped step may be.
         text = json.dumps(record)
         if not self._is_busy():
             self._start_waiting()
@@ -130,7 +130,7 @@ class Checkpoints:
             self._start(step, _one_copy(state), text)
 
     def poll(self) -> list[str]:
-        """Starts what waits, if the disk is free by now; says which checkpoints could not be written since, and why."""
+        """Starts the next queued save if the disk is free; returns which checkpoints could not be written, and why."""
         if not self._is_busy():
             if self._writing is not None:
                 self._wait()
@@ -139,7 +139,7 @@ class Checkpoints:
         return failures
 
     def finish(self) -> list[str]:
-        """Waits, in every process, until everything is on disk; says what could not be written, and why."""
+        """Waits, in every process, until everything is on disk; returns as `poll`."""
         self._drain()
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
@@ -147,17 +147,17 @@ class Checkpoints:
         return self.poll()
 
     def restore_newest(self, like: Any) -> tuple[Any, dict[str, Any], list[int]]:
-        """The newest state that is whole, its record, and the steps of newer checkpoints that are not.
+        """The newest undamaged state, its record, and the steps of newer, damaged checkpoints.
 
-        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`); None: whatever
-        is there, as dictionaries of numpy arrays.
+        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`); None: as saved,
+        as dictionaries of numpy arrays.
 
         Raises:
-          OSError: where none of the checkpoints is whole; its text is one line.
-          OtherModelError: where the newest whole one has other arrays than `like`; its text is one line.
+          OSError: where all checkpoints are damaged; its text is one line.
+          OtherModelError: where the newest undamaged one has other arrays than `like`.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
-        step = _of_first_process(
+        step = _from_first_process(
             lambda: next((step for step in steps if checksums_hold(self.directory / str(step) / _ITEM)), -1)
         )
         damaged = [newer for newer in steps if newer > step]
@@ -170,7 +170,7 @@ class Checkpoints:
         return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
 
     def set_aside(self, steps: list[int]) -> None:
-        """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps anew."""
+        """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps again."""
         for step in steps if jax.process_index() == 0 else ():
             path = self.directory / str(step)
             shutil.rmtree(path.with_name(f"damaged-{step}"), ignore_errors=True)
@@ -180,7 +180,7 @@ class Checkpoints:
         self._manager.reload()
 
     def remove_partial(self) -> None:
-        """Removes what a save left that was cut off; not while one is under way."""
+        """Removes the rest of an interrupted save; not to be called during a save."""
         for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*") if jax.process_index() == 0 else ():
             shutil.rmtree(path, ignore_errors=True)
 
@@ -188,14 +188,14 @@ class Checkpoints:
         """Ends Orbax's threads once everything is on disk, without waiting for other processes; returns as `poll`."""
         self._drain()
         failures = self.poll()
-        with contextlib.suppress(Exception):  # what could not be written is said already
+        with contextlib.suppress(Exception):  # failures are reported already
             self._manager.close()
         if self._has_failed:
             self.remove_partial()
         return failures
 
     def _is_busy(self) -> bool:
-        # What fails at once leaves Orbax's own mark behind.
+        # A save that fails at once leaves Orbax' own flag set.
         return self._writing is not None and self._manager.is_saving_in_progress()
 
     def _read(self, step: int, like: Any) -> Any:
@@ -207,7 +207,7 @@ class Checkpoints:
         return jax.tree.map(lambda x, a: a if isinstance(x, np.ndarray) else place(x.sharding, a), like, arrays)
 
     def _drain(self) -> None:
-        """Waits for what is being written, and for all that waits behind it."""
+        """Waits for the current save and the queued ones."""
         self._wait()
         while self._waiting:
             self._start_waiting()
@@ -228,7 +228,7 @@ class Checkpoints:
             self._note_failure(error)
 
     def _wait(self) -> None:
-        """Waits for the checkpoint that is being written, and takes note where it cannot be."""
+        """Waits for the current save, and records its failure."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # Orbax and TensorStore raise many kinds
@@ -236,10 +236,10 @@ class Checkpoints:
         self._writing = None
 
     def _clean_up(self) -> None:
-        """Removes what failed saves left, once the thread in which Orbax writes metadata has nothing more to write.
+        """Removes the rest of failed saves, once Orbax' metadata thread has nothing more to write.
 
         A failed save does not wait for that thread: files would come back after they are removed, and a failure of the
-        thread would be taken for one of the next save. It may get work even later, where a save fails at once.
+        thread would count for the next save. It may get work even later, where a save fails at once.
         """
         for _ in range(10):  # a call ends at the first failure; a save writes metadata three times
             with contextlib.suppress(Exception):
@@ -250,8 +250,8 @@ class Checkpoints:
     def _note_failure(self, error: Exception) -> None:
         step, self._writing = self._writing, None
         self._has_failed = True
-        self._clean_up()  # what is left may be what fills the disk
-        self._manager.reload()  # Orbax has forgotten those that it was about to remove
+        self._clean_up()  # the rest may be what fills the disk
+        self._manager.reload()  # Orbax has forgotten the checkpoints that it was about to remove
         if step in self._manager.all_steps():
             self._failures.append(f"old checkpoints could not be removed ({_reason(error)})")
         else:
@@ -259,16 +259,16 @@ class Checkpoints:
 
 
 def _one_copy(state: Any) -> Any:
-    """A replicated state as it is on one device; on the host where there are other processes, as Orbax wants it.
+    """One copy of a replicated state: on a device, or on the host where there are several processes.
 
-    Of an array with copies on several devices Orbax would take a slice from each, and compile every slice.
+    From an array with copies on several devices Orbax would take a slice of each, and compile every slice.
     """
     local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
     return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
 
 
-def _of_first_process(find: Callable[[], int]) -> int:
-    """What process 0 found, in every process: they must not come to different conclusions."""
+def _from_first_process(find: Callable[[], int]) -> int:
+    """The result of process 0 in every process, so that all come to the same conclusion."""
     if jax.process_count() == 1:
         return find()
     found = find() if jax.process_index() == 0 else 0
@@ -292,17 +292,17 @@ def _check_arrays(step: int, saved: Any, like: Any) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a checkpoint could not be written, in one line: the system's own words where they can be found."""
+    """Why a checkpoint could not be written, in one line: the operating system's text where there is one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-        if found := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore's
+        if found := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore
             return os.strerror(int(found[1]))
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:200]
 
 
-def _not_of_orbax(record: logging.LogRecord) -> bool:
-    """Orbax logs whole tracebacks of what it raises; a person gets the one line that is made of it."""
+def _is_not_from_orbax(record: logging.LogRecord) -> bool:
+    """Drops Orbax' log records: it logs whole tracebacks of errors that are reported here in one line."""
     return "orbax" not in record.pathname

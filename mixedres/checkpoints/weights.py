@@ -1,4 +1,4 @@
-"""Files of weights: .safetensors, and .pth or .bin of PyTorch, which are pickles and are never allowed to run code."""
+"""Files of weights: .safetensors, and PyTorch's .pth and .bin, pickles that are never allowed to run code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mixedres.checkpoints import huggingface
 from mixedres.checkpoints.layouts import LAYOUTS, batches_of, layout_of
 
 PICKLES = (".pth", ".pt", ".bin")
-# In the head of a .safetensors file: JSON of `WeightsFile.metadata`.
+# Key in the metadata of a .safetensors file: JSON of `WeightsFile.metadata`.
 _ABOUT = "mixedres"
 _SAFETENSORS = ".safetensors"
-# In a folder, in the order in which transformers looks.
+# Files in a folder, in the order in which transformers looks for them.
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
-# Where checkpoints of training scripts have the weights among other things (torchvision, timm).
+# Keys of the weights in checkpoints of training scripts (torchvision, timm).
 _NESTED = ("model", "state_dict")
 
 
@@ -34,18 +34,18 @@ class WeightsFile:
     """The tensors of a file.
 
     Attributes:
-      path: of the file.
-      tensors: by name, as they are in the file.
-      layout: one of `mixedres.weights.LAYOUTS`.
-      batches: how many of them the batch norms have seen in training.
+      path: the file, folder or workdir.
+      tensors: by their names in the file.
+      layout: one of `mixedres.checkpoints.LAYOUTS`.
+      batches: number of batches that the batch norms have seen in training.
       version: '1', '1.5' or '2'.
       class_names: by output.
-      epsilon: of batch normalisation.
-      input: of the network, as `mixedres.data.InputSpec.to_json` makes it.
-      run: the flat config of the run that these are of.
-      note: what a person should know of how they were found, or ''.
+      epsilon: epsilon of batch normalization.
+      input: the network's input, as `mixedres.data.InputSpec.to_json` makes it.
+      run: the flat config of the run that trained them.
+      note: a line for a person about how they were found, or ''.
 
-    From `batches` on None is what nothing tells.
+    `batches` and the fields after it are None when unknown.
     """
 
     path: pathlib.Path
@@ -61,7 +61,7 @@ class WeightsFile:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What of this the tensors do not tell, to be written beside them."""
+        """The facts that the tensors do not show, to be written beside them."""
         known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
         known["version"] = None if self.version == "1.5" else self.version
         return {key: value for key, value in known.items() if value is not None}
@@ -71,7 +71,7 @@ def read(path: pathlib.Path) -> WeightsFile:
     """Reads a file, or the one in a folder that transformers would read.
 
     Raises:
-      WeightsError: where there is none, it cannot be read, or is of no layout that is known.
+      WeightsError: where it does not exist, cannot be read, or has no known layout.
     """
     file = path
     if path.is_dir():
@@ -100,7 +100,7 @@ def read(path: pathlib.Path) -> WeightsFile:
 
 
 def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
-    """What stands beside the tensors: in the file's head, or in files of transformers."""
+    """The facts beside the tensors: in the file's metadata, or in JSON files of transformers."""
     try:
         found = json.loads(about) if about else {}
         if not isinstance(found, dict):
@@ -114,7 +114,7 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
         if "class_names" in known:
             known["class_names"] = tuple(names)
     except (ValueError, TypeError) as error:
-        raise WeightsError(f"{file}: what mixedres wrote in its head cannot be read ({error})") from None
+        raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
     config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
     try:
         if layout == "transformers" and config.is_file():
@@ -130,9 +130,9 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[
     """Writes a .safetensors file, whole or not at all.
 
     Args:
-      path: of the file.
+      path: ends in .safetensors.
       tensors: by name.
-      about: of the network, as `WeightsFile.metadata` has it.
+      about: facts about the network, as `WeightsFile.metadata`.
 
     Raises:
       WeightsError: where it cannot be written.
@@ -149,7 +149,7 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[
 
 
 def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
-    """The tensors, and what mixedres wrote beside them."""
+    """The tensors, and the metadata that mixedres wrote."""
     try:
         with safetensors.safe_open(file, framework="numpy") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -188,5 +188,5 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
 def _numpy(tensor: Any) -> np.ndarray:
     import torch
 
-    # numpy has no bfloat16 of its own; float32 holds every one.
+    # numpy has no bfloat16 of its own; float32 represents every bfloat16.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()

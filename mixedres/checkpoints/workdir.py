@@ -1,4 +1,4 @@
-"""The directory of a run: what belongs to it, and whether a new start may continue in it."""
+"""The directory of a run: its files, and whether a new start may continue in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     "checkpoints",
     ".lock",
 )
-# A step that was not finite, and one that was being written.
+# Directory of a step that was not finite, and its name while it is written.
 NONFINITE = ("nonfinite", ".nonfinite")
 EVENTS = "events.out.tfevents.*"
 # The identity of the run at Weights & Biases, and the directory of what wandb writes.
@@ -39,12 +39,12 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
     Args:
       workdir: an absolute path.
       config: of this start, flat and resolved.
-      data: what the run trains on, see `check_data`; None: it is not compared.
+      data: identity of the data, see `check_data`; None: it is not compared.
       clean: remove an earlier run first. Only what a run writes is removed; a directory with files and no run in it is
         refused.
 
     Returns:
-      The lock: the run owns the directory until it is closed, or until its process ends in whatever way.
+      The lock: the run owns the directory until it is closed, or until its process ends.
 
     Raises:
       ConfigError: where the directory cannot be written, is in use, holds something else, or holds a run of another
@@ -63,7 +63,7 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
 
 
 def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | None = None) -> None:
-    """Writes what tells of the run, once nothing stands in its way any more; `workdir` has been claimed.
+    """Writes the run's config and data into `workdir`, which has been claimed.
 
     Raises:
       ConfigError: where it cannot be written.
@@ -71,7 +71,7 @@ def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | 
     with _writable(workdir):
         if data is not None and read_config(workdir) is None:
             write_json(workdir / DATA, data)
-        (workdir / SUMMARY).unlink(missing_ok=True)  # of a run that goes on after its end
+        (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
         if read_config(workdir) != _as_json(config):
             write_json(workdir / CONFIG, config)
 
@@ -82,7 +82,7 @@ def in_use(workdir: pathlib.Path) -> bool:
 
 
 def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The summary of a run that `config`, with which `workdir` was claimed, does not take any further; else None."""
+    """The summary of a finished run that `config` does not extend; else None. `workdir` was claimed with `config`."""
     old = read_config(workdir)
     if old is None or check_same(workdir, config):
         return None
@@ -110,7 +110,7 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
     `only`: the keys to compare; None: all.
 
     Returns:
-      Whether the run is to be longer than it was.
+      Whether the run becomes longer.
     """
     old = read_config(workdir)
     if old is None:
@@ -135,9 +135,9 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
     """Raises `ConfigError` where the run in `workdir` was on other data, and says what differs.
 
     Args:
-      workdir: of a run.
+      workdir: directory of the run.
       data: 'class_names', 'train_examples', 'eval_examples' and a 'fingerprint' of the examples and their order.
-      classes_only: an evaluation may be of other images.
+      classes_only: compare only the class names; an evaluation may use other images.
     """
     old = read_json(workdir / DATA)
     same = ("class_names", "train_examples", "eval_examples", "fingerprint")
@@ -162,14 +162,14 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
 
 
 def contents(workdir: pathlib.Path) -> dict[str, Any]:
-    """What all processes of a run must find in its directory: path, whether it was ever claimed, checkpoints."""
+    """The state of the directory that all processes must agree on: path, whether it was claimed, checkpoints."""
     found = (workdir / CHECKPOINTS).glob("[0-9]*")
     steps = sorted(int(path.name) for path in found if path.name.isdecimal())
     return {"directory": str(workdir), "claimed": (workdir / LOCK).exists(), "checkpoints": steps}
 
 
 def read_config(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The config of the run in `workdir`; None where there is no run of ours."""
+    """The config of the run in `workdir`; None where it holds no run of mixedres."""
     found = read_json(workdir / CONFIG)
     return found if isinstance(found, dict) and found.keys() >= _MARKS else None
 
@@ -187,7 +187,7 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _as_json(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` as it comes back from a file, where tuples are lists."""
+    """`config` as read back from a file, where tuples are lists."""
     return json.loads(json.dumps(config))
 
 
@@ -206,7 +206,7 @@ def _check_writable(workdir: pathlib.Path) -> None:
 
 
 def _check_contents(workdir: pathlib.Path) -> bool:
-    """Whether there is a run; raises where there are files without one."""
+    """Whether the directory holds a run; raises ConfigError where it holds other files."""
     if read_config(workdir) is not None:
         checkpoints = workdir / CHECKPOINTS
         if checkpoints.exists() and not checkpoints.is_dir():
@@ -233,7 +233,7 @@ def _lock(workdir: pathlib.Path) -> IO[str]:
 def _remove_run(workdir: pathlib.Path) -> None:
     """Removes what a run writes: its files, and the numbered directories in its checkpoints.
 
-    The config goes last: what a kill leaves is still a run, which can be removed.
+    The config goes last: after a kill in between, the rest is still a run, which can be removed.
     """
     for name in (*NONFINITE, WANDB):
         shutil.rmtree(workdir / name, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a stored data set is to the loader: numbered examples, in two parts, and the names of their classes."""
+"""The interface of a stored data set: numbered examples in two parts, and the names of their classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Example(NamedTuple):
-    """One example: the file of an image as it was stored, and its class."""
+    """One example: the stored file of an image, and its class."""
 
     image: bytes
     label: int
@@ -17,7 +17,7 @@ class Examples(Protocol):
     """One part of a data set. It must pickle, so that worker processes can read it.
 
     Attributes:
-      name: for messages: data set and part.
+      name: data set and part, for messages.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Examples(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Changes where examples, their order or their labels change; cheap, so it does not look into images."""
+        """A hash that changes with the examples, their order and their labels; cheap, because it reads no image."""
         ...
 
 
@@ -46,9 +46,9 @@ class Dataset:
     Attributes:
       train, eval: the parts.
       class_names: by label.
-      channels: of every image: 3 (RGB) or 1 (luma).
-      apply_exif: heed the orientation in EXIF data.
-      note: what a person who starts a run should know of it, such as how the parts were divided; or ''.
+      channels: 3 (RGB) or 1 (luma), the same for all images.
+      apply_exif: rotate images by the orientation in their EXIF data.
+      note: a line for the person who starts a run, such as how the parts were divided; or ''.
     """
 
     train: Examples

@@ -1,4 +1,4 @@
-"""What a network takes for an image: enough to show it one that is in no data set."""
+"""The input of a network: enough to prepare an image that is in no data set."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """The square that an image becomes, and its normalisation.
+    """The square that an image becomes, and its normalization.
 
     Attributes:
       shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
-      mean, std: per channel on the scale 0 to 255; None: every image is standardised by itself.
-      crop_pct: share of the image's shorter side that the central square keeps, in (0, 1].
-      antialias: average over areas where the image becomes smaller, instead of interpolating between four pixels.
+      mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
+      crop_pct: side of the central square as a fraction of the image's shorter side, in (0, 1].
+      antialias: average over areas where the image becomes smaller, in place of interpolating between four pixels.
     """
 
     shape: tuple[int, int, int]
@@ -38,16 +38,16 @@ class InputSpec:
             and 0 < self.crop_pct <= 1
         )
         if not good:
-            raise ValueError(f"{self} is no shape with a normalisation")
+            raise ValueError(f"{self} is not a shape with a normalization")
 
     @property
     def fits_files(self) -> bool:
-        """Whether a file of an image can be made into the network's input."""
+        """Whether an image file can become the network's input."""
         height, width, channels = self.shape
         return height == width and channels in (1, 3)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """The argument of `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -58,4 +58,4 @@ class InputSpec:
             height, width, channels = map(int, given["shape"])
             return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], antialias=given["antialias"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{given!r} says not how images become squares ({error})") from None
+            raise ValueError(f"{given!r} does not say how images become squares ({error})") from None

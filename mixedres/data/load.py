@@ -16,21 +16,21 @@ PREFIX = "tfds:"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a data set can be told; each uses what concerns it.
+    """Options of all data sets; each uses those that apply to it.
 
     Attributes:
       image_size: height and width of an image.
-      batch_size: of synthetic data: its test set is one such batch.
-      dir: where the data lie; digits and synthetic data need none.
-      channels, train_examples: of synthetic data.
-      num_classes: of synthetic data; of others, where the network should have more outputs than the data has classes.
+      batch_size: size of the one test batch of synthetic data.
+      dir: directory of the data; digits and synthetic data need none.
+      channels, train_examples: for synthetic data.
+      num_classes: for synthetic data; elsewhere, outputs of the network where they are more than the classes.
       pad, flip: augmentation.
       preprocessing: of stored images: 'official' or 'torch', see `mixedres.data.images.preprocessing`.
       train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
-      eval_fraction, split_seed: of a folder that has no part for evaluation.
-      threads: that decode images, in every process that does; None: together as many as there are CPU cores.
-      workers: processes that decode images; 0: threads alone.
-      on_error: 'raise' or 'skip': what to do with an image that cannot be read.
+      eval_fraction, split_seed: how to divide a folder that has no part for evaluation.
+      threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
+      workers: decoding processes; 0: threads of this process decode.
+      on_error: what to do with an image that cannot be read: 'raise' or 'skip'.
     """
 
     image_size: int
@@ -109,7 +109,7 @@ def _images(name: str, given: Options) -> Source:
 
     if given.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {given.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
-    family = preprocessing.get(given.preprocessing)
+    chosen = preprocessing.get(given.preprocessing)
     splits = {"train_split": given.train_split, "eval_split": given.eval_split}
     if name == "folder":
         if given.dir is None:
@@ -128,7 +128,7 @@ def _images(name: str, given: Options) -> Source:
     return loader.Loader(
         data_set,
         given.image_size,
-        family,
+        chosen,
         given.num_classes or classes,
         flip=given.flip,
         threads=given.threads or max(1, cpus // max(1, given.workers)),
@@ -138,7 +138,7 @@ def _images(name: str, given: Options) -> Source:
 
 
 def _notes(data_set: Dataset, given: Options) -> Iterator[str]:
-    """What a person should know of the data before a run."""
+    """Lines about the data that a person should read before a run."""
     yield data_set.note
     if given.num_classes is not None and given.num_classes > len(data_set.class_names):
         yield f"the network has {given.num_classes} outputs for {len(data_set.class_names)} classes (data.num_classes)"

@@ -1,4 +1,4 @@
-"""Batches on the device before they are needed, and how long it had to wait for them."""
+"""Moves batches to the device ahead of time, and measures how long the device waits for them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Generic, TypeVar
 Host = TypeVar("Host")
 Device = TypeVar("Device")
 
-# Seconds between two looks at whether the device has run out of work: fine enough for a step, and free.
+# Seconds between two checks whether the device has run out of work: fine enough for a step, and free.
 _POLL = 0.001
-# Seconds that `close` waits for a batch in the making; a read that hangs must not keep the process.
+# Seconds that `close` waits for a batch in preparation; a read that hangs must not hold up the process.
 _PATIENCE = 30.0
 
 
 class Prefetch(Generic[Host, Device]):
     """An iterator over ``put(batch)`` of each batch, made in a thread that keeps `depth` of them ready.
 
-    A batch that is the very object before it, as synthetic data repeats one, is not put again. `close` ends thread and
-    source; it is a context manager.
+    A batch that is the same object as the one before it, as in synthetic data, is not put again. `close` ends the
+    thread and the source; the object is a context manager.
 
     Attributes:
       waited: seconds in `take` during which the device had nothing to do.
@@ -32,7 +32,7 @@ class Prefetch(Generic[Host, Device]):
 
         Args:
           batches: finite or endless; only the thread touches it from now on, and closes it where it has a `close`.
-          put: from the host's to the device's form (`jax.device_put`).
+          put: moves a batch to the device, such as `jax.device_put`.
           depth: >= 1.
         """
         self.waited = 0.0
@@ -50,11 +50,10 @@ class Prefetch(Generic[Host, Device]):
         return self.take()
 
     def take(self, busy: Callable[[], bool] = lambda: False) -> Device:
-        """The next batch; what the source raised, where it did; StopIteration at its end.
+        """The next batch; raises what the source raised, and StopIteration at its end.
 
         Args:
-          busy: whether the device still has work. Waiting counts only from when it has none: while it is busy, nothing
-            is lost.
+          busy: whether the device still has work; waiting counts only while it has none.
         """
         if self._finished:
             raise StopIteration
@@ -95,7 +94,7 @@ class Prefetch(Generic[Host, Device]):
 
     def _run(self) -> None:
         try:
-            last: Host | object = self  # which is no batch
+            last: Host | object = self  # is no batch
             for batch in self._batches:
                 if batch is not last:
                     sent, last = self._put(batch), batch
@@ -109,7 +108,7 @@ class Prefetch(Generic[Host, Device]):
                 close()
 
     def _hand_over(self, batch: Device | None, error: BaseException | None) -> bool:
-        """Waits for room in the queue; False where nobody wants the batch any more."""
+        """Waits for room in the queue; False where the consumer has closed it."""
         while not self._stop.is_set():
             try:
                 self._ready.put((batch, error), timeout=0.1)

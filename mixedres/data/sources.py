@@ -1,4 +1,4 @@
-"""Where batches come from: arrays in memory, or one synthetic batch again and again."""
+"""Sources of batches: arrays in memory, or one synthetic batch repeated."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Source(Protocol):
       image_shape: (height, width, channels) of every image.
       num_classes: labels lie in [0, num_classes).
       train_examples, eval_examples: sizes of the two parts.
-      mean, std: per channel on the scale 0 to 255; None: every image is standardised by itself.
+      mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
       class_names: by label; empty where classes have no names.
-      note: what a person who starts a run should know of the data, or ''.
-      unreadable: {name of an image: why it could not be used}, of those passed over so far.
-      input_spec: how images that are not in the data set become such images.
-      fingerprint: changes where the examples, their order or their labels change.
+      note: a line for the person who starts a run, or ''.
+      unreadable: {name of an image: reason}, the images skipped so far.
+      input_spec: how images from elsewhere become inputs of the network.
+      fingerprint: a hash that changes with the examples, their order and their labels.
     """
 
     image_shape: tuple[int, int, int]
@@ -143,19 +143,19 @@ class InMemory:
 
     @property
     def input_spec(self) -> InputSpec:
-        """The whole square: these images are no crops."""
+        """The whole image: these images are not cropped."""
         return InputSpec(self.image_shape, self.mean, self.std)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of all images and labels."""
+        """SHA-256 of all images and labels."""
         digest = hashlib.sha256()
         for part in (self.train_images, self.train_labels, self.eval_images, self.eval_labels):
             digest.update(np.ascontiguousarray(part))
         return digest.hexdigest()
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Whole batches of a new permutation each epoch; what does not fill a batch is left out of that epoch."""
+        """Whole batches of a new permutation each epoch; images that do not fill a batch are left out of that epoch."""
         per_epoch = self.train_examples // batch_size
         if not per_epoch:
             raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
@@ -198,7 +198,7 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Synthetic:
-    """One fixed random batch, again and again: the speed of a step without the cost of its data.
+    """One fixed random batch, repeated: it shows the speed of a step without the cost of data.
 
     The reference's distribution: pixels from a normal of mean 127 and deviation 60, truncated at two deviations
     (so within uint8), labels uniform below ``num_classes - 1``. The test set is the batch of seed 0, once.
@@ -217,18 +217,18 @@ class Synthetic:
 
     @property
     def input_spec(self) -> InputSpec:
-        """The whole square."""
+        """The whole image."""
         return InputSpec(self.image_shape, self.mean, self.std)
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """The same batch object for ever, which lets the loop keep it on the device."""
+        """The same batch object forever, so that it stays on the device."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, seed).items()}
         while True:
             yield batch
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """One batch of which `eval_examples` count."""
+        """One batch, of which the first `eval_examples` rows count."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, 0).items()}
         for start in range(0, self.eval_examples, batch_size):

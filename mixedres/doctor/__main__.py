@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 DESCRIPTION = """\
-Examines the numerics of a network: what float16 loses of its values and gradients, the loss scale that it needs, the
-layers that should stay in float32, and whether bfloat16 is the better choice.
+Examines the numerics of a network: which values and gradients float16 loses, which loss scale it needs, which layers
+should stay in float32, and whether bfloat16 is the better choice.
 
   python -m mixedres.doctor --config=configs/digits.py:fp16
   python -m mixedres.doctor --config=configs/imagenet.py:fp16 --config.batch_size=32 --steps=0,100 --compare=fp16,bf16
   python -m mixedres.doctor --workdir=runs/imagenet-fp16
 
-Real batches go through a training step in float32; nothing of a run is changed. What is written is the report: a page
-to look at, and the same as JSON beside it; and compiled programs, for the next time.
-exit status: 0; 1 where it failed; 2 for a mistake, and no report was written
+Real batches go through a training step in float32; a run is not changed. The command writes the report, a page to look
+at and the same as JSON beside it, and compiled programs for the next time.
+exit status: 0; 1: it failed; 2: a mistake in the command, and no report was written
 """
 
 
 class Options(NamedTuple):
-    """What was asked for: the config, the run to take the weights from (None: fresh ones), and the options' values."""
+    """The parsed options: the config, the run whose weights are examined (None: fresh weights), and the others."""
 
     config: ConfigDict
     workdir: pathlib.Path | None
@@ -73,11 +73,17 @@ def parse(given: Sequence[str]) -> Options:
     parser.add_argument("--config", metavar="FILE[:PRESET]", help="as for mixedres.main; --config.KEY=VALUE too")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--workdir", metavar="RUN", help="newest checkpoint of this run; and its config, without --config"
+        "--workdir",
+        metavar="RUN",
+        help="examine the newest checkpoint of this run, with its config unless --config is given",
     )
-    where.add_argument("--init", action="store_true", help="a fresh network, which is the default")
-    parser.add_argument("--steps", default="0", metavar="N,N...", help="training steps from there (default 0)")
-    parser.add_argument("--compare", default="", metavar="PRESET,...", help="errors of real gradients in these presets")
+    where.add_argument("--init", action="store_true", help="examine a fresh network (the default)")
+    parser.add_argument(
+        "--steps", default="0", metavar="N,N...", help="training steps after which to examine (default 0)"
+    )
+    parser.add_argument(
+        "--compare", default="", metavar="PRESET,...", help="measure the errors of real gradients in these presets"
+    )
     parser.add_argument("--out", default="doctor.html", metavar="FILE.html", help="the report (default doctor.html)")
     options, rest = parser.parse_known_args(list(given))
     wrong = [argument for argument in rest if not argument.startswith("--config.")]
@@ -103,24 +109,24 @@ def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path 
     if workdir is None:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
     if rest:
-        raise ConfigError(f"{rest[0]} changes a config, but --config is missing; name the one of the run")
+        raise ConfigError(f"{rest[0]} changes a config, but --config is missing; name the config of the run")
     from mixedres.checkpoints.workdir import read_config
     from mixedres.config import unflatten
 
     found = read_config(workdir)
     if found is None:
-        raise ConfigError(f"--workdir={workdir} holds no run whose config can be read; name one of mixedres.main")
+        raise ConfigError(f"--workdir={workdir} holds no run whose config can be read; name the workdir of a run")
     return unflatten(found)
 
 
 def _check_free(out: pathlib.Path) -> None:
-    """Raises ConfigError unless `out` and the JSON beside it are not there, or are an earlier report."""
+    """Raises ConfigError where `out` or the JSON beside it exists and is not an earlier report."""
     document = out.with_suffix(".json")
     found = read_json(document)
     is_report = isinstance(found, dict) and {"advice", "recommended_log2_scale", "rows"} <= found.keys()
     for path in (out, document):
         if path.exists() and not (is_report and path.is_file()):
-            raise ConfigError(f"--out={out}: {path} is there, and no earlier report; name another file")
+            raise ConfigError(f"--out={out}: {path} exists and is not an earlier report; name another file")
 
 
 def _steps(text: str) -> list[int]:

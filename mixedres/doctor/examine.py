@@ -1,4 +1,4 @@
-"""The examination of a network by the doctor: fresh or from a run, after some training steps, on real batches."""
+"""The doctor's examination: of a fresh network or a run, after some training steps, on real batches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
 
 
 def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
-    """The report so far, which says that there is no more."""
+    """The report so far, with a note that training stopped there."""
     is_half = jnp.dtype(experiment.precision.policy.compute_dtype) == jnp.float16
     way = (
         "train in another preset on the way: --config.precision.name=fp32"
@@ -116,7 +116,7 @@ def _state(experiment: Experiment, run: pathlib.Path | None) -> TrainState:
 
 
 def _compared(experiment: Experiment, report: Report, presets: Sequence[str]) -> dict[str, Any]:
-    """Each preset, and once more with the layers in float32 that should be."""
+    """Each preset, and half presets once more with the recommended layers in float32."""
     chosen: dict[str, Any] = {}
     for name in presets:
         found = precision.get(name)
@@ -130,7 +130,7 @@ def _compared(experiment: Experiment, report: Report, presets: Sequence[str]) ->
 
 
 def overrides(report: Report, config: ConfigDict) -> list[str]:
-    """The flags that follow the advice, ready for a shell: a line that is enough, and one to choose instead.
+    """The flags that follow the advice, quoted for a shell: one line, and an alternative.
 
     None where no flag helps.
     """

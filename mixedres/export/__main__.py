@@ -13,7 +13,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.predict.arguments import add_arguments
 
 DESCRIPTION = """\
-Writes a trained network as one file that runs with nothing but jax: weights and normalisation are inside, uint8 images
+Writes a trained network as one file that runs with nothing but jax: weights and normalization are inside, uint8 images
 go in, probabilities and classes come out.
 
   python -m mixedres.export --from=runs/imagenet-fp16 --to=exported

@@ -23,8 +23,8 @@ PLATFORMS = ("cpu", "cuda")
 def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array]]:
     """The network with its weights inside, as a function of uint8 images (b, *spec.shape).
 
-    It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. Weights that it computes with in a half
-    dtype are stored in that one; the values are the same.
+    It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. Weights that are computed with in a half
+    dtype are stored in it; the values are the same.
     """
     model = chosen.model
 
@@ -44,7 +44,7 @@ def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array
 
 
 def exported(chosen: Classifier) -> jax.export.Exported:
-    """`as_function` as jax.export has it, for any number of images and all `PLATFORMS`."""
+    """`as_function` exported for any number of images and all `PLATFORMS`."""
     (count,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((count, *chosen.spec.shape), jnp.uint8)
     return jax.export.export(jax.jit(as_function(chosen)), platforms=PLATFORMS)(images)
@@ -58,7 +58,7 @@ def write(
     *,
     for_tensorflow: bool,
 ) -> None:
-    """Everything, or nothing: a folder beside it gets its name at the end."""
+    """Writes everything or nothing: a temporary folder is renamed at the end."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as partial:
         made = pathlib.Path(partial) / "made"

@@ -37,7 +37,7 @@ Made by mixedres {mixedres} with jax {jax} on {date}, from `{source}`.
 
     python {loader} IMAGES.npy
 
-needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normalisation are inside `{model}`.
+needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normalization are inside `{model}`.
 
 | | | |
 | --- | --- | --- |
@@ -45,18 +45,18 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 | out | `probabilities` | float32 (n, {classes}) |
 | out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
 
-How an image becomes an image of {height}x{width}: turn it upright, cut out the square in its centre whose side is
-{share:.6g} of the shorter side, and resize it {filter}. Values stay 0 to 255{channels_note}:
+How to make the {height}x{width} input from an image: turn it upright, cut out the square in its center whose side is
+{crop_pct:.6g} of the shorter side, and resize it {filter}. Values stay 0 to 255{channels_note}:
 
 ```python
 import numpy as np
 from PIL import Image, ImageOps
 
-image = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
-side = round({share:.6g} * min(image.size))
-x, y = (image.width - side) // 2, (image.height - side) // 2
+photo = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
+side = round({crop_pct:.6g} * min(photo.size))
+x, y = (photo.width - side) // 2, (photo.height - side) // 2
 resampling = Image.Resampling.{pillow}
-image = np.asarray(image.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
+image = np.asarray(photo.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
 np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
 ```
 
@@ -76,7 +76,7 @@ network.signatures["serving_default"](images=images)   # uint8 {shape}
 network.signatures["image_bytes"](image_bytes=encoded) # (n,) JPEG or PNG files, cropped and resized in the graph
 ```
 
-Both return `probabilities` and `classes`. The second heeds no EXIF orientation.
+Both return `probabilities` and `classes`. The second ignores EXIF orientation.
 """
 
 
@@ -86,9 +86,9 @@ def write(
     """Makes `folder` with the artifact of `jax.export`, and everything beside it.
 
     Args:
-      folder: which must not be there.
+      folder: must not exist.
       artifact: serialized.
-      network: that it is of.
+      network: the exported network.
       facts: for `FACTS`: 'network', 'version', 'classes', 'precision', 'source', 'date', 'platforms', 'versions'.
       saved_model: whether there will be one, for the README.
 
@@ -127,9 +127,9 @@ def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "channels": channels,
         "channels_note": ", of red, green and blue" if channels == 3 else ", of brightness",
         "mode": "RGB" if channels == 3 else "L",
-        "share": spec.crop_pct,
+        "crop_pct": spec.crop_pct,
         "filter": "averaging over areas where it shrinks" if spec.antialias else "linearly",
-        # Of Pillow's filters; it antialiases all of them.
+        # Pillow antialiases with all of its filters.
         "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.antialias else "BILINEAR",
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],

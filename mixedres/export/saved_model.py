@@ -15,7 +15,7 @@ from mixedres._internal import jax_compat
 from mixedres.data import InputSpec
 from mixedres.predict.classifier import Classifier
 
-# Of StableHLO, which TensorFlow may know in an older version than JAX: 2.21 knows 1.13, and JAX 0.12 writes 1.18.
+# The version of StableHLO; TensorFlow may know an older one than JAX: 2.21 knows 1.13, and JAX 0.12 writes 1.18.
 _STABLEHLO = "1.0.0"
 
 
@@ -26,9 +26,9 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
     'probabilities' (n, classes) float32 and 'classes' (n,) int32.
 
     Args:
-      folder: which must not be there.
+      folder: must not exist.
       artifact: of `mixedres.export.export.exported`.
-      network: that it is of.
+      network: the exported network.
 
     Raises:
       OSError: where it cannot be written.
@@ -65,7 +65,7 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
 
 
 def _square(data: Any, spec: InputSpec) -> Any:
-    """The central square of an encoded image, in TensorFlow's operations; see `mixedres.data.images.center_crop.center_crop`."""
+    """The central square of an encoded image, in TensorFlow's operations; see `mixedres.data.images.center_crop`."""
     import tensorflow as tf
 
     image = tf.io.decode_image(data, channels=spec.shape[2], expand_animations=False)

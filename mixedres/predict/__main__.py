@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from mixedres.predict.predictions import Prediction
 
 DESCRIPTION = """\
-Says what images show, with the network of a run or with weights of other libraries.
+Classifies images with the network of a run or with weights of other libraries.
 
   python -m mixedres.predict --from=runs/imagenet-fp16 cat.jpg dog.png
   python -m mixedres.predict --from=resnet50.safetensors --labels=labels.txt --precision=fp16 photos/ --json
   python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.png
 
-The central square of an image is what the network sees, upright as its EXIF data say.
-exit status: 0; 1 where nothing can be said of some of the images; 2 where of none, or for a mistake
+The network sees the central square of an image, rotated by its EXIF orientation.
+exit status: 0; 1: some images could not be read; 2: none could, or the command is wrong
 """
-# A sheet with more would be no image to look at.
+# A larger sheet is too large to look at.
 MOST_ON_SHEET = 120
 _SHEETS = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -40,7 +40,7 @@ def predict(given: Sequence[str]) -> None:
 
     Raises:
       ConfigError: for a mistake in them; nothing has been written then.
-      DataError: where nothing could be said of some of the images.
+      DataError: where some of the images could not be classified.
     """
     options = _parse(given)
     # Imported here so that --help and a mistake in the command need not wait for JAX.
@@ -62,24 +62,24 @@ def predict(given: Sequence[str]) -> None:
             guesses = [contact_sheet.Prediction(chosen.class_names[index], share) for index, share in found.top[:3]]
             on_sheet.append(contact_sheet.Cell(os.path.basename(found.path), found.square, guesses))
     if unreadable == len(paths):
-        raise ConfigError(f"nothing could be said of any of the {len(paths)} files")
+        raise ConfigError(f"none of the {len(paths)} files could be classified")
     if options.out:
         _save(options.out, on_sheet, len(paths) - unreadable)
     if unreadable:
-        raise DataError(f"nothing could be said of {unreadable} of the {len(paths)} files")
+        raise DataError(f"{unreadable} of the {len(paths)} files could not be classified")
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.predict", DESCRIPTION)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
     add_arguments(parser)
-    parser.add_argument("--topk", type=int, default=5, help="classes to name per image (default 5)")
+    parser.add_argument("--topk", type=int, default=5, help="classes to print per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON per image")
     parser.add_argument("--out", type=command_line.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
-    parser.add_argument("--batch_size", type=int, default=64, help="images at a time (default 64)")
+    parser.add_argument("--batch_size", type=int, default=64, help="images per batch (default 64)")
     options = parser.parse_intermixed_args(given)
     if not options.images:
-        raise ConfigError("no image is named; give files, folders or globs, such as photos/ or 'photos/*.jpg'")
+        raise ConfigError("no image is given; name files, folders or globs, such as photos/ or 'photos/*.jpg'")
     for name in ("topk", "batch_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
@@ -87,14 +87,14 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         if options.out.suffix.lower() not in _SHEETS:
             raise ConfigError(f"--out={options.out} must end in one of {' '.join(_SHEETS)}")
         if os.path.lexists(options.out):
-            raise ConfigError(f"--out={options.out} is there already; name another")
+            raise ConfigError(f"--out={options.out} exists; name another")
         if not os.access(options.out.parent, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out={options.out} cannot be written; name a file in a folder that can")
+            raise ConfigError(f"--out={options.out} cannot be written; name a file in a writable folder")
     return options
 
 
 def find(given: str) -> list[str]:
-    """The files that an argument names: a file, all images below a folder, or what a glob matches, sorted.
+    """The files that an argument names: a file, all images below a folder, or the matches of a glob, sorted.
 
     Raises:
       ConfigError: where there are none.

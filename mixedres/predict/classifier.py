@@ -1,4 +1,4 @@
-"""A trained network as a function of images: what prediction and export have in common."""
+"""A trained network as a function of images, for prediction and export."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Classifier:
 
 
 def from_args(options: argparse.Namespace) -> Classifier:
-    """The network that these options of `mixedres.predict.arguments.add_arguments` name.
+    """The network named by the options of `mixedres.predict.arguments.add_arguments`.
 
     Raises:
       ConfigError: where there is none, or it takes no images.
@@ -98,7 +98,7 @@ def _precision(file: weights.WeightsFile, preset: str | None) -> precision.Preci
 def _spec(
     file: weights.WeightsFile, name: str, channels: int, options: argparse.Namespace
 ) -> tuple[InputSpec, tuple[str, ...]]:
-    """The network's input, and what to say of it; raises ValueError where it can be no image."""
+    """The network's input, and notes on it; raises ValueError where it is not an image."""
     # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
     from mixedres.data.images import preprocessing
 
@@ -109,7 +109,7 @@ def _spec(
     if known and known.shape[2] != channels:
         raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {known.shape[2]}")
     if known and not known.fits_files:
-        raise ValueError(f"{file.path} takes images of shape {known.shape}, which no image can be made into")
+        raise ValueError(f"{file.path} takes images of shape {known.shape}, which no image file can become")
     usual = known.shape[0] if known else run.get("data.image_size") or (32 if name.startswith("cifar_") else 224)
     size = options.image_size or usual
     if family or not (known or name.startswith("cifar_")):
@@ -117,7 +117,7 @@ def _spec(
     else:
         spec = dataclasses.replace(known or InputSpec((size, size, channels)), shape=(size, size, channels))
     if not known and not (options.image_size and family):
-        how = "every image standardised by itself" if spec.mean is None else f"--preprocessing={family or 'torch'}"
+        how = "every image standardized by itself" if spec.mean is None else f"--preprocessing={family or 'torch'}"
         notes = (f"{file.path} does not say what its input is; taking --image_size={size}, {how}",)
     return spec, notes
 

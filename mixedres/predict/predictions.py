@@ -1,4 +1,4 @@
-"""What a network says of image files: an iterator whose memory does not grow with their number."""
+"""Predictions for image files, by an iterator whose memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mixedres.predict.classifier import Classifier
 
 
 class Prediction(NamedTuple):
-    """What is said of a file: `top` has (class, probability) pairs, the most probable first.
+    """The prediction for a file: `top` has (class, probability) pairs, the most probable first.
 
     `error` says in one line why there are none; `square` is what the network saw.
     """
@@ -29,7 +29,7 @@ class Prediction(NamedTuple):
 
 
 def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
-    """What a network says of every file, in order; memory does not grow with their number.
+    """The predictions for all files, in order; memory does not grow with their number.
 
     Args:
       chosen: the network; it runs on all devices of this process.

@@ -1,4 +1,4 @@
-"""CIFAR-10 in memory: from the official archives, as they were downloaded or unpacked, or from a prepared copy."""
+"""CIFAR-10 in memory: from the official archives, packed or unpacked, or from a prepared copy."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def load(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, flip: bool = False) -> InMemory:
-    """CIFAR-10, standardised image by image.
+    """CIFAR-10, standardized image by image.
 
     Args:
       data_dir: holds one of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py, cifar-10-python.tar.gz
-        and cifar10 (prepared by TensorFlow Datasets), or is one of these directories; None: as `prepared.default_dir`.
+        and cifar10 (prepared by TensorFlow Datasets), or is one of these directories; None: the default directory of
+        TensorFlow Datasets.
       image_size: 32 only.
       pad, flip: augmentation, see `InMemory`.
 
     Raises:
-      ValueError: where nothing of that is there, or is not whole.
+      ValueError: where none of these exists, or it is damaged.
     """
     if image_size != SIDE:
         raise ValueError(
@@ -115,7 +116,7 @@ def _binary(data: bytes, name: str) -> Arrays:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads numpy arrays and plain values; a file that asks for anything else, such as to run code, is refused."""
+    """Reads numpy arrays and plain values; refuses a file that asks for anything else, such as running code."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = {("numpy", "ndarray"), ("numpy", "dtype")}

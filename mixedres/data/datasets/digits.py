@@ -31,7 +31,7 @@ def load(*, image_size: int = 16, pad: int = 0, flip: bool = False) -> InMemory:
     factor = image_size / 8
     images = zoom(15.0 * digits.images, (1, factor, factor), order=1, mode="nearest", grid_mode=True)
     images = np.rint(images).astype(np.uint8)[..., None]
-    train, test = _stratified_split(digits.target, test_share=0.2)
+    train, test = _stratified_split(digits.target, test_fraction=0.2)
     return InMemory(
         train_images=images[train],
         train_labels=digits.target[train],
@@ -45,11 +45,11 @@ def load(*, image_size: int = 16, pad: int = 0, flip: bool = False) -> InMemory:
     )
 
 
-def _stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices of the training and the test part, each class in the same share to within one example.
+def _stratified_split(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices of the training and the test part, with the same fraction of each class to within one example.
 
-    Ranks the examples by their (shuffled) place within their class, as a share of the class, and takes the lowest:
-    classes of different sizes then lose the same share, and the total is exact.
+    Ranks the examples by their shuffled place within their class, as a fraction of the class, and takes the lowest:
+    classes of different sizes then lose the same fraction, and the total is exact.
     """
     order = np.random.default_rng(0).permutation(len(labels))
     rank = np.empty(len(labels))
@@ -57,5 +57,5 @@ def _stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray
         members = order[labels[order] == label]
         rank[members] = (np.arange(len(members)) + 0.5) / len(members)
     by_rank = order[np.argsort(rank[order], kind="stable")]
-    tests = math.ceil(test_share * len(labels))
+    tests = math.ceil(test_fraction * len(labels))
     return np.sort(by_rank[tests:]), np.sort(by_rank[:tests])

@@ -13,7 +13,7 @@ import numpy as np
 from mixedres.data.examples import Dataset, Example
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
-# Images as well, of which a person should hear that they are not read.
+# Image formats that are not read, which the user is told.
 _NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
 TRAIN_FOLDERS = ("train",)
 EVAL_FOLDERS = ("val", "validation", "valid", "test")
@@ -24,9 +24,9 @@ class ImageFolder:
     """One part of a folder.
 
     Attributes:
-      name: for messages.
-      root: what the paths are relative to.
-      paths: of the images, with forward slashes, sorted within each class.
+      name: shown in messages.
+      root: folder that `paths` are relative to.
+      paths: paths of the images, with forward slashes, sorted within each class.
       labels: (n,) int32.
     """
 
@@ -47,7 +47,7 @@ class ImageFolder:
         return str(self.root / self.paths[index])
 
     def fingerprint(self) -> str:
-        """Of the paths below the root, and the labels."""
+        """SHA-256 of the labels and the paths below the root."""
         digest = hashlib.sha256(self.labels.tobytes())
         digest.update(os.fsencode("\0".join(self.paths)))
         return digest.hexdigest()
@@ -63,20 +63,19 @@ def scan(
 ) -> Dataset:
     """The images under `directory`, at any depth below the folder of their class, without hidden files.
 
-    Where `directory` has no folder for evaluation, `eval_fraction` of every class is held out for it: those whose path has
-    the lowest MD5 hash together with `split_seed`, so that the same images are held out on every machine and new
-    images hardly move the old ones.
+    Without a folder for evaluation, `eval_fraction` of every class is held out: the images with the lowest MD5 hashes
+    of `split_seed` and path, so that every machine holds out the same ones, and new images hardly move old ones.
 
     Args:
       directory: with folders named after the parts ('train' and one of 'val', 'validation', 'valid', 'test'), or after
         the classes.
       train_split, eval_split: other names of the parts' folders.
       eval_fraction: in (0, 1).
-      split_seed: another one holds out other images.
+      split_seed: another seed holds out other images.
 
     Raises:
-      ValueError: for a folder that is not there, has no images or a class without any, and for a class of the
-        evaluation that training does not know.
+      ValueError: for a folder that does not exist, has no images or a class without images, and for a class of the
+        evaluation part that the training part does not have.
     """
     root = pathlib.Path(directory).expanduser().absolute()
     if not root.is_dir():
@@ -106,7 +105,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others
         lower = {name.lower(): name for name in train}
         close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
         raise ValueError(
-            f"{root / eval_folder} has {_count(unknown, 'class', 'classes')} that {root / train_folder} has not: "
+            f"{root / eval_folder} has {_count(unknown, 'class', 'classes')} that {root / train_folder} does not have: "
             f"{_listed(unknown)}; the classes of the evaluation must be among those of the training"
             + (f" (there is a {close})" if close else "")
         )
@@ -196,7 +195,7 @@ def _below(root: pathlib.Path, directory: pathlib.Path, others: collections.Coun
 
 
 def _raise(error: OSError) -> None:
-    raise error  # instead of passing over what may not be read
+    raise error  # os.walk would skip unreadable folders silently
 
 
 def _is_image(name: str) -> bool:

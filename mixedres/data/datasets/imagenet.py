@@ -1,4 +1,4 @@
-"""What is known of ImageNet (ILSVRC 2012) and its copies, for those who read it and those who prepare it."""
+"""Facts about ImageNet (ILSVRC 2012) and its copies, shared by reading and preparing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NAME = "imagenet2012"
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 COUNTS = {"train": 1_281_167, "validation": 50_000}
 
-# The layout that TensorFlow's models repository writes, with labels from 1 (0 is the background): the features that
-# hold image, label and file name, and the names of the files.
+# The layout that TensorFlow's models repository writes, with labels from 1 (0 is the background): the features with
+# image, label and file name, and the names of the files.
 MODELS_FEATURES = ("image/encoded", "image/class/label", "image/filename")
 MODELS_FIRST_LABEL = 1
 _MODELS_FILE = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
@@ -25,7 +25,7 @@ def class_names() -> tuple[str, ...]:
 
 
 def lines(name: str) -> list[str]:
-    """Those of a text file that TensorFlow Datasets has for ImageNet."""
+    """The lines of a text file that TensorFlow Datasets has for ImageNet."""
     import tensorflow_datasets as tfds
 
     return tfds.core.tfds_path(f"datasets/imagenet2012/{name}").read_text().split()
@@ -35,7 +35,7 @@ def models_files(directory: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """The files of each split of a copy in the layout of the models repository, in order; {} where there is none.
 
     Raises:
-      ValueError: where a file is missing, or the files are of several copies.
+      ValueError: where a file is missing, or files of several copies are mixed.
     """
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     matches = [match for path in paths if (match := _MODELS_FILE.fullmatch(path.name))]

@@ -27,15 +27,13 @@ _LENGTH = struct.Struct("<Q")
 
 
 def offsets(path: str | os.PathLike[str]) -> np.ndarray:
-    """Where the records of a TFRecord file lie.
-
-    The checksums are not looked at.
+    """Offset and length of every record of a TFRecord file; checksums are not verified.
 
     Args:
       path: an uncompressed TFRecord file.
 
     Returns:
-      (n, 2) int64: offset and length in bytes of the data of each of the n records, in the order of the file.
+      (n, 2) int64: offset and length in bytes of the data of the n records, in the order of the file.
 
     Raises:
       ValueError: where the file ends inside a record (it was cut off), or is no TFRecord file.
@@ -48,7 +46,7 @@ def offsets(path: str | os.PathLike[str]) -> np.ndarray:
         size = os.fstat(file).st_size
         while position < size:
             header = os.pread(file, HEADER_BYTES, position)
-            # Of a header that is not whole, nothing is believed, not even that its record could be in the file.
+            # An incomplete header counts as a record that does not fit into the file.
             length = _LENGTH.unpack_from(header)[0] if len(header) == HEADER_BYTES else size
             data = position + HEADER_BYTES
             if data + length + FOOTER_BYTES > size:
@@ -61,7 +59,7 @@ def offsets(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 class Files(Protocol):
-    """Serialised records by number."""
+    """Serialized records by number."""
 
     def __len__(self) -> int: ...
 
@@ -69,7 +67,7 @@ class Files(Protocol):
 
 
 class Part(NamedTuple):
-    """Records of one file: `take` of them after `skip`, of `total` in all (None: not known, and all are taken)."""
+    """Records of one file: `take` of them after `skip`; `total` in the file. None: unknown, and all are taken."""
 
     path: str
     skip: int = 0
@@ -92,9 +90,9 @@ class Records:
     """Examples that are stored as records.
 
     Attributes:
-      name: for messages.
+      name: shown in messages.
       files: the records.
-      keys: where to find image and label in them.
+      keys: names of image, label and file name in a record.
     """
 
     name: str
@@ -115,7 +113,7 @@ class Records:
         return Example(images[0], labels[0] - self.keys.first_label)
 
     def file_name(self, index: int) -> str:
-        """The name that the record gives; '' where it has none."""
+        """The file name in the record; '' where it has none."""
         if self.keys.file_name is None:
             return ""
         try:
@@ -124,7 +122,7 @@ class Records:
             return ""
 
     def fingerprint(self) -> str:
-        """Of the first and the last record, and their number."""
+        """SHA-256 of the number of records, the first and the last."""
         ends = [self.files[index] for index in (0, len(self.files) - 1)] if len(self.files) else []
         return hashlib.sha256(b"%d" % len(self.files) + b"".join(ends)).hexdigest()
 
@@ -136,22 +134,22 @@ class Records:
             return tf_example_pb2.Example.FromString(self.files[index]).features.feature
         except DecodeError:
             raise ValueError("the record is damaged: it is no tf.train.Example") from None
-        except RuntimeError as error:  # what ArrayRecord raises whatever happened
+        except RuntimeError as error:  # ArrayRecord has no other kind
             raise ValueError(f"the record is damaged: {str(error).partition(';')[0]}") from error
 
 
 class TFRecordFiles:
     """The records of TFRecord files, read in place.
 
-    The files have no index, so that the first start reads the 12 bytes before every record, and keeps what it found in
-    the user's cache directory for later starts.
+    The files have no index: the first start reads the 12 bytes before every record and saves an index in the user's
+    cache directory for later starts.
     """
 
     def __init__(self, parts: Sequence[Part]):
         """Indexes `parts`.
 
         Raises:
-          ValueError: for a file that is cut off, or that has another number of records than it should.
+          ValueError: for a file that is cut off, or whose number of records is not `Part.total`.
         """
         self._paths = [part.path for part in parts]
         ranges = _index(self._paths)
@@ -177,13 +175,13 @@ class TFRecordFiles:
 
 @functools.cache
 def _descriptor(path: str) -> int:
-    """The file, open for reading from now on, in this process."""
+    """A descriptor of the file, which stays open in this process."""
     allow_open_files(_descriptor.cache_info().currsize + 64)
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def allow_open_files(count: int) -> None:
-    """Raises the process's limit of open files towards `count`, as far as the system lets it."""
+    """Raises the process's limit of open files to `count`, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -200,17 +198,17 @@ def _index(paths: Sequence[str]) -> list[np.ndarray]:
         with open(cache, "rb") as file, np.load(file) as saved:
             return np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # not there, or damaged: made anew
+        pass  # missing or damaged: it is made again
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         found = pool.map(offsets, paths)
         text = "indexing TFRecord files, once"
         ranges = list(tqdm.tqdm(found, text, len(paths), unit="file", delay=1, leave=False, disable=None))
-    _keep(cache, ranges)
+    _save_index(cache, ranges)
     return ranges
 
 
-def _keep(cache: pathlib.Path, ranges: list[np.ndarray]) -> None:
-    """Saves an index, atomically; a cache that cannot be written costs time and nothing else."""
+def _save_index(cache: pathlib.Path, ranges: list[np.ndarray]) -> None:
+    """Saves an index atomically; a cache that cannot be written costs time and nothing else."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".npz", delete=False) as file:

@@ -1,4 +1,4 @@
-"""Data sets that TensorFlow Datasets prepared, or that were written in its layout, found and opened by name."""
+"""Data sets in the layout of TensorFlow Datasets, found and opened by name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def open_data_set(
     """The prepared data set `name`; no image is decoded here.
 
     Args:
-      name: as in TensorFlow Datasets: NAME, NAME/CONFIG, and either with :VERSION behind it.
-      data_dir: where data sets lie; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+      name: as in TensorFlow Datasets: NAME or NAME/CONFIG, and either followed by :VERSION.
+      data_dir: directory of the data sets; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
       train_split, eval_split: in TensorFlow Datasets' notation, such as 'train[:90%]'; None: 'train', and the first of
-        'validation', 'test' and 'val' that there is.
+        'validation', 'test' and 'val' that exists.
 
     Raises:
-      ValueError: where it is not there, in a format that cannot be read, or not for the classification of images; the
+      ValueError: where it does not exist, has a format that cannot be read, or is not for image classification; the
         message says what to type.
     """
     root = default_dir(data_dir)
@@ -72,7 +72,7 @@ def open_data_set(
 
 
 def default_dir(data_dir: str | None) -> pathlib.Path:
-    """Where data sets lie, as TensorFlow Datasets has it."""
+    """The directory of data sets, by the rules of TensorFlow Datasets."""
     return pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser().absolute()
 
 
@@ -80,7 +80,7 @@ def find(name: str, root: pathlib.Path) -> pathlib.Path:
     """The directory of the newest version of data set `name` under `root`.
 
     Raises:
-      ValueError: where there is none, and where NAME has configs and none was chosen.
+      ValueError: where there is none, and where the data set has configs and none was chosen.
     """
     path, _, version = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path):
@@ -128,7 +128,7 @@ def _missing(name: str, root: pathlib.Path, version: str) -> str:
 
 
 def _features(directory: pathlib.Path, features: Any) -> tuple[records.Keys, tuple[str, ...], int]:
-    """Where image and label are in a record, the names of the classes, and the channels of the images."""
+    """The keys of image and label in a record, the names of the classes, and the channels of the images."""
     import tensorflow_datasets as tfds
 
     images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
@@ -157,7 +157,7 @@ def _file_format(directory: pathlib.Path) -> str:
         raise ValueError(f"{info} is damaged ({error}); copy or prepare the data set again") from error
     if not (directory / "features.json").exists():
         raise ValueError(f"{directory} has no features.json; copy or prepare the data set again")
-    # Before it wrote other formats, TensorFlow Datasets did not name this one.
+    # Old versions of TensorFlow Datasets did not name their only format.
     return found.get("fileFormat", "tfrecord")
 
 
@@ -172,7 +172,7 @@ def _overlap(one: list[records.Part], other: list[records.Part]) -> bool:
 
 
 def _parts(builder: Any, split: str, directory: pathlib.Path) -> list[records.Part]:
-    """The files, and the records in them, that make a split."""
+    """The files and records that make up a split."""
     try:
         instructions = builder.info.splits[split].file_instructions
     except (ValueError, KeyError) as error:

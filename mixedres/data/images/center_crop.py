@@ -1,4 +1,4 @@
-"""Images of any kind as the squares that a network takes, decoded by threads; in order, and a few ahead."""
+"""Center crops of image files, decoded by threads in order, a few ahead."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 from mixedres.data.images import decode, preprocessing
 from mixedres.data.input_spec import InputSpec
 
-# Images a thread may be ahead: enough that none waits for another's large image.
+# Images that each thread may be ahead: enough that none waits for another thread's large image.
 _AHEAD = 8
 
 
 def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
-    """The central square of an image, upright as its EXIF data have it.
+    """The central square of an image, rotated by its EXIF orientation.
 
     Args:
       data: the whole file.
-      spec: of the square.
+      spec: the network's input.
 
     Returns:
-      uint8 of the shape `spec.shape`.
+      (height, width, channels) uint8 of the shape `spec.shape`.
 
     Raises:
       ValueError: where it is no image, or is damaged.
@@ -40,12 +40,12 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
 
 
 def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: int) -> Iterator[np.ndarray | str]:
-    """For every file its square, or a line that says why there is none.
+    """The center crop of every file, or a line that says why there is none.
 
     Args:
-      paths: of the images.
-      spec: of the squares.
-      threads: that decode.
+      paths: of the image files.
+      spec: the network's input.
+      threads: number of decoding threads.
     """
     cv2.setNumThreads(0)  # every image has a thread of ours already
     waiting: collections.deque[Future[np.ndarray | str]] = collections.deque()
@@ -65,7 +65,7 @@ def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: i
 def _read(path: str | os.PathLike, spec: InputSpec) -> np.ndarray | str:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            return "it is not a file"  # but a folder, or a pipe that would never end
+            return "it is not a file"  # a pipe would never end
         with open(path, "rb", buffering=0) as file:
             return center_crop(file.read(), spec)
     except OSError as error:

@@ -28,13 +28,13 @@ ENDLESS = 2**60
 
 
 def chunks_per_batch(rows: int) -> int:
-    """Chunks that a host's rows of a batch make."""
+    """The number of chunks in a host's rows of a batch."""
     return -(-rows // CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Examples -> squares, with a name for whatever is wrong with one."""
+    """Reads examples as squares, and names the file of an unreadable one."""
 
     examples: Examples
     shape: tuple[int, int, int]
@@ -61,14 +61,14 @@ class ImageReader:
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
-        """Notes and returns what is wrong with image `index`; raises DataError where that ends the run."""
+        """Records and returns why image `index` cannot be used; raises DataError where that ends the run."""
         file_name = self.examples.file_name(index)
         name = f"{self.examples.name}, example {index}" + (f", {file_name}" if file_name else "")
         name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")  # not every name is UTF-8
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         unreadable[name] = reason or type(error).__name__
         if self.on_error == "raise":
-            advice = "mend or remove it, or pass over such with --config.data.on_error=skip"
+            advice = "mend or remove it, or skip such images with --config.data.on_error=skip"
             raise DataError(f"{name}: {unreadable[name]}; {advice}") from error
         return f"{name}: {unreadable[name]}"
 
@@ -81,7 +81,7 @@ class ImageReader:
 
 @dataclasses.dataclass(frozen=True)
 class TrainChunks:
-    """Chunk by number, from the first step of this start on. Rows are those of the global batch that this host has."""
+    """Training chunks by number, from this start's first step on; `rows` are this host's rows of the global batch."""
 
     reader: ImageReader
     batch_size: int
@@ -111,7 +111,7 @@ class TrainChunks:
         return {"image": squares, "label": labels, "unreadable": unreadable}
 
     def _one(self, index: int, rng: np.random.Generator, out: np.ndarray, unreadable: dict[str, str]) -> int:
-        """Writes image `index`, or the next one that can be read where that is allowed; returns its label."""
+        """Writes image `index`, or the next readable one where that is allowed; returns its label."""
         total = len(self.reader.examples)
         attempts = min(total, 100)
         for attempt in range(attempts):
@@ -125,13 +125,13 @@ class TrainChunks:
 
 @functools.lru_cache(maxsize=8)
 def _key(seed: int) -> np.ndarray:
-    """A key of Philox, which differs from the seeds of the permutations."""
+    """A Philox key that differs from the seeds of the permutations."""
     return np.random.SeedSequence((seed, 1)).generate_state(2, np.uint64)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalChunks:
-    """Chunk by number; rows are those of the global batch that this host has."""
+    """Evaluation chunks by number; `rows` are this host's rows of the global batch."""
 
     reader: ImageReader
     batch_size: int

@@ -1,4 +1,4 @@
-"""Encoded images -> pixels: JPEG through simplejpeg, everything else, and every oddity, through Pillow."""
+"""Decodes images: JPEG with simplejpeg, other formats and odd JPEGs with Pillow."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-# A smaller side shows nothing to learn from; more pixels in all are a mistake or an attack (Pillow's limit).
+# A smaller side has nothing to learn from; more pixels in all are a mistake or an attack (Pillow's limit).
 MIN_SIDE = 4
 MAX_PIXELS = 2 * 89_478_485
 
-# Of all that Pillow knows: for some others it starts programs on what may come from anywhere.
+# Some other formats make Pillow start programs on untrusted data.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-# What turns an image with this EXIF orientation upright (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
+# Functions that undo an EXIF orientation (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
 _UPRIGHT = {
     2: functools.partial(cv2.flip, flipCode=1),
     3: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
@@ -30,13 +30,13 @@ _UPRIGHT = {
 
 
 class Header(NamedTuple):
-    """What is known of an image before its pixels are decoded.
+    """Facts about an image from before its pixels are decoded.
 
     Attributes:
-      height, width: as the image is to be seen, that is after `orientation` was undone.
-      is_jpeg: whether simplejpeg could read it.
-      orientation: of EXIF, 1 to 8; 1 where it is not to be heeded.
-      colorspace: of a JPEG: 'YCbCr', 'Gray', 'CMYK', 'YCCK' or 'RGB'; '' of other formats.
+      height, width: of the upright image.
+      is_jpeg: whether simplejpeg could read the header.
+      orientation: the EXIF orientation to undo, 1 to 8; 1: none.
+      colorspace: 'YCbCr', 'Gray', 'CMYK', 'YCCK' or 'RGB' for JPEG; '' for other formats.
     """
 
     height: int
@@ -51,10 +51,10 @@ def header(data: bytes, *, apply_exif: bool = False) -> Header:
 
     Args:
       data: the whole file.
-      apply_exif: heed the orientation in its EXIF data, as every viewer does; the published ImageNet pipelines do not.
+      apply_exif: use the orientation in its EXIF data, as viewers do; the published ImageNet pipelines do not.
 
     Raises:
-      ValueError: where it is no image, or one of less than `MIN_SIDE` or more than `MAX_PIXELS` pixels.
+      ValueError: where it is no image, a side is below `MIN_SIDE`, or it has more than `MAX_PIXELS` pixels.
     """
     if not data:
         raise ValueError("the file is empty")
@@ -77,27 +77,28 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1) -> 
     """The pixels of an image.
 
     Args:
-      data: the whole file; head: of `header`.
+      data: the whole file.
+      head: of `header`.
       channels: 3 for RGB, 1 for luma.
-      shrink: 1, 2, 4 or 8: decode at this fraction of the size, sides rounded up, where the format can (JPEG: from
-        fewer DCT coefficients, in a fraction of the time).
+      shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up (JPEG: from fewer DCT coefficients, in a
+        fraction of the time).
 
     Returns:
       (height, width, channels) uint8; the sides are those of `head`, or their `shrink`-th part rounded up.
 
     Raises:
-      ValueError: where the pixels cannot be decoded, also where only some of them are there.
+      ValueError: where not all pixels can be decoded.
     """
     if head.is_jpeg:
         try:
             sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
-            # Of all sizes that are no smaller than asked for, simplejpeg takes the smallest.
+            # simplejpeg takes the smallest size that is no smaller than these.
             smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
             return _turned(
                 simplejpeg.decode_jpeg(data, "RGB" if channels == 3 else "GRAY", **smallest), head.orientation
             )
         except ValueError:
-            pass  # damaged, or a variant it does not know: Pillow has the last word
+            pass  # damaged, or a variant it does not know: try Pillow
     pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
     if shrink > 1:
         size = (-(-head.width // shrink), -(-head.height // shrink))
@@ -113,7 +114,7 @@ def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _orientation(data: bytes) -> int:
-    # Most images have no EXIF data, and to ask Pillow for it costs a good deal more than this search.
+    # Most images have no EXIF data, and asking Pillow costs much more than this search.
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
         return 1
     try:

@@ -1,4 +1,4 @@
-"""What Grain needs that has no public name, or that it does not do itself."""
+"""Workarounds for Grain, one of them through a private name."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ class Loader:
     Attributes:
       data_set: the images.
       image_size: height and width of the squares.
-      family: of the preprocessing.
+      preprocessing: how images become squares.
       num_classes: labels must lie in [0, num_classes).
       flip: mirror a training image with probability 1/2.
-      threads: that decode, in every process that does.
-      workers: processes that decode; 0: threads of this one do.
-      on_error: 'raise': an image that cannot be used ends the run; 'skip': in training the next one that can takes its
-        place, in evaluation it does not count.
-      unreadable: {name of an image: why it could not be used}, of those met so far.
+      threads: decoding threads per decoding process.
+      workers: decoding processes; 0: threads of this process decode.
+      on_error: 'raise': an unreadable image ends the run; 'skip': in training the next readable image takes its place,
+        in evaluation it does not count.
+      unreadable: {name of an image: reason}, the images skipped so far.
     """
 
     data_set: Dataset
@@ -54,17 +54,17 @@ class Loader:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the data set."""
+        """Names of the classes, by label."""
         return self.data_set.class_names
 
     @property
     def note(self) -> str:
-        """Of the data set."""
+        """A line for the person who starts a run, or ''."""
         return self.data_set.note
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of both parts of the data set."""
+        """A hash of both parts of the data set."""
         return f"{self.data_set.train.fingerprint()[:32]}{self.data_set.eval.fingerprint()[:32]}"
 
     @property
@@ -79,12 +79,12 @@ class Loader:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Of the family."""
+        """Mean per channel, on the scale 0 to 255."""
         return self.preprocessing.normalization(self.data_set.channels)[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Of the family."""
+        """Standard deviation per channel, on the scale 0 to 255."""
         return self.preprocessing.normalization(self.data_set.channels)[1]
 
     @property
@@ -93,7 +93,7 @@ class Loader:
         return self.preprocessing.input_spec(self.image_size, self.data_set.channels)
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Whole batches of a new permutation each epoch; what does not fill a batch is left out of that epoch."""
+        """Whole batches of a new permutation each epoch; images that do not fill a batch are left out of that epoch."""
         if batch_size > self.train_examples:
             raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
         rows = shard.rows(batch_size)
@@ -121,7 +121,7 @@ class Loader:
                 yield batch
                 batch = self._next(iterator, per_batch)
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # Grain's, which hold memory shared with the processes
+            traceback.clear_frames(error.__traceback__)  # Grain's frames hold memory shared with the processes
             raise
         finally:
             iterator.close()
@@ -140,8 +140,8 @@ class Loader:
         if not self.workers:
             return dataset
         grain_compat.let_grain_start_processes()
-        share = -(-buffered // self.workers)
-        options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=share)
+        each = -(-buffered // self.workers)
+        options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=each)
         return dataset.mp_prefetch(options, worker_init_fn=worker_processes.begin)
 
     def _next(self, iterator: Iterator[dict[str, Any]], per_batch: int) -> Batch | None:

@@ -1,9 +1,9 @@
-"""From a stored image to the square that the network sees: two published families of crops.
+"""Two published ways from a stored image to the square that the network sees.
 
-`official` is what TensorFlow's official ResNet did to ImageNet, `torch` what torchvision's reference training did and
-most since. Both train on a random part of the image, resized to a square without keeping its aspect ratio, and test
-on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the image
-is resized in evaluation, and in the normalisation.
+`official` follows TensorFlow's official ResNet, `torch` torchvision's reference training, as most have since. Both
+train on a random part of the image, resized to a square without keeping its aspect ratio, and test on the central
+87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the image is resized in
+evaluation, and in the normalization.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from mixedres.data.images import decode
 from mixedres.data.input_spec import InputSpec
 
-# Share of the shorter side that the central crop keeps.
+# Fraction of the shorter side in the central crop.
 CROP_PCT = 224 / 256
 
 
@@ -70,12 +70,12 @@ def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
     return Box(0, 0, height, width)
 
 
-def central_crop(height: int, width: int, share: float = CROP_PCT) -> Box:
+def central_crop(height: int, width: int, crop_pct: float = CROP_PCT) -> Box:
     """The central square of 87.5 % of the shorter side: what resizing that to 256 and cutting out 224 shows.
 
-    `share`: another part of the shorter side, in (0, 1].
+    `crop_pct`: the side of the square as a fraction of the shorter side, in (0, 1].
     """
-    side = max(1, round(share * min(height, width)))
+    side = max(1, round(crop_pct * min(height, width)))
     return Box((height - side) // 2, (width - side) // 2, side, side)
 
 
@@ -84,10 +84,10 @@ class Preprocessing:
     """How images become squares.
 
     Attributes:
-      name: of the family.
+      name: 'official' or 'torch'.
       crop: draws the part to train on.
-      eval_interpolation: OpenCV's, for shrinking in evaluation; training always interpolates linearly between the four
-        nearest pixels.
+      eval_interpolation: OpenCV's flag for shrinking in evaluation; training always interpolates linearly between the
+        four nearest pixels.
       mean, std: per channel R, G, B on the scale 0 to 255.
     """
 
@@ -98,13 +98,13 @@ class Preprocessing:
     std: tuple[float, ...]
 
     def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of images with so many channels; for luma the mean over R, G and B."""
+        """Mean and deviation for 3 channels, or for luma: their means over R, G and B."""
         if channels == 3:
             return self.mean, self.std
         return (sum(self.mean) / 3,), (sum(self.std) / 3,)
 
     def input_spec(self, size: int, channels: int = 3) -> InputSpec:
-        """What a network takes that was trained on squares of this size and evaluated on central ones."""
+        """The input of a network that was trained on squares of this size and evaluated on central ones."""
         mean, std = self.normalization(channels)
         return InputSpec((size, size, channels), mean, std, CROP_PCT, self.eval_interpolation == cv2.INTER_AREA)
 
@@ -114,7 +114,7 @@ FAMILIES = {
     "official": Preprocessing(
         "official", distorted_crop, cv2.INTER_LINEAR, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0)
     ),
-    # Pillow's antialiased resize, which averaging over areas comes close to.
+    # Averaging over areas comes close to Pillow's antialiased resize.
     "torch": Preprocessing(
         "torch",
         random_resized_crop,
@@ -126,7 +126,7 @@ FAMILIES = {
 
 
 def get(name: str) -> Preprocessing:
-    """The family called `name`; raises ValueError for others."""
+    """The preprocessing called `name`; raises ValueError for an unknown name."""
     if name not in FAMILIES:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
@@ -135,14 +135,15 @@ def get(name: str) -> Preprocessing:
 def crop_and_resize(
     data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, interpolation: int, mirror: bool
 ) -> None:
-    """Decodes an image, and resizes the part in `box` into `out`, left and right exchanged where `mirror`.
+    """Decodes an image and resizes the part in `box` into `out`, mirrored where `mirror`.
 
-    A part of twice the size or more is decoded at half the resolution or less, as long as no pixel needs to be made up.
+    A part of at least twice the size is decoded at half the resolution or less, as long as no pixel is interpolated.
 
     Args:
-      data, head: of `images.header`.
+      data: the whole file.
+      head: of `mixedres.data.images.decode.header`.
       out: (size, size, channels) uint8, written.
-      interpolation: OpenCV's; areas are averaged where that makes the image smaller, else it is linear.
+      interpolation: OpenCV's flag; areas are averaged where the image becomes smaller, else it is linear.
 
     Raises:
       ValueError: where the image cannot be decoded.

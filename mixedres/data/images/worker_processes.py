@@ -1,4 +1,4 @@
-"""The processes that decode images: that they begin, end with the run, and leave nothing behind."""
+"""Decoding processes: how they start, and that they end with the run and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 def begin(index: int, count: int) -> None:
-    """The first thing that a process does: it ends with its parent, however that ends, and leaves signals to it.
+    """Initializes a decoding process: it ends with its parent, however that ends, and ignores signals.
 
-    Terminals and schedulers send them to all processes at once, and the parent needs more batches to stop in order.
+    Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
     """
     del index, count
     for number in _LEFT_TO_PARENT:
@@ -43,7 +43,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 def explain_failure(error: RuntimeError) -> Exception:
-    """What Grain raises where a process has ended, in terms of what to do; any other error as it is."""
+    """The error to raise for one of Grain's: what to do where a process has ended, any other error unchanged."""
     text = " ".join(str(error).split())
     if "terminated unexpectedly" not in text:
         return error

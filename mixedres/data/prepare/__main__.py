@@ -1,4 +1,4 @@
-"""The command line of the preparation."""
+"""The command that writes a data set in the layout of TensorFlow Datasets."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Writes a data set once, in the layout of TensorFlow Datasets (ArrayRecord) and without TensorFlow, for training on it
-with mixedres or any other reader of that layout. What was interrupted is continued by the same command.
+with mixedres or any other reader of that layout. The same command continues an interrupted start.
 """
 _IMAGENET = f"""\
 ImageNet (ILSVRC 2012), from the two tar files that image-net.org gives to those who register: the same records in the
-same order as those of TensorFlow Datasets, so train[:10%] is everybody's. The handful of CMYK and PNG images become
+same order as in TensorFlow Datasets, so that train[:10%] means the same images. The few CMYK and PNG images become
 RGB JPEGs; all others are stored byte for byte. It takes about as much disk space as the tar files.
 
   python -m mixedres.data.prepare {NAME} --manual_dir=DOWNLOADS --data_dir=DATA
 """
 _FOLDER = """\
 A folder of images, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or CLASS/*.jpg alone, packed into a few large
-files. Images that are not RGB or gray JPEG or PNG, or that lie on their side by their EXIF data, are stored upright
-and encoded anew; all others byte for byte.
+files. Images that are not RGB or gray JPEG or PNG, or that EXIF data rotate, are encoded again upright; all others
+are stored byte for byte.
 
   python -m mixedres.data.prepare folder --from=IMAGES --data_dir=DATA --name=flowers
 """
@@ -71,7 +71,7 @@ def _add_imagenet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--manual_dir", metavar="DIR", type=_path, required=True, help=f"holds {' and '.join(TARS.values())}"
     )
-    parser.add_argument("--partial", action="store_true", help="take what is there of an incomplete download")
+    parser.add_argument("--partial", action="store_true", help="accept an incomplete download")
     _add_common(parser)
     parser.set_defaults(recipe=_imagenet_recipe)
 
@@ -80,18 +80,27 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", metavar="DIR", type=_path, required=True, help="the folder")
     parser.add_argument("--name", type=_name, required=True, help="what to call the data set: a-z, 0-9 and _")
     parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
-    parser.add_argument("--eval_split", metavar="FOLDER", help="that of the other (default val, validation or test)")
     parser.add_argument(
-        "--eval_fraction", type=float, default=0.2, help="without it: share of every class to hold out (default 0.2)"
+        "--eval_split", metavar="FOLDER", help="the folder of the evaluation part (default val, validation or test)"
     )
-    parser.add_argument("--split_seed", type=int, default=0, help="another one holds out other images (default 0)")
+    parser.add_argument(
+        "--eval_fraction",
+        type=float,
+        default=0.2,
+        help="fraction of every class to hold out without such a folder (default 0.2)",
+    )
+    parser.add_argument("--split_seed", type=int, default=0, help="random seed of the images held out (default 0)")
     _add_common(parser)
     parser.set_defaults(recipe=_folder_recipe)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data_dir", metavar="DIR", type=_path, required=True, help="where data sets lie, as DIR/NAME/VERSION"
+        "--data_dir",
+        metavar="DIR",
+        type=_path,
+        required=True,
+        help="directory of the data sets, which are DIR/NAME/VERSION",
     )
     parser.add_argument(
         "--short_side",
@@ -99,9 +108,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         type=_between(16, 65500),
         help="store smaller copies, with a short side of N pixels, under a name that says so (default: the originals)",
     )
-    parser.add_argument("--quality", metavar="Q", type=_between(1, 100), help="of the smaller copies (default 90)")
     parser.add_argument(
-        "--on_error", choices=["stop", "skip"], default="stop", help="at an image that cannot be read (default stop)"
+        "--quality", metavar="Q", type=_between(1, 100), help="JPEG quality of the smaller copies (default 90)"
+    )
+    parser.add_argument(
+        "--on_error",
+        choices=["stop", "skip"],
+        default="stop",
+        help="what to do with an unreadable image (default stop)",
     )
 
 
@@ -133,7 +147,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     given = {"skip_unreadable": arguments.on_error == "skip"}
     if arguments.quality is not None:
         if arguments.short_side is None:
-            raise ConfigError("--quality is that of smaller copies; give --short_side too")
+            raise ConfigError("--quality is for smaller copies; give --short_side too")
         given["quality"] = arguments.quality
     return Options(short_side=arguments.short_side, **given)
 

@@ -23,7 +23,7 @@ def from_folder(
       directory, train_split, eval_split, eval_fraction, split_seed: see `mixedres.data.datasets.folder.scan`.
 
     Raises:
-      ConfigError: where the folder is not laid out as it says there.
+      ConfigError: where the folder has another layout.
     """
     try:
         found = folder.scan(

@@ -29,10 +29,10 @@ def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpan
 
     Args:
       manual_dir: holds the files of `TARS`.
-      partial: take what is there of a train or a validation set that is missing or not complete.
+      partial: accept a training or validation set that is missing or incomplete.
 
     Raises:
-      ConfigError: for tar files that are not there, and for a number of images that is not ImageNet's.
+      ConfigError: for missing tar files, and for a number of images that is not ImageNet's.
       DataError: for a tar file that is damaged.
     """
     found = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
@@ -68,7 +68,7 @@ def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> No
 
 
 def class_of(name: str, *, default: str) -> str:
-    """The WordNet id of the image with this file name; `default` where the name does not tell."""
+    """The WordNet id of the image with this file name; `default` for an unknown name."""
     if match := _TRAIN_NAME.match(name):
         return match[1]
     match = _VALIDATION_NAME.fullmatch(name)
@@ -77,7 +77,7 @@ def class_of(name: str, *, default: str) -> str:
 
 @functools.cache
 def _validation_classes() -> tuple[str, ...]:
-    """Those of ILSVRC2012_val_00000001.JPEG and its followers."""
+    """The classes of ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG."""
     return tuple(lines("validation_labels.txt"))
 
 
@@ -117,7 +117,7 @@ def _index_validation(path: pathlib.Path, partial: bool) -> ImageSpans:
 def _members(file: BinaryIO, path: pathlib.Path, start: int, end: int, partial: bool) -> list[tuple[str, int, int]]:
     """The files of the tar archive that lies in ``file[start:end]``: base name, offset in `file`, and size.
 
-    With `partial`, an archive that was cut off has what is before the cut; else that raises `DataError`.
+    With `partial`, an archive that was cut off has the files before the cut; else that raises `DataError`.
     """
     file.seek(start)
     found = []

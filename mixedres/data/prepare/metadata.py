@@ -1,4 +1,4 @@
-"""The files beside the shards that TensorFlow Datasets reads first: dataset_info.json, features.json, class names."""
+"""The metadata that TensorFlow Datasets reads: dataset_info.json, features.json, class names."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def write_info(
     encoding_format: str | None,
     **about: str,
 ) -> None:
-    """Writes them for images with a class and a file name.
+    """Writes the metadata of images with a class and a file name.
 
     Args:
       directory: holds the shards.
-      written: what the shards of each split hold.
+      written: the contents of the shards of each split.
       name, version: of the data set.
       class_names: by label.
-      encoding_format: of all images: 'jpeg' or 'png'; None where both occur, which TensorFlow Datasets tells apart.
-      about: 'description' and 'homepage'.
+      encoding_format: 'jpeg' or 'png'; None where both occur.
+      **about: 'description' and 'homepage'.
 
     Raises:
-      DataError: for a split of which no example was written.
+      DataError: for a split without examples.
     """
     import tensorflow_datasets as tfds
 

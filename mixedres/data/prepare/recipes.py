@@ -1,4 +1,4 @@
-"""What each command writes: where the images are found, what is done to them, and what the data set is called."""
+"""The data set that each command writes: its images, their conversion, its name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mixedres.data.prepare.writer import Recipe, Split, final_directory
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What all commands have in common.
+    """Options of all commands.
 
     Attributes:
-      short_side: of smaller copies, in pixels; None: the originals.
-      quality: of smaller copies as JPEG, 1 to 100.
-      skip_unreadable: leave out images that cannot be read, rather than stop.
+      short_side: short side of smaller copies, in pixels; None: store the originals.
+      quality: JPEG quality of smaller copies, 1 to 100.
+      skip_unreadable: leave out images that cannot be read, instead of stopping.
     """
 
     short_side: int | None = None
@@ -28,11 +28,11 @@ class Options:
     skip_unreadable: bool = False
 
     def name(self, name: str) -> str:
-        """That of the data set; smaller copies must not be mistaken for the originals."""
+        """The name of the data set, which tells smaller copies from the originals."""
         return name if self.short_side is None else f"{name}_short{self.short_side}_q{self.quality}"
 
     def origin(self, source: pathlib.Path) -> dict[str, Any]:
-        """What a plan says beside the splits; not `skip_unreadable`, with which a stopped start may be continued."""
+        """The plan without the splits; `skip_unreadable` is not in it, so that a stopped start can continue with it."""
         quality = None if self.short_side is None else self.quality
         return {"source": str(source), "short_side": self.short_side, "quality": quality}
 
@@ -89,7 +89,7 @@ def _imagenet(found: Mapping[str, spans.ImageSpans], source: pathlib.Path, versi
         description="ImageNet, the ILSVRC 2012 classification data set",
         homepage=imagenet.HOMEPAGE,
     )
-    splits = options.splits(found, reencode.repaired, turn=False)  # the published pipelines heed no EXIF orientation
+    splits = options.splits(found, reencode.repaired, turn=False)  # the published pipelines ignore EXIF orientation
     return Recipe(name, version, options.origin(source), splits, write_info)
 
 

@@ -1,7 +1,4 @@
-"""Encoded images -> encoded images: what is stored in a prepared data set.
-
-Whatever can stay as it is stays so, byte for byte; an image is encoded anew for a reason that these functions name.
-"""
+"""The encoded images that a prepared data set stores: unchanged where possible, else encoded again."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from mixedres.data.images import decode
 Convert = Callable[[bytes], bytes]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PLAIN = ("YCbCr", "Gray", "RGB")  # what every JPEG decoder turns into the same RGB; CMYK and YCCK are not
+_PLAIN = ("YCbCr", "Gray", "RGB")  # all JPEG decoders turn these into the same RGB, unlike CMYK and YCCK
 
 
 def repaired(data: bytes) -> bytes:
-    """An image of ImageNet; the few that are CMYK or PNG as an RGB JPEG of quality 100 without chroma subsampling.
+    """An image of ImageNet; the few CMYK and PNG images become RGB JPEGs of quality 100 without chroma subsampling.
 
     Raises:
       ValueError: where it is no image.
@@ -33,14 +30,14 @@ def repaired(data: bytes) -> bytes:
 
 
 def upright(data: bytes) -> bytes:
-    """An image of a folder, such that a decoder that knows RGB and gray JPEG, PNG and no EXIF shows it rightly.
+    """An image of a folder for decoders that know RGB and gray JPEG and PNG, and no EXIF.
 
-    JPEGs in RGB or gray and PNGs that need no turning are kept. Others are decoded, turned and encoded anew: CMYK, WebP
-    (which does not tell whether it was lossless) and turned JPEG as JPEG of quality 95 without chroma subsampling;
-    turned PNG and every other format as PNG.
+    Upright JPEGs in RGB or gray and upright PNGs stay unchanged. Others are decoded, rotated and encoded again: CMYK,
+    WebP (whose header does not say whether it is lossless) and rotated JPEG as JPEG of quality 95 without chroma
+    subsampling; rotated PNG and every other format as PNG.
 
     Raises:
-      ValueError: where it is no image, or one whose pixels are not all there.
+      ValueError: where it is no image, or pixels are missing.
     """
     head = decode.header(data, apply_exif=True)
     if head.orientation == 1 and (_is_plain_jpeg(head) or data.startswith(_PNG)):
@@ -58,13 +55,13 @@ def shortened(data: bytes, *, short_side: int, quality: int, otherwise: Convert,
 
     Args:
       data: the image.
-      short_side: in pixels; an image whose short side is no longer is not enlarged but goes through `otherwise`.
-      quality: of the JPEG, 1 to 100.
-      otherwise: what is done to small images.
-      turn: heed the orientation in EXIF data.
+      short_side: in pixels; smaller images are not enlarged but go through `otherwise`.
+      quality: JPEG quality, 1 to 100.
+      otherwise: converts small images.
+      turn: rotate by the orientation in EXIF data.
 
     Raises:
-      ValueError: where it is no image, or one whose pixels are not all there.
+      ValueError: where it is no image, or pixels are missing.
     """
     head = decode.header(data, apply_exif=turn)
     if min(head.height, head.width) <= short_side:

@@ -1,4 +1,4 @@
-"""The images of one part of a data set, wherever they lie: their order, their shards, and their records."""
+"""The images of one part of a data set: their places in files, their order, shards and records."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ImageSpans:
     """Images as spans of files.
 
     Attributes:
-      keys: (n) what the order depends on, and what is stored as 'file_name'.
+      keys: n names, which determine the order and are stored as 'file_name'.
       labels: (n,) int64.
-      paths: the files they lie in.
+      paths: the files.
       where: (n, 3) int64: index into `paths`, offset, and size in bytes.
     """
 
@@ -36,7 +36,7 @@ class ImageSpans:
         return len(self.keys)
 
     def take(self, order: np.ndarray) -> ImageSpans:
-        """Those with the indices `order`, in that order."""
+        """The images with the indices `order`, in that order."""
         return ImageSpans([self.keys[i] for i in order], self.labels[order], self.paths, self.where[order])
 
     def digest(self) -> str:
@@ -47,13 +47,13 @@ class ImageSpans:
         return digest.hexdigest()
 
     def read(self, index: int) -> bytes:
-        """The file of image `index`, as it lies there.
+        """The encoded image `index`.
 
         Raises:
           OSError: where the file cannot be read, or has become shorter.
         """
         file_index, offset, size = (int(value) for value in self.where[index])
-        # Opened anew for each image: descriptors of thousands of files may not be had, and it costs microseconds.
+        # Opened for each image: thousands of descriptors may exceed a limit, and opening costs microseconds.
         file = os.open(self.paths[file_index], os.O_RDONLY)
         try:
             data = os.pread(file, size, offset)
@@ -90,7 +90,7 @@ def hash_order(keys: list[str], split: str) -> np.ndarray:
 def shard_bounds(images: ImageSpans) -> list[int]:
     """The end of every shard, as TensorFlow Datasets would cut records of this number and these sizes.
 
-    The sizes are those before any conversion, which is theirs too but for a handful of repaired images.
+    Sizes are those before conversion; they differ only for the few repaired images.
     """
     from tensorflow_datasets.core.utils import shard_utils
 
@@ -101,7 +101,7 @@ def shard_bounds(images: ImageSpans) -> list[int]:
 
 
 def record(image: bytes, label: int, file_name: str) -> bytes:
-    """What is stored of one example: a serialised `tf.train.Example`."""
+    """One example as a serialized `tf.train.Example`."""
     from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
     def of_bytes(value: bytes) -> tf_feature_pb2.Feature:
@@ -117,13 +117,13 @@ def record(image: bytes, label: int, file_name: str) -> bytes:
 
 
 def split(images: ImageSpans, name: str, convert: Convert, *, skip_unreadable: bool = False) -> Split:
-    """The part `name` of a data set, to be written in hash order.
+    """The part `name` of a data set, in hash order.
 
     Args:
       images: at least one, in any order.
       name: of the split.
-      convert: is applied to every image, in many threads.
-      skip_unreadable: leave out an image that `convert` refuses, with a line that says so, rather than stop.
+      convert: applied to every image, in many threads.
+      skip_unreadable: leave out an image that `convert` refuses and print its name, instead of stopping.
     """
     ordered = images.take(hash_order(images.keys, name))
     ends = shard_bounds(ordered)
@@ -140,12 +140,12 @@ def split(images: ImageSpans, name: str, convert: Convert, *, skip_unreadable: b
 def _converted(
     part: ImageSpans, convert: Convert, pool: concurrent.futures.Executor
 ) -> dict[int, concurrent.futures.Future[bytes]]:
-    """The images to be, by their index."""
+    """The converted images, by index."""
 
     def one(index: int) -> bytes:
         return convert(part.read(index))
 
-    # A disk reads fastest forward, and several reads at a time; the order of the shard is a random one.
+    # A disk reads fastest forward, several reads at a time; the order of the shard is random.
     forward = np.lexsort((part.where[:, 1], part.where[:, 0])).tolist()
     return {index: pool.submit(one, index) for index in forward}
 
@@ -155,7 +155,7 @@ def _records(
 ) -> Iterator[bytes]:
     for index in range(len(part)):
         try:
-            image = images.pop(index).result()  # popped: it is not kept until the end of the shard
+            image = images.pop(index).result()  # popped, to free its memory
         except ValueError as error:
             reason = f"{_file_name(part, index)}: {error}"
             if not skip_unreadable:

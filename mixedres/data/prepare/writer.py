@@ -1,9 +1,9 @@
-"""Writes a data set shard by shard, so that it is whole or not there, and an interrupted start can be continued.
+"""Writes a data set shard by shard, completely or not at all, so that an interrupted start can continue.
 
 Everything is written into ``DATA_DIR/NAME/VERSION.incomplete``, which TensorFlow Datasets does not take for a version:
-first `plan.json`, which says what is to be written, then the shards, each under another name until all of it is on the
-disk, then the metadata. Only then is the directory renamed to ``VERSION``. A second start with the same plan keeps the
-shards that `written.json` lists.
+first the plan, `plan.json`, then the shards, each under a temporary name until it is on the disk, then the metadata.
+Only then is the directory renamed to ``VERSION``. A second start with the same plan reuses the shards that
+`written.json` lists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mixedres._internal.files import lock, read_json, write_json
 from mixedres._internal.progress import ImageProgress
 
 PLAN, WRITTEN, LOCK = "plan.json", "written.json", ".lock"
-# Reading from a network wants more threads than there are cores; converting does not suffer from them.
+# Reading from a network profits from more threads than cores, and converting does not suffer.
 THREADS = max(8, os.cpu_count() or 1)
 
 
@@ -32,10 +32,10 @@ class Split:
     """One part of a data set.
 
     Attributes:
-      lengths: number of examples to be written into each shard.
-      digest: what changes with the examples or their order.
-      records: of the shard of this index: its records, fewer where examples are left out. What it has the executor do
-        begins with the call.
+      lengths: number of examples in each shard.
+      digest: a hash that changes with the examples and their order.
+      records: a function of shard index and executor to the shard's records, fewer where examples are left out; the
+        work of the executor begins with the call.
     """
 
     lengths: Sequence[int]
@@ -45,7 +45,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What was written into a shard: number of examples, and bytes of records."""
+    """The content of a shard: number of examples, and bytes of records."""
 
     examples: int
     num_bytes: int
@@ -53,13 +53,13 @@ class Written:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A data set to be written.
+    """A data set to write.
 
     Attributes:
       name, version: of the data set.
-      origin: what else makes it what it is: source and options, as JSON.
+      origin: source and options, as JSON.
       splits: its parts by name.
-      write_info: writes the metadata of TensorFlow Datasets into a directory, given what each shard came to hold.
+      write_info: writes the metadata of TensorFlow Datasets into a directory, given the contents of the shards.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Recipe:
     write_info: Callable[[pathlib.Path, Mapping[str, Sequence[Written]]], None]
 
     def plan(self) -> dict[str, Any]:
-        """What a second start must agree in."""
+        """The plan, which a second start must share."""
         parts = {
             name: {"examples": sum(part.lengths), "shards": len(part.lengths), "digest": part.digest}
             for name, part in self.splits.items()
@@ -78,7 +78,7 @@ class Recipe:
 
 
 def final_directory(data_dir: pathlib.Path, name: str, version: str) -> pathlib.Path:
-    """Where the data set will lie; raises `ConfigError` where there already is one."""
+    """The directory of the finished data set; raises `ConfigError` where it exists."""
     final = data_dir / name / version
     if final.exists():
         raise ConfigError(f"{final} is already prepared; remove it, or name another --data_dir, to prepare it anew")
@@ -89,11 +89,11 @@ def write(recipe: Recipe, data_dir: pathlib.Path) -> dict[str, list[Written]]:
     """Writes the data set into `data_dir`, or continues an earlier start that was to write the same.
 
     Returns:
-      What each shard of each split holds.
+      The contents of the shards of each split.
 
     Raises:
-      ConfigError: where it is already there, is being written by another process, or an earlier start was to write
-        something else. Nothing is changed then.
+      ConfigError: where it exists, is being written by another process, or an earlier start had another plan. Nothing
+        is changed then.
       DataError: where an example cannot be read, or a shard cannot be written (the disk is full).
       OSError: where something else cannot be written.
     """
@@ -126,7 +126,7 @@ def _locked(directory: pathlib.Path) -> IO[str]:
 
 
 def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Leaves `plan` in the directory; raises `ConfigError` where another one, or something else, is there."""
+    """Writes `plan` into the directory; raises `ConfigError` where it holds another plan or other files."""
     way_out = f"remove {incomplete} to start anew"
     earlier = read_json(incomplete / PLAN)
     if earlier is None:
@@ -146,7 +146,7 @@ def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
 
 
 def _write_shards(recipe: Recipe, incomplete: pathlib.Path) -> dict[str, list[Written]]:
-    """Writes the shards that are not there yet; returns what all of them hold."""
+    """Writes the missing shards; returns the contents of all."""
     finished = {name: Written(*counts) for name, counts in (read_json(incomplete / WRITTEN) or {}).items()}
     finished = {name: counts for name, counts in finished.items() if (incomplete / name).exists()}
     shards = [
@@ -174,7 +174,7 @@ def _write_shards(recipe: Recipe, incomplete: pathlib.Path) -> dict[str, list[Wr
 
 
 def _one_ahead(shards: Iterator[_Item]) -> Iterator[_Item]:
-    """The same, each after the next one has begun, so that the threads have work while a shard is written."""
+    """The same items, each after the next has begun, so that the threads have work while a shard is written."""
     current = next(shards, None)
     while current is not None:
         following = next(shards, None)

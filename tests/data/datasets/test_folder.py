@@ -257,11 +257,11 @@ def test_classes_without_images(tmp_path):
 def test_classes_that_training_does_not_know(tmp_path):
     fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "val/z/1.jpg")
     assert message(tmp_path) == (
-        f"{tmp_path}/val has 1 class that {tmp_path}/train has not: z; "
+        f"{tmp_path}/val has 1 class that {tmp_path}/train does not have: z; "
         "the classes of the evaluation must be among those of the training"
     )
     fill(tmp_path, "val/y/1.jpg")
-    assert f"{tmp_path}/val has 2 classes that {tmp_path}/train has not: y, z;" in message(tmp_path)
+    assert f"{tmp_path}/val has 2 classes that {tmp_path}/train does not have: y, z;" in message(tmp_path)
 
 
 def test_an_evaluation_without_training(tmp_path):

@@ -85,7 +85,7 @@ def test_a_spec_survives_its_file():
 )
 def test_numbers_that_are_no_spec_are_refused(changed):
     good = preprocessing.get("torch").input_spec(224).to_json()
-    with pytest.raises(ValueError, match="is no shape with a normalisation"):
+    with pytest.raises(ValueError, match="is not a shape with a normalization"):
         InputSpec(**(good | changed))
-    with pytest.raises(ValueError, match="says not how images become squares"):
+    with pytest.raises(ValueError, match="does not say how images become squares"):
         InputSpec.from_json({key: value for key, value in good.items() if key != "crop_pct"})

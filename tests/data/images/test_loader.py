@@ -305,7 +305,7 @@ def test_the_message_names_data_set_number_file_and_reason(copy, kind, part):
         take(source, 25, 2) if part == "train" else list(source.eval_batches(8))
     text = str(error.value)
     assert text.startswith(f"{copy}/{part}, example 13, {path}: {reason}") and "\n" not in text
-    assert text.endswith("; mend or remove it, or pass over such with --config.data.on_error=skip")
+    assert text.endswith("; mend or remove it, or skip such images with --config.data.on_error=skip")
     assert "object at 0x" not in text and len(text) > len(f"{copy}/{part}, example 13, {path}: ; mend") + 60
 
 
