@@ -25,10 +25,10 @@ def one_block():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_of_one_module():
+def programs_of_one_module(request):
     """Frees what a module compiled: the programs of all of them take gigabytes."""
     yield
-    step_cases.compiled.cache_clear()
-    step_cases.network.cache_clear()
+    for cached in (step_cases.compiled, step_cases.network, *vars(request.module).values()):
+        getattr(cached, "cache_clear", lambda: None)()
     jax.clear_caches()
     gc.collect()
