@@ -1,6 +1,7 @@
 """Configs of runs that are short enough for a test."""
 
 import json
+from functools import cache
 
 from tensorboardX.proto import event_pb2
 
@@ -8,8 +9,9 @@ from mixedres import models
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import config as base
-from mixedres.train import start
+from mixedres.train import run, start
 from mixedres.train.builder import build
+from tests.data import made
 
 
 def tiny(preset="fp32", **overrides):
@@ -42,6 +44,28 @@ def shrink(patch, blocks=0):
         return network.clone(stage_sizes=(network.stage_sizes[0] - 1 + blocks,), filters=4)
 
     patch.setattr(models, "create", smaller)
+
+
+def on_images(place, preset):
+    """A config for the images of three classes in ``place/images``, a few for training and 21 for evaluation."""
+    options = {"name": "folder", "dir": place / "images", "image_size": 24, "num_classes": None, "train_examples": None}
+    return tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
+
+
+def image_run(factory):
+    """A directory with ``images/val`` and a run on them in ``run``; one in a session, not to be changed.
+
+    `factory`: pytest's tmp_path_factory.
+    """
+    return _image_run(factory.getbasetemp() / "image_run")
+
+
+@cache
+def _image_run(place):
+    made.write_folder(place / "images", count=24)
+    made.write_folder(place / "images", count=21, part="val")
+    run.train(on_images(place, "fp16"), place / "run")
+    return place
 
 
 def final_state(directory, config):
