@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints, convert, data, train
+from mixedres import checkpoints, convert, data
 from mixedres.checkpoints import load
 from mixedres.data.images import center_crop
 from mixedres.predict import __main__ as predict
@@ -58,9 +58,14 @@ def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
     for line, expected_row in zip(found, expected, strict=False):
         top = line["top"]
         assert [guess["class"] for guess in top] == [experiment.source.class_names[guess["index"]] for guess in top]
-        np.testing.assert_allclose([guess["probability"] for guess in top], -np.sort(-expected_row), rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(
-            [guess["probability"] for guess in top], expected_row[[guess["index"] for guess in top]], rtol=1e-3, atol=1e-6
+            [guess["probability"] for guess in top], -np.sort(-expected_row), rtol=1e-3, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            [guess["probability"] for guess in top],
+            expected_row[[guess["index"] for guess in top]],
+            rtol=1e-3,
+            atol=1e-6,
         )
 
 

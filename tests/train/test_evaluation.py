@@ -13,7 +13,6 @@ from mixedres.train.builder import build
 from tests.autocast import graphs
 from tests.train import run_cases
 
-
 pytestmark = pytest.mark.usefixtures("one_block")
 
 

@@ -14,7 +14,6 @@ from mixedres.train import optimizers, start
 from mixedres.train.builder import build
 from tests.train.run_cases import tiny
 
-
 pytestmark = pytest.mark.usefixtures("one_block")
 
 

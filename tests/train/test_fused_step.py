@@ -22,7 +22,6 @@ from mixedres.train.experiment import Experiment
 from tests.train import run_cases
 from tests.train import step_cases as cases
 
-
 STAGES = (1, 1)  # a block with a projection and one without
 
 
