@@ -18,7 +18,7 @@ import scipy.stats
 from mixedres._internal.errors import ConfigError
 from mixedres.train import summary
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 
 def run(arguments: list[str], workdir: pathlib.Path) -> dict[str, Any]:

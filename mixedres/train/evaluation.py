@@ -111,8 +111,9 @@ def run(
                 sums[name], classes = step(state.eval_variables, batch, baseline, sums[name])
                 baseline = classes if baseline is None else baseline
             in_flight.push(index, sums)
-    host = jax.device_get(sums)
-    if not all(int(found["examples"]) for found in host.values()):
+    found = jax.device_get(sums)
+    host = {name: found[name] for name in steps}  # jax sorts the keys of a dict
+    if not all(int(counted["examples"]) for counted in host.values()):
         raise DataError(f"none of the {experiment.source.eval_examples} test images can be read")
     return host
 

@@ -1,5 +1,6 @@
 """What is exported computes the same without mixedres, and without anything but jax."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints, train
+from mixedres import checkpoints
+from mixedres.checkpoints import load
+from mixedres.config import flatten
 from mixedres.export import __main__ as export
 from mixedres.export import export as exporting
 from mixedres.predict import __main__ as predict
@@ -37,15 +40,19 @@ assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A directory with pictures and a run on them."""
-    place = tmp_path_factory.mktemp("place")
-    made.write_folder(place / "pictures", count=24)
-    made.write_folder(place / "pictures", count=64, part="val")
-    options = {"name": "folder", "dir": place / "pictures", "image_size": 24, "num_classes": None}
-    config = run_cases.tiny("fp16", model__version="1", **{f"data__{key}": value for key, value in options.items()})
-    config.data.train_examples = None
-    train.train(config, place / "run")
-    return place
+    """A directory with images in ``images/val`` and a run on them in ``run``."""
+    return run_cases.image_run(tmp_path_factory)
+
+
+def record(patch, **changed):
+    """Runs are read as if they had been trained with these keys."""
+    read = load.read
+
+    def changed_run(path):
+        file = read(path)
+        return dataclasses.replace(file, run=file.run | changed)
+
+    patch.setattr(load, "read", changed_run)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +83,7 @@ def images_of(place, count):
     from mixedres.data.images import center_crop
 
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
-    paths = predict.find(str(place / "pictures" / "val"))[:count]
+    paths = predict.find(str(place / "images" / "val"))[:count]
     return paths, np.stack([center_crop.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
@@ -87,7 +94,7 @@ def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance,
         export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}"]) == 0
     )
     capsys.readouterr()
-    counts = (1, 7, 64) if precision == "fp32" else (7,)
+    counts = (1, 7, 21) if precision == "fp32" else (7,)
     for count in counts:
         np.save(tmp_path / f"{count}.npy", images_of(place, count)[1])
     alone(only_jax, "-c", DRIVER, tmp_path / "to", *(tmp_path / f"{count}.npy" for count in counts))
@@ -232,11 +239,11 @@ def test_a_write_that_fails_leaves_nothing(place, tmp_path, monkeypatch, capsys)
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(tmp_path):
+def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(place, monkeypatch):
     """Where it is taken in its own precision; --precision asks for a preset as it is."""
-    train.train(run_cases.tiny("fp16", steps=1, precision__keep_float32="^/head$"), tmp_path / "run")
+    record(monkeypatch, **{"precision.keep_float32": "^/head$"})
     for preset, head in ((None, "f32"), ("fp16", "f16"), ("fp32", "f32")):
-        chosen = _network(tmp_path, preset)
+        chosen = _network(place, preset)
         images = jnp.zeros((2, *chosen.spec.shape), jnp.uint8)
         jaxpr = jax.make_jaxpr(exporting.as_function(chosen))(images)
         found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
@@ -247,7 +254,8 @@ def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(tmp_pa
         assert (stored == chosen.variables["params"]["head"]["kernel"]).all() == (head == "f32")
 
 
-def test_a_run_that_rewrites_its_graph_asks_for_a_precision(tmp_path, capsys):
-    train.train(run_cases.tiny("bf16_rewrite", steps=1), tmp_path / "run")
-    assert export.main(["export", f"--from={tmp_path / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
+def test_a_run_that_rewrites_its_graph_asks_for_a_precision(place, tmp_path, monkeypatch, capsys):
+    other = flatten(run_cases.tiny("bf16_rewrite"))
+    record(monkeypatch, **{key: other[key] for key in other if key.startswith("precision.")})
+    assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
     assert "add --precision=fp32 or bf16 or fp16" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints, convert, data, train
+from mixedres import checkpoints, convert, data
 from mixedres.checkpoints import load
 from mixedres.data.images import center_crop
 from mixedres.predict import __main__ as predict
@@ -26,19 +26,8 @@ from tests.train import run_cases
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A directory with pictures in ``pictures/val`` and a run on them in ``run``."""
-    place = tmp_path_factory.mktemp("place")
-    made.write_folder(place / "pictures", count=24)
-    made.write_folder(place / "pictures", count=21, part="val")
-    train.train(config(place, "fp16"), place / "run")
-    return place
-
-
-def config(place, preset):
-    options = {"name": "folder", "dir": place / "pictures", "image_size": 24, "num_classes": None}
-    chosen = run_cases.tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
-    chosen.data.train_examples = None
-    return chosen
+    """A directory with images in ``images/val`` and a run on them in ``run``."""
+    return run_cases.image_run(tmp_path_factory)
 
 
 def said(capsys, *arguments):
@@ -50,13 +39,13 @@ def said(capsys, *arguments):
 
 @pytest.mark.parametrize("preset", [None, "fp32", "bf16", "fp16_rewrite"])
 def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
-    """Of 21 pictures in batches of 8, the last of which is not full, on eight devices."""
+    """21 images in batches of 8, the last of which is not full, on eight devices."""
     options = ["--json", "--batch_size=8", "--topk=9"] + ([f"--precision={preset}"] if preset else [])
-    status, lines, _ = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", *options)
+    status, lines, _ = said(capsys, f"--from={place / 'run'}", place / "images" / "val", *options)
     found = [json.loads(line) for line in lines]
     assert status == 0 and len(found) == 21
 
-    experiment = build(config(place, preset or "fp16"))
+    experiment = build(run_cases.on_images(place, preset or "fp16"))
     variables = load.variables(load.read(place / "run"))
     apply_fn = jax.jit(
         experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
@@ -66,17 +55,22 @@ def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
     # The data set goes class by class, as the folder does.
     paths = [experiment.source.data_set.eval.file_name(index) for index in range(21)]
     assert [line["file"] for line in found] == paths
-    for line, shares in zip(found, expected, strict=False):
+    for line, expected_row in zip(found, expected, strict=False):
         top = line["top"]
         assert [guess["class"] for guess in top] == [experiment.source.class_names[guess["index"]] for guess in top]
-        np.testing.assert_allclose([guess["probability"] for guess in top], -np.sort(-shares), rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(
-            [guess["probability"] for guess in top], shares[[guess["index"] for guess in top]], rtol=1e-3, atol=1e-6
+            [guess["probability"] for guess in top], -np.sort(-expected_row), rtol=1e-3, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            [guess["probability"] for guess in top],
+            expected_row[[guess["index"] for guess in top]],
+            rtol=1e-3,
+            atol=1e-6,
         )
 
 
-def test_a_person_reads_names_and_shares(place, capsys):
-    picture = sorted((place / "pictures" / "val" / made.CLASSES[0]).iterdir())[0]
+def test_a_person_reads_names_and_percentages(place, capsys):
+    picture = sorted((place / "images" / "val" / made.CLASSES[0]).iterdir())[0]
     status, lines, errors = said(capsys, f"--from={place / 'run'}", picture, "--topk=2")
     assert (status, errors) == (0, "") and lines[0] == str(picture) and len(lines) == 3
     shares = [float(line.split("%")[0]) for line in lines[1:]]
@@ -85,7 +79,7 @@ def test_a_person_reads_names_and_shares(place, capsys):
 
 
 def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
-    root = place / "pictures" / "val"
+    root = place / "images" / "val"
     first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
     assert predict.find(first) == [first]
     assert predict.find(str(root / made.CLASSES[1])) == [first, *rest]
@@ -101,7 +95,7 @@ def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_done(place, tmp_path, capsys):
-    shutil.copytree(place / "pictures" / "val" / made.CLASSES[0], tmp_path / "some")
+    shutil.copytree(place / "images" / "val" / made.CLASSES[0], tmp_path / "some")
     (tmp_path / "some" / "000a.jpg").write_text("no picture")
     (tmp_path / "some" / "000b.jpg").write_bytes(made.encoded(made.photo(40, 40))[:300])
     status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "some", "--json")
@@ -133,11 +127,11 @@ def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
 
 def test_the_sheet_shows_what_the_network_saw(place, tmp_path, capsys):
     out = tmp_path / "sheet.png"
-    status, _, errors = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", f"--out={out}", "--topk=2")
+    status, _, errors = said(capsys, f"--from={place / 'run'}", place / "images" / "val", f"--out={out}", "--topk=2")
     assert status == 0 and f"21 images: {out}" in errors
     drawn = np.asarray(Image.open(out))
     spec = data.InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
-    first = predict.find(str(place / "pictures" / "val"))[0]
+    first = predict.find(str(place / "images" / "val"))[0]
     seen = center_crop.center_crop(pathlib.Path(first).read_bytes(), spec)
     cell = Image.fromarray(seen).resize((176, 176), Image.Resampling.NEAREST)
     np.testing.assert_array_equal(drawn[14 : 14 + 176, 14 : 14 + 176], np.asarray(cell))
@@ -154,7 +148,7 @@ def test_long_names_stay_in_their_cell():
 def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    picture = place / "pictures" / "val" / made.CLASSES[0]
+    picture = place / "images" / "val" / made.CLASSES[0]
     capsys.readouterr()
     known = said(capsys, f"--from={path}", picture, "--json", "--precision=fp16")
     assert known == said(capsys, f"--from={place / 'run'}", picture, "--json")  # the file keeps names and input
@@ -207,7 +201,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_pa
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-50])
     checkpoints.write(tmp_path / "other.safetensors", {"encoder.weight": np.zeros(3, np.float32)})
     before = sorted(tmp_path.rglob("*"))
-    picture = predict.find(str(place / "pictures" / "val"))[0]
+    picture = predict.find(str(place / "images" / "val"))[0]
     given = [argument.format(picture=picture) for argument in arguments]
     source = [] if any(argument.startswith("--from") for argument in given) else [f"--from={place / 'run'}"]
     status, lines, errors = said(capsys, *source, *given)
@@ -224,7 +218,7 @@ def test_an_input_that_is_no_picture_is_known(shape, fits):
 
 def test_half_precision_probabilities_sum_to_one(place, capsys):
     """The softmax is float32 whatever the network computes in."""
-    _, lines, _ = said(capsys, f"--from={place / 'run'}", place / "pictures" / "val", "--json", "--topk=3")
+    _, lines, _ = said(capsys, f"--from={place / 'run'}", place / "images" / "val", "--json", "--topk=3")
     sums = [sum(guess["probability"] for guess in json.loads(line)["top"]) for line in lines]
     np.testing.assert_allclose(sums, 1.0, atol=1e-6)
 
@@ -236,7 +230,7 @@ def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
     checkpoints.write(path, file.tensors | {"fc.bias": np.array([0, np.nan, 0], np.float32)}, file.metadata)
     capsys.readouterr()
     out = tmp_path / "sheet.png"
-    status, lines, errors = said(capsys, f"--from={path}", place / "pictures" / "val", "--json", f"--out={out}")
+    status, lines, errors = said(capsys, f"--from={path}", place / "images" / "val", "--json", f"--out={out}")
     assert status == 2 and len(lines) == 21 and not out.exists()
     assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "of any of the 21 files" in errors
 
@@ -255,14 +249,15 @@ def test_a_damaged_checkpoint_is_told_of(place, tmp_path, capsys):
     files = (path for path in (tmp_path / "run" / "checkpoints" / str(newest)).rglob("*") if path.is_file())
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-20])
-    picture = predict.find(str(place / "pictures" / "val"))[0]
+    picture = predict.find(str(place / "images" / "val"))[0]
     status, _, errors = said(capsys, f"--from={tmp_path / 'run'}", picture)
     assert status == 0 and f"note: no checkpoint of step {newest} is whole; taking step {before}" in errors
 
 
-def test_whoever_reads_may_stop(place):
+@pytest.mark.slow
+def test_a_reader_of_its_output_may_stop(place):
     """As head does; and a disk may be full."""
-    command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "pictures" / "val")]
+    command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "images" / "val")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     for target, status, words in (("| true", 1, ""), ("> /dev/full", 1, "stdout: No space left on device")):
         line = f"set -o pipefail; {shlex.join(command)} {target}"

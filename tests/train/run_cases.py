@@ -1,6 +1,17 @@
 """Configs of runs that are short enough for a test."""
 
+import json
+from functools import cache
+
+from tensorboardX.proto import event_pb2
+
+from mixedres import models
+from mixedres.checkpoints import workdir
+from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import config as base
+from mixedres.train import run, start
+from mixedres.train.builder import build
+from tests.data import made
 
 
 def tiny(preset="fp32", **overrides):
@@ -19,3 +30,65 @@ def tiny(preset="fp32", **overrides):
     config.model.name = "cifar_resnet8"
     texts = {key.replace("__", "."): str(value) for key, value in overrides.items()}
     return base.finish(config, preset, texts)
+
+
+def shrink(patch, blocks=0):
+    """Builds every network with 4 filters and with `blocks` blocks in one stage where it has one in each of three.
+
+    A run of a cifar_resnet8 takes six seconds, most of which are compilation, and such a run two.
+    """
+    create = models.create
+
+    def smaller(name, **options):
+        network = create(name, **options)
+        return network.clone(stage_sizes=(network.stage_sizes[0] - 1 + blocks,), filters=4)
+
+    patch.setattr(models, "create", smaller)
+
+
+def on_images(place, preset):
+    """A config for the images of three classes in ``place/images``, a few for training and 21 for evaluation."""
+    options = {"name": "folder", "dir": place / "images", "image_size": 24, "num_classes": None, "train_examples": None}
+    return tiny(preset, model__version="1", **{f"data__{key}": value for key, value in options.items()})
+
+
+def image_run(factory):
+    """A directory with ``images/val`` and a run on them in ``run``; one in a session, not to be changed.
+
+    `factory`: pytest's tmp_path_factory.
+    """
+    return _image_run(factory.getbasetemp() / "image_run")
+
+
+@cache
+def _image_run(place):
+    made.write_folder(place / "images", count=24)
+    made.write_folder(place / "images", count=21, part="val")
+    run.train(on_images(place, "fp16"), place / "run")
+    return place
+
+
+def final_state(directory, config):
+    """The state in the newest checkpoint of a run."""
+    return start.restore(build(config), Checkpoints(directory / workdir.CHECKPOINTS))[0]
+
+
+def lines(directory, *kinds):
+    """The lines of metrics.jsonl, of these kinds or of all."""
+    found = [json.loads(line) for line in (directory / workdir.METRICS).read_text().splitlines()]
+    return [line for line in found if not kinds or line["kind"] in kinds]
+
+
+def without_timings(found):
+    """Lines of metrics without the numbers that no two runs have in common."""
+    noisy = ("examples_per_second", "data_wait")
+    return [{name: value for name, value in line.items() if name not in noisy} for line in found]
+
+
+def events(path):
+    """The events of a TensorBoard file, record by record: length, its checksum, the event, its checksum."""
+    content, at = path.read_bytes(), 0
+    while at < len(content):
+        length = int.from_bytes(content[at : at + 8], "little")
+        yield event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
+        at += 16 + length

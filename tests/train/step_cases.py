@@ -7,16 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres import models, precision
+from mixedres._internal.mesh import AXIS, make_mesh
 from mixedres.models import normalize
 from mixedres.train import optimizers, step
+from mixedres.train.gradients import StepOptions
 
 SIZE, CLASSES = 8, 10
 NORMALIZE = normalize.by_channel((127.0,), (60.0,))
 
 
 @cache
-def network(preset: str, sync: bool = False, fused: bool = False):
-    """(model, variables as numpy) of the first two blocks of a cifar_resnet8, on SIZE x SIZE gray images."""
+def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[int, ...] = ()):
+    """(model, variables as numpy) of a ResNet on SIZE x SIZE gray images: stem, `stages` and head.
+
+    Without a block it has a convolution, a norm and a dense layer, and compiles in a fraction of the time.
+    """
     chosen = precision.get(preset)
     policy, norm_policy = chosen.network_policies
     model = models.create(
@@ -24,11 +29,11 @@ def network(preset: str, sync: bool = False, fused: bool = False):
         num_classes=CLASSES,
         policy=policy,
         norm_policy=norm_policy,
-        axis_name=step.AXIS if sync else None,
+        axis_name=AXIS if sync else None,
         zero_init_last=False,
         precision=chosen.matmul_precision,
         fused=fused,
-    ).clone(stage_sizes=(1, 1))  # compiling takes most of the time of a test
+    ).clone(stage_sizes=stages)
     init = jax.jit(partial(model.init, train=False))
     variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
     return model, jax.tree.map(np.asarray, variables)
@@ -41,15 +46,14 @@ def optimizer(**options):
 
 
 @cache
-def compiled(preset, devices, sync, ema, scale, tx, fused=False, **options):
+def compiled(preset, devices, sync, ema, scale, tx, fused=False, stages=(), donate=None, **options):
     """(jitted step, function that makes a first state); cached, because compiling is most of the time of a test."""
-    model, variables = network(preset, sync, fused)
+    model, variables = network(preset, sync, fused, stages)
     wrapped = precision.loss_scaled(tx or optimizer(), scale or precision.get(preset).make_loss_scale())
-    mesh = step.make_mesh(jax.devices()[:devices])
+    mesh = make_mesh(jax.devices()[:devices])
     apply_fn = precision.get(preset).rewrite(model.apply)
-    train_step = step.jit_train_step(
-        mesh, apply_fn=apply_fn, normalize=NORMALIZE, tx=wrapped, ema_decay=0.9 if ema else 0.0, **options
-    )
+    chosen = StepOptions(apply_fn, NORMALIZE, wrapped, ema_decay=0.9 if ema else 0.0, **options)
+    train_step = step.jit_train_step(mesh, chosen, donate=donate)
 
     def first_state():
         state = step.init_state(jax.tree.map(jnp.asarray, variables), wrapped, ema=ema)

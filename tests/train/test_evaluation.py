@@ -8,10 +8,12 @@ from mixedres import convert, main, precision, train
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import evaluation, start
+from mixedres.train import evaluation, start, step
 from mixedres.train.builder import build
 from tests.autocast import graphs
 from tests.train import run_cases
+
+pytestmark = pytest.mark.usefixtures("one_block")
 
 
 def digits(preset, **overrides):
@@ -23,7 +25,7 @@ def digits(preset, **overrides):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, one_block):
     directory = tmp_path_factory.mktemp("runs") / "digits"
     train.train(digits("fp16", ema_decay=0.9), directory)
     return directory
@@ -33,13 +35,12 @@ def trained(tmp_path_factory):
 def test_presets_are_compared_as_they_are_whatever_the_run_keeps_in_float32(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
-    batch = experiment.batch_shapes | {"mask": jax.ShapeDtypeStruct((28,), bool, sharding=experiment.batch_sharding)}
+    arguments = (variables, experiment.eval_batch_shapes, None, step.zero_sums())
     for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
-        tally = jax.make_jaxpr(evaluation._tally(experiment, chosen))(variables, batch, None, evaluation._no_sums())
-        assert graphs.product_dtypes(tally) == dtypes
+        jaxpr = jax.make_jaxpr(experiment.in_precision(chosen).eval_step())(*arguments)
+        assert graphs.product_dtypes(jaxpr) == dtypes
 
 
-@pytest.mark.slow
 def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained, capsys):
     presets = ["bf16", "fp16", "fp16_rewrite"]
     capsys.readouterr()
@@ -64,10 +65,9 @@ def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained
     assert evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)["top1"] == results["fp16"]["top1"]
 
 
-@pytest.mark.slow
 def test_weights_need_no_run(trained, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
-    assert convert.main(["convert", f"--from={trained}", f"--to={path}"]) == 0
+    assert convert.main(["convert", f"--from={trained}", f"--to={path}", "--layout=mixedres"]) == 0
     of_run = evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)
     of_file = evaluation.evaluate(digits("fp16", init_from=path), tmp_path / "none")
     assert of_file == of_run and not (tmp_path / "none").exists()
@@ -75,15 +75,14 @@ def test_weights_need_no_run(trained, tmp_path, capsys):
     assert both["fp16"]["top1"] == of_run["top1"]
 
 
-def test_weights_are_not_taken_for_the_run_in_the_workdir(tmp_path):
-    for name in ("first", "second"):
-        train.train(run_cases.tiny(steps=1), tmp_path / name)
-    with pytest.raises(ConfigError, match=r"init_from: None there, '.*first' now\); name another --workdir"):
-        evaluation.evaluate(run_cases.tiny(steps=1, init_from=tmp_path / "first"), tmp_path / "second")
+def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
+    config = digits("fp16", ema_decay=0.9, init_from=trained)
+    with pytest.raises(ConfigError, match=r"init_from: None there, '.*digits' now\); name another --workdir"):
+        evaluation.evaluate(config, trained)
 
 
 def test_a_head_for_other_classes_is_not_evaluated(tmp_path):
-    train.train(run_cases.tiny(steps=1), tmp_path / "run")
+    train.train(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
     other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
     with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):
         evaluation.evaluate(other, tmp_path / "none")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +22,14 @@ from mixedres.train.experiment import Experiment
 from tests.train import run_cases
 from tests.train import step_cases as cases
 
+STAGES = (1, 1)  # a block with a projection and one without
 
-@pytest.mark.parametrize(
-    ("devices", "sync", "options"),
-    [(1, False, {}), (8, False, {}), (8, True, {}), (2, True, {"microbatches": 2}), (2, False, {"microbatches": 4})],
-    ids=str,
-)
-def test_steps_are_those_of_the_plain_network(devices, sync, options):
+
+@pytest.mark.parametrize(("devices", "options"), [(8, {}), (2, {"sync": True, "microbatches": 2})], ids=str)
+def test_steps_are_those_of_the_plain_network(devices, options):
     states = []
     for fused in (False, True):
-        train_step, state = cases.make(devices=devices, sync=sync, fused=fused, **options)
+        train_step, state = cases.make(devices=devices, fused=fused, stages=STAGES, **options)
         for seed in range(3):
             state, metrics = train_step(state, cases.batch(seed, 32))
         states.append((cases.host(state), metrics["loss"]))
@@ -40,12 +39,12 @@ def test_steps_are_those_of_the_plain_network(devices, sync, options):
 
 
 def test_a_network_with_frozen_statistics_is_not_fused():
-    """Normalised by the running averages there is nothing to fuse, in training too."""
-    results = []
+    """Normalized by the running averages there is nothing to fuse, in training too."""
+    jaxprs = []
     for fused in (False, True):
-        train_step, state = cases.make(fused=fused, frozen_statistics=True)
-        results.append(cases.bits(train_step(state, cases.batch(0))))
-    assert results[0] == results[1]
+        train_step, state = cases.make(fused=fused, stages=STAGES, frozen_statistics=True)
+        jaxprs.append(re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(train_step)(state, cases.batch(0)))))
+    assert jaxprs[0] == jaxprs[1]
 
 
 # ---- overflows
@@ -61,7 +60,7 @@ def _is_skipped(train_step, state, data):
 
 
 def test_an_overflow_in_any_layer_skips_the_step():
-    train_step, first = cases.make("fp16", fused=True)
+    train_step, first = cases.make("fp16", fused=True, stages=STAGES)
     first = cases.host(first)
     leaves, structure = jax.tree.flatten(first.params)
     assert not _is_skipped(train_step, first, cases.batch(0))
@@ -76,7 +75,7 @@ def test_a_gradient_that_overflows_skips_the_step_wherever_it_does():
     """Each power of two more lets one more layer overflow; from the first on every step is skipped."""
     verdicts = []
     for shift in range(8, 40):
-        train_step, state = cases.make("fp16", fused=True)
+        train_step, state = cases.make("fp16", fused=True, stages=STAGES)
         scale = state.loss_scale._replace(loss_scale=jnp.float32(2.0**shift))
         state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
         verdicts.append(_is_skipped(train_step, state, cases.batch(0)))
@@ -96,15 +95,15 @@ def lies_as_ohwi(x):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_block")
 def test_a_run_with_ohwi_kernels_is_the_same_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
-    options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2}
+    options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2, "schedule__name": "constant"}
     experiment = build(run_cases.tiny("fp32", **options))
     state = start.init_state(experiment)
-    assert lies_as_ohwi(state.params["stem_conv"]["kernel"]) and lies_as_ohwi(
-        state.ema["params"]["stem_conv"]["kernel"]
-    )
-    assert state.params["head"]["kernel"].shape == (64, 10)
+    assert lies_as_ohwi(state.params["stem_conv"]["kernel"])
+    assert lies_as_ohwi(state.ema["params"]["stem_conv"]["kernel"])
+    assert state.params["head"]["kernel"].shape == (4, 10)
     stepped, _ = experiment.train_step()(
         state, experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     )
@@ -114,22 +113,22 @@ def test_a_run_with_ohwi_kernels_is_the_same_run(tmp_path, ohwi, monkeypatch):
     for steps in (4, 6):  # the second goes on from the checkpoint of the first
         whole = train.train(run_cases.tiny("fp32", **options, steps=steps), tmp_path / "ohwi")
     monkeypatch.undo()
-    for steps in (4, 6):
-        plain = train.train(run_cases.tiny("fp32", **options, steps=steps), tmp_path / "as ever")
+    plain = train.train(run_cases.tiny("fp32", **options), tmp_path / "plain")
     np.testing.assert_allclose(whole["eval"]["loss"], plain["eval"]["loss"], rtol=1e-5)
     assert whole["fused"] and plain["fused"]
-    # And it goes on where the kernels lie as ever.
+    # And it goes on where kernels have the default layout.
     train.train(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
 
 
+@pytest.mark.usefixtures("one_block")
 def test_the_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
     train_step, state = experiment.train_step(), cases.host(start.init_state(experiment))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
-    bad = batch | {"image": batch["image"].astype(np.float32)}
+    batch |= {"image": batch["image"].astype(np.float32)}
+    bad = batch | {"image": batch["image"].copy()}
     bad["image"][3, 2, 2, 0] = np.inf
-    for data, finite in ((batch, 1), (bad, 0)):
-        # Two programs, of bytes and of floats; the state is a copy, which may be donated.
+    for data, finite in ((batch, 1), (bad, 0)):  # the state is a copy, which may be donated
         _, metrics = train_step(
             experiment.place_state(jax.device_put(state, experiment.replicated_sharding)),
             jax.device_put(data, experiment.batch_sharding),
@@ -144,10 +143,10 @@ def test_auto_is_what_was_measured():
     """Fused where every benchmark of the platform in experiments/results has it faster, in every preset."""
     gains: dict[str, list[float]] = {}
     for path in runs.RESULTS.glob("benchmark_*.json"):
-        told = json.loads(path.read_text())
-        for row in told["rows"]:
+        benchmark = json.loads(path.read_text())
+        for row in benchmark["rows"]:
             if row.get("norms") == "fused":
-                gains.setdefault(told["device"]["platform"], []).append(row["speedup"]["plain"]["interval"][0])
+                gains.setdefault(benchmark["device"]["platform"], []).append(row["speedup"]["plain"]["interval"][0])
     assert "cpu" in gains
     assert {platform for platform, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
 

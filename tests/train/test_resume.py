@@ -1,6 +1,5 @@
 """Runs that are stopped anywhere and go on: the same bits, and the same lines, as runs that were not."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,14 +11,15 @@ import pytest
 from PIL import Image
 
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import loop, run, start
+from mixedres.train import evaluation, run, start
 from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases, step_cases
+from tests.train.run_cases import final_state
 
-NOISY = {"examples_per_second", "data_wait"}
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 def config(preset="fp16", **overrides):
@@ -29,54 +29,59 @@ def config(preset="fp16", **overrides):
 
 
 def metrics(directory):
-    found = [json.loads(line) for line in (directory / workdir.METRICS).read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in NOISY} for line in found]
+    return run_cases.without_timings(run_cases.lines(directory))
 
 
-def state_of(directory, chosen):
-    return start.restore(build(chosen), Checkpoints(directory / workdir.CHECKPOINTS))[0]
+def after(patch, owner, name, action, step=None):
+    """Calls `action` after every call of a method of a log, or after the one of this step."""
+    original = getattr(owner, name)
+
+    def then(self, done, *rest):
+        original(self, done, *rest)
+        if step in (None, done):
+            action()
+
+    patch.setattr(owner, name, then)
+
+
+def send(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+
+def crash():
+    """An end without saving."""
+    raise KeyboardInterrupt
 
 
 def stop_at(patch, step, number=signal.SIGTERM):
     """A signal once the metrics of `step` have arrived; two more steps are under way by then."""
-    report = RunLog.train
-
-    def reporting(self, done, values):
-        report(self, done, values)
-        if done == step:
-            os.kill(os.getpid(), number)
-
-    patch.setattr(RunLog, "train", reporting)
+    after(patch, RunLog, "train", lambda: send(number), step)
 
 
-def stop_in_evaluation(patch, after):
-    """A signal while the state after so many steps is evaluated."""
-    evaluate = loop.evaluate
+def stop_in_evaluation(patch, step):
+    """A signal while the state after `step` steps is evaluated."""
+    evaluate = evaluation.run
 
-    def stopping(experiment, eval_step, state, *rest):
-        if int(jax.device_get(state.step)) == after:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(experiment, eval_step, state, *rest)
+    def stopping(experiment, steps, state, **options):
+        if int(jax.device_get(state.step)) == step:
+            send()
+        return evaluate(experiment, steps, state, **options)
 
-    patch.setattr(loop, "evaluate", stopping)
-
-
-def crash_after_evaluation(patch):
-    """An end without saving, right after the next evaluation was logged."""
-    report = RunLog.eval
-
-    def crashing(self, *args):
-        report(self, *args)
-        raise KeyboardInterrupt
-
-    patch.setattr(RunLog, "eval", crashing)
+    patch.setattr(evaluation, "run", stopping)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """{preset: (directory, summary)} of undisturbed runs."""
+def whole(tmp_path_factory, small_network):
+    """A function from a preset to the directory and summary of an undisturbed run."""
     root = tmp_path_factory.mktemp("whole")
-    return {preset: (root / preset, run.train(config(preset), root / preset)) for preset in ("fp32", "bf16", "fp16")}
+    found = {}
+
+    def of(preset):
+        if preset not in found:
+            found[preset] = root / preset, run.train(config(preset), root / preset)
+        return found[preset]
+
+    return of
 
 
 def check_equal(directory, summary, reference):
@@ -88,10 +93,10 @@ def check_equal(directory, summary, reference):
     assert summary["train"]["loss"] == expected["train"]["loss"]
     assert metrics(directory) == metrics(at)
     chosen = config(expected["precision"])
-    assert step_cases.bits(state_of(directory, chosen)) == step_cases.bits(state_of(at, chosen))
+    assert step_cases.bits(final_state(directory, chosen)) == step_cases.bits(final_state(at, chosen))
 
 
-@pytest.mark.parametrize("preset", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("preset", ["fp32", "fp16"])
 def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, preset, tmp_path, monkeypatch, capfd):
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGINT)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
@@ -103,18 +108,18 @@ def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, 
     assert "SIGTERM: finishing this step and saving" in capfd.readouterr().err
     summary = run.train(config(preset), tmp_path)
     assert summary["train"]["first_step"] == 7
-    check_equal(tmp_path, summary, whole[preset])
+    check_equal(tmp_path, summary, whole(preset))
 
 
 @pytest.mark.slow
-def test_pictures_are_the_same_for_any_number_of_processes_that_decode_them(tmp_path, monkeypatch):
+def test_images_are_the_same_for_any_number_of_processes_that_decode_them(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for index in range(40):
             pixels = rng.integers(0, 256, (48, 56, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{index}.jpg")
-    folder = {"data__name": "folder", "data__dir": tmp_path / "pictures", "data__flip": True, "data__image_size": 16}
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{index}.jpg")
+    folder = {"data__name": "folder", "data__dir": tmp_path / "images", "data__flip": True, "data__image_size": 16}
     folder |= {"data__num_classes": None, "data__train_examples": None}
     straight = run.train(config(**folder), tmp_path / "straight")
     for workers, step in ((1, 1), (2, 5)):
@@ -131,38 +136,31 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(whole, step, tmp_path, mo
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"the checkpoint of step {step} is saved"):
         stop_in_evaluation(patch, step)
         run.train(config(), tmp_path)
-    assert metrics(tmp_path) == [line for line in metrics(whole["fp16"][0]) if line["step"] <= step][:-1]
+    assert metrics(tmp_path) == [line for line in metrics(whole("fp16")[0]) if line["step"] <= step][:-1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        crash_after_evaluation(patch)
+        after(patch, RunLog, "eval", crash)
         run.train(config(), tmp_path)
-    check_equal(tmp_path, run.train(config(), tmp_path), whole["fp16"])
+    check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))
 
 
 def test_a_signal_before_the_first_step_leaves_a_run_that_starts_from_nothing(whole, tmp_path, monkeypatch):
     compile_steps = run._compile
 
     def stopping(*args):
-        os.kill(os.getpid(), signal.SIGTERM)
+        send()
         return compile_steps(*args)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(run, "_compile", stopping)
         run.train(config(), tmp_path)
-    check_equal(tmp_path, run.train(config(), tmp_path), whole["fp16"])
+    check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))
 
 
 def test_a_signal_in_the_last_step_does_not_undo_the_end(whole, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        report = RunLog.eval
-
-        def stopping(self, step, *rest):
-            report(self, step, *rest)
-            if step == 9:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        patch.setattr(RunLog, "eval", stopping)
-        summary = run.train(config(), tmp_path)
-    check_equal(tmp_path, summary, whole["fp16"])
+    after(monkeypatch, RunLog, "eval", send, step=9)
+    summary = run.train(config(), tmp_path)
+    monkeypatch.undo()
+    check_equal(tmp_path, summary, whole("fp16"))
 
 
 def test_a_second_signal_ends_the_process_at_once():
@@ -182,6 +180,7 @@ def test_a_second_signal_ends_the_process_at_once():
 
 
 def test_outside_a_run_the_handlers_are_those_of_before(whole):
+    whole("fp16")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -192,7 +191,7 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(whole, tmp_path, capsy
     longer = run.train(config(), tmp_path)
     assert "the run has become longer" in capsys.readouterr().out
     assert longer["train"]["first_step"] == 8
-    check_equal(tmp_path, longer, whole["fp16"])
+    check_equal(tmp_path, longer, whole("fp16"))
 
 
 def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
@@ -204,14 +203,13 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, caps
     saved.close()
     for devices in (1, 2, 4, 8):
         chosen.num_devices = devices
-        after, _ = start.restore(build(chosen), Checkpoints(tmp_path / workdir.CHECKPOINTS), set_aside=True)
-        assert step_cases.bits(before) == step_cases.bits(after)
-        assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(after)} == {devices}
+        restored, _ = start.restore(build(chosen), Checkpoints(tmp_path / workdir.CHECKPOINTS), set_aside=True)
+        assert step_cases.bits(before) == step_cases.bits(restored)
+        assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(restored)} == {devices}
         note = f"note: 8 devices before, {devices} now: batch norm takes its statistics over {16 // devices} images"
         assert (note in capsys.readouterr().out) == (devices != 8)
 
 
-@pytest.mark.slow
 def test_a_run_continues_on_other_devices_to_the_same_numbers(tmp_path, monkeypatch):
     synced = {"batch_norm__sync": True, "num_devices": 2}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
@@ -223,40 +221,32 @@ def test_a_run_continues_on_other_devices_to_the_same_numbers(tmp_path, monkeypa
     np.testing.assert_allclose(continued["eval"]["loss"], straight["eval"]["loss"], rtol=1e-5)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_said_and_the_run_goes_on(whole, tmp_path, monkeypatch, capsys):
-    from mixedres.checkpoints import manager
-
+def fill_disk(patch, step):
+    """The checkpoint of this step cannot be written."""
     finalize = manager._Checksummed.finalize
 
     def full(self, directory):
-        if "/4." in str(directory):
+        if f"/{step}." in str(directory):
             raise OSError(28, "No space left on device")
         finalize(self, directory)
 
-    monkeypatch.setattr(manager._Checksummed, "finalize", full)
+    patch.setattr(manager._Checksummed, "finalize", full)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_goes_on(whole, tmp_path, monkeypatch, capsys):
+    fill_disk(monkeypatch, 4)
     summary = run.train(config(), tmp_path)
     captured = capsys.readouterr()
     assert "the checkpoint of step 4 could not be written (No space left on device)" in captured.out
     assert "Traceback" not in captured.out + captured.err
     assert "4" not in {path.name for path in (tmp_path / workdir.CHECKPOINTS).iterdir()}
-    check_equal(tmp_path, summary, whole["fp16"])
+    check_equal(tmp_path, summary, whole("fp16"))
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_that_loses_no_earlier_one(whole, tmp_path, monkeypatch):
-    from mixedres.checkpoints import manager
-
-    finalize = manager._Checksummed.finalize
-
-    def full(self, directory):
-        if "/9." in str(directory):
-            raise OSError(28, "No space left on device")
-        finalize(self, directory)
-
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(TrainingError, match=r"step 9 .*No space.*step 4 stands.*Make room"),
-    ):
-        patch.setattr(manager._Checksummed, "finalize", full)
+    message = r"step 9 .*No space.*step 4 stands.*Make room"
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match=message):
+        fill_disk(patch, 9)
         run.train(config(), tmp_path)
     assert not (tmp_path / workdir.SUMMARY).exists()
-    check_equal(tmp_path, run.train(config(), tmp_path), whole["fp16"])
+    check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))

@@ -10,7 +10,9 @@ import optax
 import pytest
 
 from mixedres import precision
+from mixedres._internal.mesh import make_mesh
 from mixedres.train import losses, step
+from mixedres.train.gradients import StepOptions
 from tests.train import step_cases as cases
 
 
@@ -19,8 +21,8 @@ def frozen_part(state):
     return state.params, state.batch_stats, state.opt_state.inner_state, state.ema
 
 
-@pytest.mark.parametrize("preset", ["fp16", "fp16_static", "fp16_rewrite"])
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("preset", ["fp16", "fp16_static"])
+@pytest.mark.parametrize("at", [0, 3])
 def test_an_overflow_at_any_step_changes_nothing_but_the_scale(preset, at):
     train_step, state = cases.make(preset)
     for seed in range(at):
@@ -96,11 +98,11 @@ def test_an_infinite_loss_with_finite_gradients_is_no_step():
 
     tx = precision.loss_scaled(optax.sgd(1.0), precision.NoOpLossScale())
     state = step.init_state({"params": {"w": jnp.float32(1.0)}, "batch_stats": {}}, tx, ema=False)
-    mesh = step.make_mesh(jax.devices()[:1])
+    mesh = make_mesh(jax.devices()[:1])
     data = cases.batch(0) | {"label": np.zeros(16, np.int32)}
-    loss, grads = step.jit_loss_and_grads(mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE)(state, data)
+    loss, grads = step.jit_loss_and_grads(mesh, StepOptions(apply_fn, cases.NORMALIZE))(state, data)
     assert loss == np.inf and grads["w"] == -1.0
-    train_step = step.jit_train_step(mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx)
+    train_step = step.jit_train_step(mesh, StepOptions(apply_fn, cases.NORMALIZE, tx))
     state, metrics = train_step(state, data)
     assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0
 
@@ -141,10 +143,10 @@ def test_a_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
 
     scale = scale or precision.DynamicLossScale()
     tx = precision.loss_scaled(optax.sgd(1.0), scale)
-    mesh = step.make_mesh(jax.devices()[:1])
+    mesh = make_mesh(jax.devices()[:1])
     variables = {"params": {"w": jnp.float32(0.0)}, "batch_stats": {"factor": jnp.float16(1e-4)}}
     state = step.init_state(variables, tx, ema=False)
-    train_step = step.jit_train_step(mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx)
+    train_step = step.jit_train_step(mesh, StepOptions(apply_fn, cases.NORMALIZE, tx))
     data = cases.batch(0) | {"label": np.zeros(16, np.int32)}
     state, _ = train_step(state, data)
     if survives:
@@ -200,8 +202,7 @@ def test_eight_synchronised_devices_take_the_step_of_one():
         cases.close(b, a, 1e-5)
 
 
-@pytest.mark.parametrize("half", ["fp16", "bf16"])
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize(("half", "devices"), [("fp16", 1), ("bf16", 8)])
 def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
     updates = {}
     for preset in ("fp32", half, f"{half}_rewrite"):
@@ -221,7 +222,7 @@ def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
 def test_one_bad_device_skips_the_step_on_all(preset):
     train_step, state = cases.make(preset, devices=8)
     before = cases.host(state)
-    state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is in the second device's share
+    state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is on the second device
     assert metrics["grads_finite"] == 0
     assert cases.bits(frozen_part(state)) == cases.bits(frozen_part(before))
     for leaf in jax.tree.leaves(state):
@@ -237,11 +238,9 @@ def test_a_float16_all_reduce_overflows_no_earlier_than_its_mean():
         return jnp.broadcast_to(logits, (images.shape[0], 2)), {"batch_stats": {}}
 
     tx = precision.loss_scaled(optax.sgd(1.0), precision.StaticLossScale(20000.0))
-    mesh = step.make_mesh(jax.devices())
+    mesh = make_mesh(jax.devices())
     state = step.init_state({"params": {"w": jnp.float32(0.0)}, "batch_stats": {}}, tx, ema=False)
-    train_step = step.jit_train_step(
-        mesh, apply_fn=apply_fn, normalize=cases.NORMALIZE, tx=tx, allreduce_dtype=jnp.float16
-    )
+    train_step = step.jit_train_step(mesh, StepOptions(apply_fn, cases.NORMALIZE, tx, allreduce_dtype=jnp.float16))
     state, metrics = train_step(state, cases.batch(0) | {"label": np.zeros(16, np.int32)})
     assert metrics["grads_finite"] == 1
     np.testing.assert_allclose(state.params["w"], 0.5, rtol=1e-3)

@@ -10,6 +10,7 @@ import pytest
 
 from mixedres import precision
 from mixedres._internal.jax_compat import equations
+from mixedres._internal.mesh import make_mesh
 from mixedres.train import step
 from tests import GOLDEN
 from tests.train import step_cases as cases
@@ -19,7 +20,7 @@ STEP_DTYPES = GOLDEN / "step_dtypes.txt"
 
 def products(preset):
     """A line for each kind of product in the training step: count, primitive, dtypes, precision."""
-    train_step, state = cases.make(preset, devices=8)
+    train_step, state = cases.make(preset, devices=8, stages=(1, 1))
     jaxpr = jax.make_jaxpr(train_step)(state, cases.batch(0, images=np.uint8)).jaxpr
     found = collections.Counter()
     for eqn in equations(jaxpr):
@@ -82,20 +83,22 @@ def test_one_step_reads_and_writes_no_weak_types(preset):
 
 def test_eval_counts_every_example_once_on_eight_devices():
     model, variables = cases.network("fp32")
-    mesh = step.make_mesh(jax.devices())
+    mesh = make_mesh(jax.devices())
     eval_step = step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
-    sums = step.zero_sums()
+    sums, classes = step.zero_sums(), []
     full, part = cases.batch(0, 16), cases.batch(1, 16)
     masks = np.ones(16, bool), np.arange(16) < 5
     for data, mask in zip((full, part), masks, strict=True):
-        sums = eval_step(variables, data | {"mask": mask}, sums)
+        sums, found = eval_step(variables, data | {"mask": mask}, None, sums)
+        classes.append(np.asarray(found)[mask])
 
     logits = [model.apply(variables, cases.NORMALIZE(data["image"]), train=False) for data in (full, part)]
     logits = np.concatenate([np.asarray(x)[mask] for x, mask in zip(logits, masks, strict=True)]).astype(np.float64)
     labels = np.concatenate([data["label"][mask] for data, mask in zip((full, part), masks, strict=True)])
     order = np.argsort(-logits, axis=1, kind="stable")
     log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    assert sums["examples"] == 21
+    assert sums["examples"] == 21 and sums["changed"] == sums["nonfinite"] == 0
+    np.testing.assert_array_equal(np.concatenate(classes), order[:, 0])
     assert sums["top1"] == np.sum(order[:, 0] == labels)
     assert sums["top5"] == np.sum((order[:, :5] == labels[:, None]).any(1))
     np.testing.assert_allclose(sums["loss"], -log_probs[np.arange(21), labels].sum(), rtol=2e-6)

@@ -2,18 +2,23 @@
 
 import json
 
+import jax
 import pytest
-from tensorboardX.proto import event_pb2
 
 from mixedres import train
 from mixedres.checkpoints import workdir
+from mixedres.train import start
+from mixedres.train.builder import build
+from mixedres.train.debug import compare
 from mixedres.train.debug.monitor import Sampler
 from tests.train import run_cases, step_cases
-from tests.train.test_run import final_state, lines
+from tests.train.run_cases import events, final_state, lines
+
+pytestmark = pytest.mark.usefixtures("one_block")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, one_block):
     """{every: directory} of the same run, with and without looks."""
     place = tmp_path_factory.mktemp("runs")
     for every in (0, 2):
@@ -53,42 +58,50 @@ def test_lines_and_histograms_of_every_layer(runs):
     assert max(histogram.bucket_limit) == found[0]["activation/stem_conv/largest_log2"] + 1
 
 
-def events(file):
-    """The events of a file, record by record: length, its checksum, the record, its checksum."""
-    data, at = file.read_bytes(), 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 8], "little")
-        yield event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
-        at += 16 + length
+@pytest.fixture(scope="module")
+def report(one_block):
+    """A function from a loss scale to the report on the first step of the small network."""
+    experiment = build(run_cases.tiny("fp16_static"))
+    batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
+    step = compare.in_float32(experiment).numerics_step()
+    counts = jax.device_get(step(start.init_state(experiment).variables, batch))
+    return lambda loss_scale: compare.report(experiment, counts, loss_scale, "step 1")
 
 
-def test_it_warns_once_a_layer(tmp_path, capsys):
+def test_it_warns_once_a_layer(report):
     """At a loss scale of 2**-30 every gradient is lost, at every look."""
-    train.train(run_cases.tiny("fp16_static", numerics__every=2, precision__loss_scale=2.0**-30), tmp_path / "run")
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("warning: step", "note: "))]
-    assert [line.split(":")[1] for line in told if line.startswith("warning")] == [" step 2"] * 3
-    assert "float16 loses 100.0% of the gradient of" in told[0] and "at loss scale 9.31323e-10" in told[0]
-    assert sum("more layers are like these" in line for line in told) == 1
+    sampler = Sampler(build(run_cases.tiny("fp16_static", numerics__every=2)))
+    found = report(2.0**-30)
+    warned = sampler._warnings(2, found)
+    assert [line.split(":")[1] for line in warned if line.startswith("warning")] == [" step 2"] * 3
+    assert "float16 loses 100.0% of the gradient of" in warned[0] and "at loss scale 9.31323e-10" in warned[0]
+    assert sum("more layers are like these" in line for line in warned) == 1
+    assert sampler._warnings(4, found) == []
 
 
 @pytest.mark.parametrize(
     ("preset", "overrides", "warned"),
     [
-        ("fp16_static", {"precision__loss_scale": 2.0**17}, True),
-        ("fp16_static", {"precision__loss_scale": 2.0**17, "precision__keep_float32": "."}, False),
-        ("fp16", {"loss_scale__initial": 2.0**17}, False),  # a dynamic scale goes there by itself
+        ("fp16_static", {}, True),
+        ("fp16_static", {"precision__keep_float32": "."}, False),
+        ("fp16", {}, False),  # a dynamic scale goes there by itself
         ("bf16", {}, False),
     ],
 )
-def test_who_is_warned_of_little_headroom(preset, overrides, warned, tmp_path, capsys):
-    train.train(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides), tmp_path / "run")
-    out = capsys.readouterr().out
-    assert ("within 4x of float16's largest number at loss scale 131072" in out) == warned
-    assert len(lines(tmp_path / "run", "numerics")) == 1
+def test_who_is_warned_of_little_headroom(preset, overrides, warned, report):
+    sampler = Sampler(build(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides)))
+    found = "\n".join(sampler._warnings(1, report(2.0**17)))
+    assert ("within 4x of float16's largest number at loss scale 131072" in found) == warned
+
+
+def test_a_warning_reaches_the_person_who_watches(tmp_path, capsys):
+    train.train(run_cases.tiny("fp16_static", numerics__every=1, steps=1, precision__loss_scale=2.0**-30), tmp_path)
+    assert "warning: step 1: float16 loses 100.0% of the gradient of" in capsys.readouterr().out
+    assert len(lines(tmp_path, "numerics")) == 1
 
 
 @pytest.mark.slow
-def test_looks_may_change_when_a_run_goes_on(runs, tmp_path):
+def test_looks_may_change_when_a_run_goes_on(tmp_path):
     shorter = config(2)
     shorter.steps = 4
     train.train(shorter, tmp_path / "run")

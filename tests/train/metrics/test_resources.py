@@ -1,6 +1,5 @@
 """The log of resources: against processes of known size, and against an NVML of known answers."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -11,7 +10,6 @@ import psutil
 import pytest
 
 from mixedres import train
-from mixedres.checkpoints import workdir
 from mixedres.train.metrics import resources
 from mixedres.train.metrics.resources import Resources
 from tests.train import run_cases
@@ -84,11 +82,11 @@ def test_gpus_are_read_where_nvml_is(monkeypatch):
     assert Resources(0, devices)._gpus == []
 
 
-@pytest.mark.parametrize("every, least", [(0.05, 2), (0.0, 0)])
+@pytest.mark.usefixtures("small_network")
+@pytest.mark.parametrize("every, least", [(0.005, 2), (0.0, 0)])
 def test_a_run_logs_what_it_uses(every, least, tmp_path):
     summary = train.train(run_cases.tiny(log_resources_every=every), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / workdir.METRICS).read_text().splitlines()]
-    found = [line for line in lines if line["kind"] == "resources"]
+    found = run_cases.lines(tmp_path, "resources")
     assert len(found) >= least and bool(found) == bool(summary["resources"]) == bool(least)
     if least:
         assert found[-1]["step"] == 6 and {"cpu_percent", "rss_bytes"} <= found[0].keys()

@@ -8,9 +8,12 @@ import time
 import pytest
 
 from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres.checkpoints import workdir
 from mixedres.train import run
 from mixedres.train.metrics import wandb_writer
 from tests.train import run_cases
+
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 def payloads(path):
@@ -42,13 +45,17 @@ def records(directory):
     return found
 
 
+@pytest.fixture
+def wandb():
+    return pytest.importorskip("wandb", reason="needs the extra wandb")
+
+
 def expected(directory):
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     hidden = {"step", "kind", "epoch", "examples"}
     return [
         {"step": line["step"]}
         | {f"{line['kind']}/{key}": value for key, value in line.items() if key not in hidden and value is not None}
-        for line in lines
+        for line in run_cases.lines(directory)
     ]
 
 
@@ -60,8 +67,8 @@ def arrived(directory):
     return records(directory) == expected(directory)
 
 
-def test_an_offline_run_and_its_continuation(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="needs the extra wandb")
+@pytest.mark.slow
+def test_an_offline_run_and_its_continuation(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = run_cases.tiny(wandb="project")
@@ -73,14 +80,13 @@ def test_an_offline_run_and_its_continuation(tmp_path, monkeypatch):
     run.train(config, tmp_path)
     assert len(expected(tmp_path)) > len(first) and arrived(tmp_path)
     names = {path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}
-    assert names == {f"run-{json.loads((tmp_path / wandb_writer.ID).read_text())['id']}.wandb"}
+    assert names == {f"run-{json.loads((tmp_path / workdir.WANDB_ID).read_text())['id']}.wandb"}
 
     run.train(run_cases.tiny(), tmp_path, clean=True)
-    assert not (tmp_path / "wandb").exists() and not (tmp_path / wandb_writer.ID).exists()
+    assert not (tmp_path / "wandb").exists() and not (tmp_path / workdir.WANDB_ID).exists()
 
 
-def test_what_fails_after_the_start_is_said_once_and_ends_nothing(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("wandb", reason="needs the extra wandb")
+def test_what_fails_after_the_start_is_said_once_and_ends_nothing(wandb, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "disabled")
 
     def gone(*args, **kwargs):
@@ -94,8 +100,7 @@ def test_what_fails_after_the_start_is_said_once_and_ends_nothing(tmp_path, monk
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_end_comes_after_the_summary_and_tells_a_failure(fails, tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="needs the extra wandb")
+def test_the_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     ends = []
 
@@ -120,9 +125,7 @@ def test_refused_without_the_package(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_refused_where_nobody_is_logged_in(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="needs the extra wandb")
-
+def test_refused_where_nobody_is_logged_in(wandb, tmp_path, monkeypatch):
     def refuse(**kwargs):
         raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
 
