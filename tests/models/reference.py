@@ -62,9 +62,7 @@ def batch_norm_grads(x, scale, y_grad, epsilon):
 class ResNet:
     """One forward pass; `activations` and, in training, `batch_stats` are filled on the way."""
 
-    def __init__(
-        self, variables, stages, version, *, bottleneck=False, cifar, train=False, momentum=0.9, epsilon=1e-5
-    ):
+    def __init__(self, variables, stages, version, *, bottleneck=False, cifar, train=False, momentum=0.9, epsilon=1e-5):
         self.params = _as_float64(variables["params"])
         self.batch_stats = _as_float64(variables["batch_stats"])
         self.stages, self.convs_per_block = stages, 3 if bottleneck else 2

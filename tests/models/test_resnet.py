@@ -14,7 +14,6 @@ from tests.models import reference
 from tests.models.networks import FULL, MESH, images, random_variables, relative, shapes_of, small
 
 
-
 def _key():
     # XLA compiles this generator several times faster than the default one.
     return jax.random.key(0, impl="rbg")

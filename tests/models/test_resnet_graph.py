@@ -51,9 +51,7 @@ BLOCKS, CONVS = (1, 2), 1 + 3 * 3 + 2
 
 
 def _model(name, version, dtype, **options):
-    return small(
-        name, version, POLICIES[dtype], filters=16 if "cifar" in name else 64, num_classes=CLASSES, **options
-    )
+    return small(name, version, POLICIES[dtype], filters=16 if "cifar" in name else 64, num_classes=CLASSES, **options)
 
 
 def _traced(model, size=224):
@@ -65,7 +63,9 @@ def _traced(model, size=224):
 def _forward_equations(model, train=False):
     variables, images = _traced(model)
     mutable = ["batch_stats"] if train else []
-    return list(all_equations(jax.make_jaxpr(lambda v, x: model.apply(v, x, train, mutable=mutable))(variables, images)))
+    return list(
+        all_equations(jax.make_jaxpr(lambda v, x: model.apply(v, x, train, mutable=mutable))(variables, images))
+    )
 
 
 @functools.cache

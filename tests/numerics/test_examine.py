@@ -111,12 +111,11 @@ def test_shared_and_lifted_modules_and_trees():
 
 
 def test_the_gradients_of_a_tapped_network_are_bit_identical():
-    case = cases.resnet(name="cifar_resnet8")
-    for dtype in (F32, F16):
-        plain = jax.jit(jax.value_and_grad(case.loss(dtype)))(case.params, case.batch, 8.0)
-        tapped = jax.jit(taps.value_and_grad(linen.tapped(case.loss(dtype))))(case.params, case.batch, 8.0)[:2]
-        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
-            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    case = cases.resnet()
+    plain = jax.jit(jax.value_and_grad(case.loss(F16)))(case.params, case.batch, 8.0)
+    tapped = jax.jit(taps.value_and_grad(linen.tapped(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_eight_devices_see_what_one_sees():

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics.nonfinite import first_nonfinite
+from mixedres.numerics import first_nonfinite
 from mixedres.train import losses
 from tests.numerics import cases
 from tests.numerics.cases import F16, F32
@@ -22,7 +22,7 @@ LARGEST = float(jnp.finfo(F16).max)
 @functools.cache
 def resnet():
     """(gradient program in float16, parameters, batch); one program for all faults."""
-    case = cases.resnet("cifar_resnet8", batch=8)
+    case = cases.resnet(batch=8)
     return jax.value_and_grad(case.loss(F16)), case.params, case.batch
 
 
@@ -149,7 +149,7 @@ def test_a_large_weight_overflows_in_its_convolution():
     assert before.path == "ResNet/block_layer2_1" and before.largest < 10
     assert kernel.largest == np.float16(largest)
     file, line = source(origin)
-    assert file.endswith("mixedres/models/conv.py") and "conv_general_dilated(" in line
+    assert file.endswith("mixedres/models/layers.py") and "conv_general_dilated(" in line
 
 
 def test_a_weight_beyond_float16_overflows_where_it_is_cast():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics.nonfinite import first_nonfinite
+from mixedres.numerics import first_nonfinite
 
 F16 = jnp.float16
 
