@@ -54,10 +54,17 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("pattern", ["^/outer/deep$", "^/deep$", "/outer", "/deep$"])
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("order", ["grad of autocast", "autocast of grad"])
-def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, pattern, order):
+# Every call in both orders, each with two of the patterns in turn.
+@pytest.mark.parametrize(
+    ("name", "order", "pattern"),
+    [
+        (name, order, pattern)
+        for i, name in enumerate(CALLS)
+        for order, first in (("grad of autocast", 0), ("autocast of grad", 1))
+        for pattern in ("^/outer/deep$", "^/deep$", "/outer", "/deep$")[(i + first) % 2 :: 2]
+    ],
+)
+def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, order, pattern):
     """Forward and backward; a product outside it is half."""
 
     def f(x):
@@ -74,8 +81,8 @@ def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, pattern, orde
     plain = jax.grad(autocast(total)) if order.startswith("grad") else autocast(jax.grad(total))
     assert dtypes_by(_place, jax.make_jaxpr(both)(X)) == {"kept": {"f32"}, "else": {"f16"}}
     assert dtypes_by(_place, jax.make_jaxpr(plain)(X)) == {"kept": {"f16"}, "else": {"f16"}}
-    # And the numbers, where half would round.
-    np.testing.assert_allclose(both(X), jax.grad(total)(X), atol=0.02)
+    if pattern == "/outer":  # and the numbers, where half would round
+        np.testing.assert_allclose(jax.jit(both)(X), jax.jit(jax.grad(total))(X), atol=0.02)
 
 
 def _place(scope):

@@ -46,7 +46,7 @@ CIFAR_SHAPES = {
 }
 
 
-# Of ResNet-50 with one block in the first stage and two in the second: a stem, 3 convolutions a block and 2 projections.
+# A ResNet-50 of one block in the first stage and two in the second: a stem, 3 convolutions a block, 2 projections.
 BLOCKS, CONVS = (1, 2), 1 + 3 * 3 + 2
 
 
@@ -63,9 +63,8 @@ def _traced(model, size=224):
 def _forward_equations(model, train=False):
     variables, images = _traced(model)
     mutable = ["batch_stats"] if train else []
-    return list(
-        all_equations(jax.make_jaxpr(lambda v, x: model.apply(v, x, train, mutable=mutable))(variables, images))
-    )
+    jaxpr = jax.make_jaxpr(lambda v, x: model.apply(v, x, train, mutable=mutable))(variables, images)
+    return list(all_equations(jaxpr))
 
 
 @functools.cache
