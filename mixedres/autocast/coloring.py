@@ -1,8 +1,8 @@
-"""Colours the graph: which node computes in half. First the whole graph, then the rewrite.
+"""Colors the graph: which node computes in half. First the whole graph, then the rewrite.
 
 The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear
-spreads), with two changes that JAX needs. It decomposes normalisation into sums and products, so a second, weaker taint
-marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbours
+spreads), with two changes that JAX needs. It decomposes normalization into sums and products, so a second, weaker taint
+marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbors
 only where no value is rounded that was not: TensorFlow's last pass may round one that also feeds a float32 op.
 """
 
@@ -28,7 +28,7 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
     """Makes clear ops half where that rounds nothing anew, and sums of half branches, until nothing changes.
 
     Args:
-      nodes: those on float32, coloured so far.
+      nodes: those on float32, colored so far.
       dtype: the half dtype.
       storable: nodes that an allow op comes before, and that hold no running value: they may be rounded once more.
       pinned: nodes that stay in float32, with the reason.
@@ -54,7 +54,7 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
 
 
 def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
-    """Infer and clear nodes that lead to an allow op, normalisation in between or not."""
+    """Infer and clear nodes that lead to an allow op, normalization in between or not."""
 
     def passes(node: Node) -> bool:
         return node.category in ("infer", "clear") and node.taint != RANGE and node not in pinned
@@ -63,7 +63,7 @@ def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
 
 
 def _sum_reason(node: Node) -> str:
-    """Why a sum of branches may be half although a normalisation, and not an allow op, reads it; '' if it may not.
+    """Why a sum of branches may be half although a normalization, and not an allow op, reads it; '' if it may not.
 
     The trunk of a pre-activation network: both branches are half already, so that what is stored is rounded once.
     """

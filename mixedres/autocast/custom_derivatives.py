@@ -22,7 +22,7 @@ from mixedres.autocast.values import cast, is_f32
 
 
 def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
-    """The results of a custom_jvp_call in `dtype`: an activation such as relu, between half neighbours."""
+    """The results of a custom_jvp_call in `dtype`: an activation such as relu, between half neighbors."""
 
     def primal(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))

@@ -1,4 +1,4 @@
-"""Evaluates a coloured program: every node in its dtype, with a cast where two dtypes meet.
+"""Evaluates a colored program: every node in its dtype, with a cast where two dtypes meet.
 
 A float32 value that half nodes read is cast once for every reader. The compiler merges the copies, and the gradients
 of the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000

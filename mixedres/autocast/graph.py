@@ -1,8 +1,8 @@
-"""A traced program as one flat graph: colours must cross jit, scan, while, cond, remat and shard_map.
+"""A traced program as one flat graph: colors must cross jit, scan, while, cond, remat and shard_map.
 
-An equation inside a call becomes a node of the same graph as its neighbours outside; the operands of the call and the
+An equation inside a call becomes a node of the same graph as its neighbors outside; the operands of the call and the
 arguments of its body are one value. A node is known by its path, the indices of the equations that lead to it, so that
-a body that is called twice is coloured twice.
+a body that is called twice is colored twice.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
 
 Path = tuple[int, ...]
 # Why a node must be float32: its result may leave the range of half, or its arithmetic sums; the result of a sum,
-# once normalised, may be stored in half.
+# once normalized, may be stored in half.
 RANGE, SUM = "range", "sum"
 
 
@@ -147,7 +147,7 @@ class Node:
       scope: the named scopes and calls around it.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
-      taint: RANGE or SUM where it must be float32, '' elsewhere (set by the colouring, as are half and reason).
+      taint: RANGE or SUM where it must be float32, '' elsewhere (set by the coloring, as are half and reason).
       program: for a custom derivative rule that contains allow ops: its body as a program of its own.
       kept: in float32, whatever the lists say, because of its scope.
     """
@@ -228,7 +228,7 @@ class Graph:
         return path in self._half_regions
 
     def index_regions(self) -> None:
-        """Notes which calls contain half nodes; to be called after colouring."""
+        """Notes which calls contain half nodes; to be called after coloring."""
         self._half_regions = {
             node.path[:depth] for node in self.nodes if node.half or node.program for depth in range(len(node.path) + 1)
         }

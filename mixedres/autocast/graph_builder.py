@@ -131,7 +131,7 @@ class _Builder:
 
 
 def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, scope: Scope) -> Graph:
-    """The graph of a closed jaxpr that is called in `scope`, coloured by `color`, with what `keep` says in float32."""
+    """The graph of a closed jaxpr that is called in `scope`, colored by `color`, with what `keep` says in float32."""
     builder = _Builder(lists, dtype, color, keep)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):

@@ -1,4 +1,4 @@
-"""The report of `explain` as one self-contained page: filters, colours, a reason for every operation."""
+"""The report of `explain` as one self-contained page: filters, colors, a reason for every operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mixedres.autocast.explain import Decision, Report
 
-# The category colours are a set that stays apart for colour-blind readers (Okabe and Ito, 2008).
+# The category colors are a set that stays apart for color-blind readers (Okabe and Ito, 2008).
 _STYLE = """
 :root { --ink: #1d2330; --soft: #667; --line: #dde; --half: #e2f2ea; --full: #fff; }
 body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); margin: 2rem auto; max-width: 1200px;

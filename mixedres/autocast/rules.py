@@ -6,7 +6,7 @@ primitives that JAX decomposes its functions into:
   allow   always half: matrix units make it fast, and they sum in float32.
   infer   half between allow ops, unless something unsafe comes before.
   deny    always float32, and infer ops after it too: small or large results, long sums.
-  clear   does no arithmetic that rounds: follows its neighbours.
+  clear   does no arithmetic that rounds: follows its neighbors.
 
 What is on no list runs in float32 and stops every propagation.
 """
@@ -38,7 +38,7 @@ DENY_RANGE = _names("""
     lu_pivots_to_permutation triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve
     linear_solve custom_linear_solve
 """)
-# Sums and squares: they must be computed in float32, but what is made of them (a normalised activation) fits half.
+# Sums and squares: they must be computed in float32, but what is made of them (a normalized activation) fits half.
 DENY_SUMS = _names("""
     reduce_sum cumsum reduce_window_sum scatter-add scatter_add scatter-mul scatter_mul scatter-sub scatter_sub psum
     psum2 psum_invariant reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter integer_pow square sqrt
@@ -65,7 +65,7 @@ CLEAR = _names("""
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to")
 
-# Recursed into, never coloured as a whole. The simple ones evaluate one body on their operands.
+# Recursed into, never colored as a whole. The simple ones evaluate one body on their operands.
 SIMPLE_CALLS = _names("jit pjit closed_call core_call call eval_jaxpr remat2 checkpoint shard_map")
 STRUCTURE = SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
 # Known to JAX outside `jax.extend.core.primitives`, and left off the lists on purpose: what they do to a value is not
@@ -194,7 +194,7 @@ def _checked(category: str, names: Iterable[Any]) -> frozenset[str]:
         if not isinstance(name, str):
             raise TypeError(f"the {category} list must hold names of primitives, got {name!r}")
         if name in STRUCTURE:
-            raise ValueError(f"{name!r} is a call: what is inside is coloured, so it can be on no list")
+            raise ValueError(f"{name!r} is a call: what is inside is colored, so it can be on no list")
         if name not in known and not isinstance(name, OwnName):
             raise ValueError(
                 f"{name!r}, on the {category} list, is no primitive of JAX; jax.make_jaxpr(fn)(*args) shows names"

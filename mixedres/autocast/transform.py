@@ -37,7 +37,7 @@ def autocast(
 ) -> Callable[..., Any]:
     """`fn` with its products, and what is safe around them, computed in a half dtype.
 
-    The graph of `fn` is traced, coloured as a whole by `lists`, and evaluated with casts where two dtypes meet.
+    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet.
     Arguments, results and their gradients keep their dtypes: parameters stay float32. A program without float32
     products comes back bit for bit. Composes with jax.jit, grad, vmap, checkpoint, shard_map, in either order. Every
     call traces `fn` anew, so put it inside a `jax.jit`: `jax.jit(autocast(fn))`.
@@ -99,7 +99,7 @@ def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = No
 def traced(
     fn: Callable[..., Any], settings: Settings, args: Any, kwargs: Any, scope: Scope | None = None
 ) -> tuple[Graph, list[Any], Any]:
-    """(coloured graph, array arguments, structure of the results) of a call of `fn`, for a program or its part."""
+    """(colored graph, array arguments, structure of the results) of a call of `fn`, for a program or its part."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]

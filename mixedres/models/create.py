@@ -64,19 +64,19 @@ def create(
       num_classes: outputs of the head, >= 1.
       policy: dtypes of parameters, arithmetic and logits.
       version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', and '1' for cifar_resnet.
-      norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
-      momentum: of the running averages of batch normalisation, in [0, 1).
-      epsilon: of batch normalisation.
+      norm_policy: the same for batch normalization; None: float32 arithmetic, result in the compute dtype.
+      momentum: of the running averages of batch normalization, in [0, 1).
+      epsilon: of batch normalization.
       zero_init_last: start every block as the identity, by a zero in its last layer.
-      kernel_init, head_init: a name in `INITIALIZERS` or a jax initialiser, for convolutions and for the head.
-      axis_name: mesh axis over which batch statistics are synchronised; None: per device.
+      kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
+      axis_name: mesh axis over which batch statistics are synchronized; None: per device.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
       fused: in training, compute every batch norm with what follows it, which moves fewer bytes; norms compute in
         float32, or in the policy's compute dtype where that is wider.
 
     Raises:
-      ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says
+      ValueError: for a name, size, version, number, initializer or expression that is not allowed; the message says
         what is.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
@@ -162,5 +162,5 @@ def _initializer(init: str | Callable) -> Callable:
     if callable(init):
         return init
     if init not in INITIALIZERS:
-        raise ValueError(f"initialiser {init!r} is unknown; use one of {', '.join(INITIALIZERS)}")
+        raise ValueError(f"initializer {init!r} is unknown; use one of {', '.join(INITIALIZERS)}")
     return INITIALIZERS[init]

@@ -1,4 +1,4 @@
-"""Batch normalisation and what follows it in a ResNet, in two forms: layer by layer, and fused."""
+"""Batch normalization and what follows it in a ResNet, in two forms: layer by layer, and fused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Conv(nn.Module):
       size: odd height and width of the kernel.
       stride: of both axes.
       policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
-      kernel_init: initialiser of the kernel.
+      kernel_init: initializer of the kernel.
       precision: of the product, as `jax.lax.conv_general_dilated` takes it.
       keep_float32: see `mixedres.models.layers.policy_of`.
     """
@@ -92,7 +92,7 @@ class NormVariables:
       scale, bias: in the parameter dtype.
       mean, var: flax variables, the running averages.
       momentum: weight of an old average.
-      dtype: of the normalised map.
+      dtype: of the normalized map.
     """
 
     scale: jax.Array
@@ -109,7 +109,7 @@ class NormVariables:
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over all axes but the last.
+    """Batch normalization over all axes but the last.
 
     Statistics are float32 whatever the policy says (float64 where it computes in float64): the variance of values
     around 300 overflows float16, and a float16 sum over a batch has lost most of its digits. The policy's compute
@@ -124,7 +124,7 @@ class BatchNorm(nn.Module):
       momentum: weight of the old running average.
       epsilon: added to the variance.
       axis_name: mesh axis to average batch statistics over; None: per device.
-      scale_init: initialiser of the scale (gamma).
+      scale_init: initializer of the scale (gamma).
       keep_float32: see `mixedres.models.layers.policy_of`.
     """
 
@@ -137,7 +137,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Normalises `x` (batch, ..., features): by its own statistics in training, else by the running ones."""
+        """Normalizes `x` (batch, ..., features): by its own statistics in training, else by the running ones."""
         policy, own = policy_of(self), self._variables(x.shape[-1])
         compute_dtype = policy.compute_dtype
         stats_dtype = jnp.promote_types(compute_dtype, jnp.float32)
@@ -175,7 +175,7 @@ class BatchNorm(nn.Module):
 
 
 class BatchNormParams(BatchNorm):
-    """The variables of a `BatchNorm`, at its path, for a function that normalises and does more than that."""
+    """The variables of a `BatchNorm`, at its path, for a function that normalizes and does more than that."""
 
     @nn.compact
     def __call__(self, features: int) -> NormVariables:
@@ -191,7 +191,7 @@ class Norms:
     block's where it is the sum, whose dtype is the block's.
 
     Attributes:
-      train: normalise by the statistics of the batch, else by the running averages.
+      train: normalize by the statistics of the batch, else by the running averages.
       fused: compute each norm with what follows it by `mixedres.models.fused`: the same variables and, up to rounding, the
         same values, with fewer bytes moved. Only in training.
       policy, momentum, epsilon, axis_name, keep_float32: see `BatchNorm`.

@@ -150,12 +150,12 @@ class ResNet(nn.Module):
       small_images: a 3x3 stem of stride 1 without pooling (CIFAR) instead of 7x7 of stride 2 with it.
       num_classes: outputs of the head.
       policy: parameters, arithmetic and output; every activation has the compute dtype, logits the output dtype.
-      norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
+      norm_policy: the same for batch normalization; None: float32 arithmetic, result in the compute dtype.
       momentum, epsilon, axis_name: see `BatchNorm`.
       zero_init_last: start every block as the identity (Goyal et al., arXiv 1706.02677): v1 and v1.5 with a zero last
         batch-norm scale; v2, where a zero scale before the last ReLU would never get a gradient, with a zero last
         kernel.
-      kernel_init, head_init: initialisers of the convolutions and of the head's kernel.
+      kernel_init, head_init: initializers of the convolutions and of the head's kernel.
       precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 as well, and whatever is not kept casts its operands to the compute dtype.

@@ -25,7 +25,7 @@ class Precision:
     Attributes:
       name: the preset it came from.
       policy: parameters, computation and output of the network.
-      norm_policy: the same for normalisation layers; their statistics are float32 whatever it says.
+      norm_policy: the same for normalization layers; their statistics are float32 whatever it says.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
         built in float32, and `mixedres.autocast` decides op by op what runs in the compute dtype.
@@ -47,7 +47,7 @@ class Precision:
 
     @property
     def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
-        """The policies (network, normalisation) that the layers are built with; float32 for the graph rewrite."""
+        """The policies (network, normalization) that the layers are built with; float32 for the graph rewrite."""
         if self.implementation == "graph_rewrite":
             full = jmp.get_policy(_FULL)
             return full, full
@@ -108,7 +108,7 @@ def get(
       name: a key of `PRESETS`.
       policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In
         jmp's grammar what is left out follows what is there: 'c=bf16' has bfloat16 outputs as well. Without a
-        `norm_policy`, normalisation computes in float32 and returns the compute dtype.
+        `norm_policy`, normalization computes in float32 and returns the compute dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting' or 'graph_rewrite'.
       matmul_precision: 'default', 'tensorfloat32' or 'highest'.
@@ -165,7 +165,7 @@ def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
             "matmul precision 'highest' asks for float32 products, of which 'graph_rewrite' casts none; use 'default'"
         )
     if norms_given:
-        raise ValueError("norm_policy has no effect under 'graph_rewrite': normalisation is float32 inside")
+        raise ValueError("norm_policy has no effect under 'graph_rewrite': normalization is float32 inside")
 
 
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:

@@ -1,4 +1,4 @@
-"""Colours across loops, branches and calls, at the borders of a program, and of values that are no float32."""
+"""Colors across loops, branches and calls, at the borders of a program, and of values that are no float32."""
 
 import jax
 import jax.numpy as jnp

@@ -181,11 +181,8 @@ def test_network_sums_and_exponentials_in_float32(name):
     assert all(e.invars[0].aval.dtype == jnp.float32 for e in unsafe)
 
 
-# Compiling takes seconds; the quick test of a network of layers is the one in bfloat16.
-CASES = [*(pytest.param(name, "float16", marks=pytest.mark.slow) for name in NETWORKS), ("mlp", "bfloat16")]
-
-
-@pytest.mark.parametrize(("name", "half"), CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "half"), [*((name, "float16") for name in NETWORKS), ("mlp", "bfloat16")])
 def test_network_gradient_error(name, half):
     loss, arguments = network(name)
     by_hand = jax.grad(network(name, half)[0])

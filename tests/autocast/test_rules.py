@@ -103,7 +103,7 @@ def test_a_primitive_of_ones_own():
     own = Primitive("my_activation")
     lists = LISTS.replace({"infer": {own}})
     assert lists.category("my_activation") == "infer"
-    # Its name stays known: lists that hold it can be moved, levelled and made again.
+    # Its name stays known: lists that hold it can be moved, leveled and made again.
     assert lists.replace({"deny": {"tanh"}}).category("my_activation") == "infer"
     assert lists.replace({"deny": {own}}).category("my_activation") == "deny"
     assert lists.replace({"deny": {own}}).infer == LISTS.infer
@@ -125,7 +125,7 @@ def test_every_public_primitive_can_be_moved(name):
 
 @pytest.mark.parametrize("name", sorted(STRUCTURE))
 def test_a_call_can_be_on_no_list(name):
-    with pytest.raises(ValueError, match=f"'{name}' is a call: what is inside is coloured"):
+    with pytest.raises(ValueError, match=f"'{name}' is a call: what is inside is colored"):
         LISTS.replace({"deny": {name}})
     with pytest.raises(ValueError, match=f"'{name}' is a call"):
         Lists(clear={name})

@@ -11,7 +11,7 @@ from mixedres.config import flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examine
 from mixedres.numerics import Comparison, Report
-from mixedres.numerics.rows import LOST, shift_of
+from mixedres.numerics.rows import LOST, log2_of_scale
 from tests import ROOT
 from tests.train import run_cases
 
@@ -45,7 +45,7 @@ def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, 
     assert document["title"] in out.read_text() and "Take float16 at loss scale 2**" in text
     errors = {comparison["preset"]: comparison for comparison in document["comparison"]}
     assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
-    assert errors["fp16"]["shift"] == document["recommended_log2_scale"] and errors["bf16"]["shift"] == 0
+    assert errors["fp16"]["log2_scale"] == document["recommended_log2_scale"] and errors["bf16"]["log2_scale"] == 0
     assert errors["fp16"]["worst"] < 0.2
 
     # What it says to add is understood, and followed there is nothing left to change but the scale.
@@ -79,9 +79,9 @@ def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, c
     assert status == 2 and "--steps: step" in errors and not (tmp_path / "other.html").exists()
 
 
-def report(dtype="float16", kept="", shift=10):
+def report(dtype="float16", kept="", log2_scale=10):
     """A stand-in for what `overrides` reads."""
-    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift, "rows": [], "limited_by": 1}
+    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**log2_scale, "rows": [], "limited_by": 1}
     return type("Report", (), about)()
 
 
@@ -94,7 +94,7 @@ def report(dtype="float16", kept="", shift=10):
             ["--config.precision.loss_scale=1024", "or: --config.loss_scale.initial=1024  (a dynamic one)"],
         ),
         ("fp16_static", report(), ["--config.precision.loss_scale=1024"]),
-        ("fp16_static", report(shift=-3), ["--config.precision.loss_scale=0.125"]),
+        ("fp16_static", report(log2_scale=-3), ["--config.precision.loss_scale=0.125"]),
         (
             "fp16_static",
             report(kept="^/(a|b)$"),
@@ -180,13 +180,13 @@ def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
     document = json.loads((tmp_path / "page.json").read_text())
     assert len(harmed) >= 6
     for name, scale in harmed.items():
-        shift = shift_of(scale)
-        lost = [lost_share(row, shift) for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
+        log2_scale = log2_of_scale(scale)
+        lost = [lost_share(row, log2_scale) for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
         assert (max(lost) > 5 * LOST) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
-        assert document["max_safe_log2_scale"] >= shift
+        assert document["max_safe_log2_scale"] >= log2_scale
 
 
-def lost_share(row, shift):
+def lost_share(row, log2_scale):
     """Of the mass, from the document alone."""
     masses = {row["first"] + i: count * 2.0 ** (row["first"] + i) for i, count in enumerate(row["counts"])}
-    return sum(mass for exponent, mass in masses.items() if exponent + shift < -25) / sum(masses.values())
+    return sum(mass for exponent, mass in masses.items() if exponent + log2_scale < -25) / sum(masses.values())

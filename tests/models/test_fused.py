@@ -61,8 +61,8 @@ def close(got, wanted, tolerance):
 @pytest.mark.parametrize(
     ("name", "version", "size", "policy", "tolerance"),
     [
-        *((*NETWORKS[i], "float64", 1e-12) for i in (0, 1, 4)),
-        *(pytest.param(*NETWORKS[i], "float64", 1e-12, marks=pytest.mark.slow) for i in (2, 3)),
+        *((*NETWORKS[i], "float64", 1e-12) for i in (0, 4)),
+        *(pytest.param(*NETWORKS[i], "float64", 1e-12, marks=pytest.mark.slow) for i in (1, 2, 3)),
         pytest.param(*NETWORKS[0], "float32", 5e-5, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -148,7 +148,7 @@ def test_layers_kept_in_float32_stay_so(keep):
 
     assert dtypes(plain) == dtypes(fused)
     assert dtypes(fused)["block_layer2_1"]["__call__"] == (jnp.float32 if keep == KEPT[-1] else jnp.float16,)
-    if keep in KEPT[1::2]:  # the dtypes of the others are those of the same functions
+    if keep != KEPT[2]:  # which has a kept norm at the end of a block of each kind
         return
     wanted, got = (jax.device_get(grads_and_statistics(model)(*args)) for model in (plain, fused))
     close(got[1], wanted[1], 5e-3)

@@ -1,40 +1,22 @@
 """What one float32 gradient predicts of float16 is what real float16 gradients then do."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
 
-from mixedres import numerics
 from mixedres.numerics import linen, taps
 from tests.numerics import cases
-from tests.numerics.cases import F16, F32
+from tests.numerics.cases import F16
 
-CASES = {
-    "ResNet": lambda: cases.resnet().trained(10),
-    "transformer": lambda: cases.transformer().trained(40),
-    "ResNet, tiny loss": lambda: cases.resnet(loss_by=2.0**-12),
-    "ResNet, huge logits": lambda: cases.resnet(logits_by=4096.0),
-    "tiny factors, huge logits": cases.badly_scaled,
-}
 SCALES = (0, 7, 15)
-
-
-@functools.cache
-def examined(name):
-    case = CASES[name]()
-    return case, numerics.examine(case.loss(F32), case.params, case.batch, 1.0, title=name)
-
-
 # The quick ones are a network with every kind of layer and one that no scale mends.
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if "ResNet" in name else []) for name in CASES]
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if "ResNet" in name else []) for name in cases.CASES]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_largest_safe_scale_is_the_one_at_which_real_gradients_stay_finite(name):
     """Within a factor of 2."""
-    case, report = examined(name)
+    case, report = cases.examined(name)
     finite = cases.is_finite(case)
     assert finite(report.max_safe_log2_scale - 1) and not finite(report.max_safe_log2_scale + 2)
     assert report.recommended_log2_scale <= report.max_safe_log2_scale or report.keep_float32
@@ -43,7 +25,7 @@ def test_the_largest_safe_scale_is_the_one_at_which_real_gradients_stay_finite(n
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_the_fraction_of_zeros_at_three_scales(name):
     """The zeros in all gradients of activations, within a point; those of the weights where these do not compound."""
-    case, report = examined(name)
+    case, report = cases.examined(name)
     loss = linen.tapped(case.loss(F16))
     real = jax.jit(taps.value_and_grad(loss))
     rows = [row for row in report.rows if row.kind == "gradient"]
@@ -61,7 +43,7 @@ def test_the_fraction_of_zeros_at_three_scales(name):
 
 
 def test_acting_on_the_advice_mends_what_no_scale_does():
-    case, report = examined("tiny factors, huge logits")
+    case, report = cases.examined("tiny factors, huge logits")
     assert report.keep_float32 == ("gamma0", "gamma1", "gamma2")
     assert report.keep_float32_pattern == "^/(gamma0|gamma1|gamma2)$"
     assert min(cases.worst_error(case, log2_scale) for log2_scale in (-12, -11, -10)) > 0.15
@@ -71,7 +53,7 @@ def test_acting_on_the_advice_mends_what_no_scale_does():
 
 @pytest.mark.slow
 def test_without_a_scale_small_gradients_are_lost_and_with_the_recommended_one_they_are_not():
-    case, report = examined("ResNet, tiny loss")
+    case, report = cases.examined("ResNet, tiny loss")
     by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]
     assert by_verdict.count("LOST") > 0.5 * len(by_verdict)
     assert not report.keep_float32 and report.min_sufficient_log2_scale > 0

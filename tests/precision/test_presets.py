@@ -13,7 +13,7 @@ import pytest
 from mixedres.precision import PRESETS, DynamicLossScale, NoOpLossScale, StaticLossScale, get, parse_policy
 from tests import ROOT
 
-# policy (parameters, arithmetic, output), policy of normalisation, loss scale, float32 products.
+# policy (parameters, arithmetic, output), policy of normalization, loss scale, float32 products.
 EXPECTED = {
     "fp32": ("f32 f32 f32", "f32 f32 f32", "none", "highest"),
     "tf32": ("f32 f32 f32", "f32 f32 f32", "none", "tensorfloat32"),

@@ -1,4 +1,4 @@
-"""Batch normalisation by a map's own statistics, and what a ResNet does next, each with its own backward pass.
+"""Batch normalization by a map's own statistics, and what a ResNet does next, each with its own backward pass.
 
 XLA's derivative of the same formulas writes the masked gradient to memory and reads it again for the second sum, and
 keeps masks as maps of booleans. Here every backward pass reads what it must: a first pass over map and gradient makes
@@ -223,7 +223,7 @@ def _norms_add_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g = _mask(vy.applied(y1) + vz.applied(z1), g1)
-    s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centred(y1), g.astype(accum_dtype(z)) * vz.centred(z1))
+    s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centered(y1), g.astype(accum_dtype(z)) * vz.centered(z1))
     # XLA writes one map and two sums in a pass. Which two would be its own choice, and it would read a map more.
     (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)))
     correct_y, correct_z = correction(s1, s2_y, y, of_y, how), correction(s1, s2_z, z, of_z, how)

@@ -1,4 +1,4 @@
-"""Batch normalisation of a map by its own statistics: vectors per channel, and what its gradient needs.
+"""Batch normalization of a map by its own statistics: vectors per channel, and what its gradient needs.
 
 With y the map, m its mean, r the inverse deviation 1/sqrt(v + epsilon), f = r * scale and n values in a channel:
 
@@ -7,7 +7,7 @@ With y the map, m its mean, r the inverse deviation 1/sqrt(v + epsilon), f = r *
     d bias = s1,  d scale = r s2
     dy = f (g - s1 / n - (y - m) r^2 s2 / n)              (Ioffe and Szegedy, arXiv 1502.03167, put together)
 
-Centring before the products costs nothing and loses no digits to cancellation.
+Centering before the products costs nothing and loses no digits to cancellation.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Statistics(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """What normalises a map, each (channels,): its mean, 1 / deviation, that times scale, and bias."""
+    """What normalizes a map, each (channels,): its mean, 1 / deviation, that times scale, and bias."""
 
     mean: jax.Array
     inverse: jax.Array
     factor: jax.Array
     bias: jax.Array
 
-    def centred(self, y: jax.Array) -> jax.Array:
+    def centered(self, y: jax.Array) -> jax.Array:
         """y - mean, in the dtype of the vectors."""
         return y.astype(self.mean.dtype) - _over(self.mean, y)
 
     def applied(self, y: jax.Array) -> jax.Array:
-        """The normalised map, in the dtype of the vectors."""
-        return self.centred(y) * _over(self.factor, y) + _over(self.bias, y)
+        """The normalized map, in the dtype of the vectors."""
+        return self.centered(y) * _over(self.factor, y) + _over(self.bias, y)
 
 
 class Correction(NamedTuple):
@@ -115,7 +115,7 @@ def _parts(values: int) -> int:
 
 def sums(g: jax.Array, y: jax.Array, vectors: Vectors) -> tuple[jax.Array, jax.Array]:
     """(sum of g, sum of g (y - mean)), for `g` in the dtype of the vectors."""
-    s1, s2 = channel_sums(g, g * vectors.centred(y))
+    s1, s2 = channel_sums(g, g * vectors.centered(y))
     return s1, s2
 
 
@@ -130,4 +130,4 @@ def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, how
 def gradient(g: jax.Array, y: jax.Array, vectors: Vectors, correction: Correction) -> jax.Array:
     """dy, in the dtype of `y`, for `g` in the dtype of the vectors."""
     factor, slope, constant = (_over(v, y) for v in (vectors.factor, correction.slope, correction.constant))
-    return (factor * g + (slope * vectors.centred(y) + constant)).astype(y.dtype)
+    return (factor * g + (slope * vectors.centered(y) + constant)).astype(y.dtype)
