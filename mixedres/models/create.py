@@ -14,7 +14,7 @@ import jmp
 from mixedres.models import resnet
 from mixedres.models.resnet import ResNet
 
-# size: (is a bottleneck network, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
+# size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
 _IMAGENET_SIZES = {
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
@@ -30,7 +30,7 @@ NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 INITIALIZERS: dict[str, Callable] = {
     # The v1.5 reference and most ResNets since.
     "he_normal": nn.initializers.he_normal(),
-    # By outgoing connections: torchvision's ResNets, and the original paper's backward case.
+    # Torchvision's ResNets, and the backward case of the original paper.
     "he_normal_fan_out": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
     # Variance 1/fan_in: the reference's v1 and v2 (TensorFlow's variance_scaling_initializer()).
     "lecun_normal": nn.initializers.lecun_normal(),
@@ -63,21 +63,20 @@ def create(
       name: 'resnet18', '34', '50', '101', '152' or '200', or 'cifar_resnet' and a size 6n+2 (20, 32, 44, 56, 110 ...).
       num_classes: outputs of the head, >= 1.
       policy: dtypes of parameters, arithmetic and logits.
-      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', and '1' for cifar_resnet.
-      norm_policy: the same for batch normalization; None: float32 arithmetic, result in the compute dtype.
-      momentum: of the running averages of batch normalization, in [0, 1).
-      epsilon: of batch normalization.
-      zero_init_last: start every block as the identity, by a zero in its last layer.
+      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); default '1.5', for cifar_resnet '1'.
+      norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
+      momentum: momentum of the running averages of batch normalization, in [0, 1).
+      epsilon: epsilon of batch normalization.
+      zero_init_last: start every block as the identity, by zeros in its last layer.
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
-      axis_name: mesh axis over which batch statistics are synchronized; None: per device.
-      precision: of every product, as `jax.lax.conv_general_dilated` takes it.
+      axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
+      precision: precision of every product; see `jax.lax.conv_general_dilated`.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
-      fused: in training, compute every batch norm with what follows it, which moves fewer bytes; norms compute in
-        float32, or in the policy's compute dtype where that is wider.
+      fused: in training, fuse batch norms with the ops after them, which saves memory traffic; norms compute in
+        float32, or in the policy's compute dtype if it is wider.
 
     Raises:
-      ValueError: for a name, size, version, number, initializer or expression that is not allowed; the message says
-        what is.
+      ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
     if num_classes < 1:
@@ -92,7 +91,7 @@ def create(
     try:
         re.compile(keep_float32)
     except re.error as error:
-        raise ValueError(f"keep_float32={keep_float32!r} is no regular expression: {error}") from None
+        raise ValueError(f"keep_float32={keep_float32!r} is not a regular expression: {error}") from None
     blocks = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
@@ -121,7 +120,7 @@ def create(
 
 
 def default_version(name: str) -> str:
-    """The version that a name means by itself."""
+    """The version of a network that is named without one."""
     return "1" if name.startswith("cifar_") else "1.5"
 
 
@@ -136,7 +135,7 @@ def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
 
 
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
-    """(is a bottleneck network, blocks per stage, version, has the stem for small images) of a name."""
+    """(whether it has bottlenecks, blocks per stage, version, whether it has the stem for small images) of a name."""
     match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
     if match is None:
         raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")

@@ -11,7 +11,7 @@ NormalizeFn = Callable[[jax.Array], jax.Array]
 
 
 def normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> NormalizeFn:
-    """`by_channel` with these numbers; `per_image` without."""
+    """`by_channel(mean, std)`, or `per_image` if `mean` is None."""
     return per_image if mean is None else by_channel(mean, std or ())
 
 

@@ -153,5 +153,5 @@ def test_policies_at_paths():
 
 
 def test_no_regular_expression():
-    with pytest.raises(ValueError, match=r"keep_float32='\(' is no regular expression: missing \)"):
+    with pytest.raises(ValueError, match=r"keep_float32='\(' is not a regular expression: missing \)"):
         create("resnet18", num_classes=2, policy=HALF, keep_float32="(")

@@ -184,7 +184,7 @@ def test_rewrite_of_a_function():
         ({"name": "fp16_rewrite", "level": "fast"}, ("'fast'", "default, allow_only, infer_as_deny")),
         ({"lists": {"deny": {"tanh"}}}, ("'fp16'", "casts in the layers")),
         ({"level": "allow_only"}, ("'fp16'", "casts in the layers")),
-        ({"keep_float32": "*"}, ("keep_float32='*'", "no regular expression")),
+        ({"keep_float32": "*"}, ("keep_float32='*'", "not a regular expression")),
         ({"matmul_precision": "high"}, ("'high'", "default, tensorfloat32, highest")),
         ({"matmul_precision": ""}, ("''", "default, tensorfloat32, highest")),
     ],

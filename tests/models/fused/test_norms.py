@@ -263,10 +263,10 @@ def test_keywords_and_a_wide_shortcut():
 @pytest.mark.parametrize(
     ("name", "changed", "words"),
     [
-        ("norm_relu", {"scale": np.ones(1, np.float32)}, r"scale is float32\[1\]; beside y it must be float\[3\]"),
+        ("norm_relu", {"scale": np.ones(1, np.float32)}, r"scale is float32\[1\]; for this y it must be float\[3\]"),
         ("norm_relu", {"bias": np.ones((), np.float32)}, r"bias is float32\[\]"),
-        ("norm_relu", {"y": np.ones((0, 4, 3), np.float32)}, "with something in it"),
-        ("norm_relu", {"y": np.ones(3, np.float32)}, "with something in it"),
+        ("norm_relu", {"y": np.ones((0, 4, 3), np.float32)}, "and not empty"),
+        ("norm_relu", {"y": np.ones(3, np.float32)}, "and not empty"),
         ("norm_relu", {"y": np.ones((2, 4, 3), np.int32)}, r"y is int32\[2, 4, 3\]"),
         ("norm_relu_pool", {"y": np.ones((2, 4, 3), np.float32)}, r"to pool it must be \(batch, height"),
         ("norm_add_relu", {"x": np.ones((1, 4, 4, 3), np.float32)}, r"x is float32\[1, 4, 4, 3\]"),
