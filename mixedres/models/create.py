@@ -23,11 +23,11 @@ _IMAGENET_SIZES = {
     152: (True, (3, 8, 36, 3)),
     200: (True, (3, 24, 36, 3)),
 }
-_IMAGENET_VERSIONS = ("1", "1.5", "2")
-_CIFAR_VERSIONS = ("1", "2")
+_IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
+_CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
-INITIALIZERS: dict[str, Callable] = {
+INITIALIZERS: dict[str, Callable[..., Any]] = {
     # The v1.5 reference and most ResNets since.
     "he_normal": nn.initializers.he_normal(),
     # Torchvision's ResNets, and the backward case of the original paper.
@@ -50,8 +50,8 @@ def create(
     momentum: float = 0.9,
     epsilon: float = 1e-5,
     zero_init_last: bool = True,
-    kernel_init: str | Callable = "he_normal",
-    head_init: str | Callable = "normal_0.01",
+    kernel_init: str | Callable[..., Any] = "he_normal",
+    head_init: str | Callable[..., Any] = "normal_0.01",
     axis_name: str | None = None,
     precision: Any = None,
     keep_float32: str = "",
@@ -92,7 +92,7 @@ def create(
         re.compile(keep_float32)
     except re.error as error:
         raise ValueError(f"keep_float32={keep_float32!r} is not a regular expression: {error}") from None
-    blocks = {
+    blocks: dict[tuple[bool, bool], resnet.ModuleFn] = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
         (False, True): resnet.PreactBasicBlock,
@@ -140,24 +140,26 @@ def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str
     if match is None:
         raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")
     size, small_images = int(match[2]), match[1] is not None
+    stage_sizes: tuple[int, ...]
     if small_images:
         blocks, rest = divmod(size - 2, 6)
         if rest or blocks < 1:
             below = max(1, blocks) * 6 + 2
             raise ValueError(f"model {name!r}: the size must be 6n+2; the nearest are {below} and {below + 6}")
-        bottleneck, stage_sizes, versions = False, (blocks,) * 3, _CIFAR_VERSIONS
+        bottleneck, stage_sizes = False, (blocks,) * 3
+    elif size in _IMAGENET_SIZES:
+        bottleneck, stage_sizes = _IMAGENET_SIZES[size]
     else:
-        if size not in _IMAGENET_SIZES:
-            sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
-            raise ValueError(f"model {name!r}: the size must be one of {sizes}")
-        (bottleneck, stage_sizes), versions = _IMAGENET_SIZES[size], _IMAGENET_VERSIONS
+        sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
+        raise ValueError(f"model {name!r}: the size must be one of {sizes}")
+    versions = _CIFAR_VERSIONS if small_images else _IMAGENET_VERSIONS
     version = str(version or default_version(name))
     if version not in versions:
         raise ValueError(f"model {name!r} has the versions {', '.join(versions)}, not {version!r}")
     return bottleneck, stage_sizes, version, small_images
 
 
-def _initializer(init: str | Callable) -> Callable:
+def _initializer(init: str | Callable[..., Any]) -> Callable[..., Any]:
     if callable(init):
         return init
     if init not in INITIALIZERS:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres.models import fused
+from mixedres.models.fused import NormConfig
 
 
 def policy_of(module: Any) -> jmp.Policy:
@@ -62,7 +63,7 @@ class Conv(nn.Module):
     size: int
     stride: int
     policy: jmp.Policy
-    kernel_init: Callable
+    kernel_init: Callable[..., Any]
     precision: Any = None
     keep_float32: str = ""
 
@@ -96,8 +97,8 @@ class NormVariables:
 
     scale: jax.Array
     bias: jax.Array
-    mean: nn.Variable
-    var: nn.Variable
+    mean: nn.Variable[jax.Array]
+    var: nn.Variable[jax.Array]
     momentum: float
     dtype: Any
 
@@ -130,7 +131,7 @@ class BatchNorm(nn.Module):
     momentum: float = 0.9
     epsilon: float = 1e-5
     axis_name: str | None = None
-    scale_init: Callable = nn.initializers.ones
+    scale_init: Callable[..., Any] = nn.initializers.ones
     keep_float32: str = ""
 
     @nn.compact
@@ -155,7 +156,7 @@ class BatchNorm(nn.Module):
         axes = tuple(range(x.ndim - 1))
         mean, mean_of_squares = x.mean(axes), jax.lax.square(x).mean(axes)
         if self.axis_name is not None and not self.is_initializing():
-            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)
+            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)  # type: ignore[no-untyped-call]
         return mean, jnp.maximum(mean_of_squares - jax.lax.square(mean), 0.0)
 
     @nn.nowrap
@@ -176,7 +177,7 @@ class BatchNormParams(BatchNorm):
     """The variables of a `BatchNorm` at its path, for a fused function."""
 
     @nn.compact
-    def __call__(self, features: int) -> NormVariables:
+    def __call__(self, features: int) -> NormVariables:  # type: ignore[override]
         """The variables for a map of `features` channels."""
         return self._variables(features)
 
@@ -252,8 +253,8 @@ class Norms:
     def _held(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
-    def _how(self, dtype: Any) -> fused.NormConfig:
-        return fused.NormConfig(self.epsilon, dtype, self.axis_name)
+    def _how(self, dtype: Any) -> NormConfig:
+        return NormConfig(self.epsilon, dtype, self.axis_name)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -273,4 +274,4 @@ def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
 
 def max_pool(x: jax.Array) -> jax.Array:
     """3x3 max-pooling with stride 2 and padding 1."""
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # type: ignore[no-untyped-call]

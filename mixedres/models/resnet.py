@@ -123,7 +123,7 @@ class Head(nn.Module):
 
     num_classes: int
     policy: jmp.Policy
-    kernel_init: Callable
+    kernel_init: Callable[..., Any]
     precision: Any
     keep_float32: str
 
@@ -174,8 +174,8 @@ class ResNet(nn.Module):
     epsilon: float = 1e-5
     axis_name: str | None = None
     zero_init_last: bool = True
-    kernel_init: Callable = nn.initializers.he_normal()
-    head_init: Callable = nn.initializers.normal(0.01)
+    kernel_init: Callable[..., Any] = nn.initializers.he_normal()
+    head_init: Callable[..., Any] = nn.initializers.normal(0.01)
     precision: Any = None
     keep_float32: str = ""
     fused: bool = False
@@ -214,7 +214,7 @@ class ResNet(nn.Module):
         if not train:
             # Without it jaxlib 0.11 and 0.12 fuse the last stage and the mean on the CPU with wrong results (YNNPACK;
             # NaN for ResNet-18 in bfloat16 from 160 pixels on).
-            x = jax.lax.optimization_barrier(x)
+            x = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
         # The mean over 49 and more values is computed in float32.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
         self.sow("intermediates", "final_reduce_mean", x)

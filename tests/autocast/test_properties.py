@@ -237,6 +237,7 @@ def test_nothing_changes_without_a_product_to_cast(program):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 @check_settings(8)
 @given(program=programs(names=(*OTHERS, "dot", "jit", "remat", "dot of transposed")))
 def test_gradients_are_finite(program):

@@ -34,7 +34,7 @@ def _count(name, num_classes, version=None):
         (18, 11_689_512),
         (34, 21_797_672),
         (50, 25_557_032),
-        (101, 44_549_160),
+        pytest.param(101, 44_549_160, marks=pytest.mark.slow),
         pytest.param(152, 60_192_808, marks=pytest.mark.slow),
         pytest.param(200, 64_673_832, marks=pytest.mark.slow),
     ],
@@ -205,7 +205,7 @@ def test_every_residual_branch_can_leave_its_initial_zero(version):
     [
         ("he_normal", lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
         ("he_normal_fan_out", lambda fan_in, fan_out: math.sqrt(2 / fan_out)),
-        ("lecun_normal", lambda fan_in, fan_out: math.sqrt(1 / fan_in)),
+        pytest.param("lecun_normal", lambda fan_in, fan_out: math.sqrt(1 / fan_in), marks=pytest.mark.slow),
         ("glorot_uniform", lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
     ],
 )

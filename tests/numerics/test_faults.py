@@ -99,7 +99,7 @@ def attention(given):
     return jax.value_and_grad(loss), jax.tree.map(np.array, params), (x, bias) if given else (x,)
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["made", "given"])
 def test_a_mask_of_minus_infinity_raises_no_alarm_and_hides_no_fault(given):
     fn, params, args = attention(given)
     finding = first_nonfinite(fn, params, *args)

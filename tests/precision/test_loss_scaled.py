@@ -47,7 +47,7 @@ def scaled_optimizer(name):
     return loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=2.0**10, period=2))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "multi_steps", "clipped"])
 def test_scaled_gradients_make_the_same_steps(name):
     # Bit for bit: multiplying and dividing by a power of two moves the exponent and rounds nothing.
     # Unscaling and optimizer are not compiled together: the compiler may fuse the division into a norm and sum it in

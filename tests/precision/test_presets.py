@@ -180,7 +180,7 @@ def test_rewrite_of_a_function():
         ({"name": "fp16_rewrite", "policy": "f32"}, ("'fp16_rewrite'", "computes in float32")),
         ({"name": "fp16_rewrite", "matmul_precision": "highest"}, ("'highest'", "use 'default'")),
         ({"name": "fp16_rewrite", "norm_policy": "c=f16"}, ("norm_policy", "no effect")),
-        ({"name": "fp16_rewrite", "lists": {"deny": {"tnah"}}}, ("'tnah'", "deny", "no primitive")),
+        ({"name": "fp16_rewrite", "lists": {"deny": {"tnah"}}}, ("'tnah'", "deny", "not a primitive")),
         ({"name": "fp16_rewrite", "level": "fast"}, ("'fast'", "default, allow_only, infer_as_deny")),
         ({"lists": {"deny": {"tanh"}}}, ("'fp16'", "casts in the layers")),
         ({"level": "allow_only"}, ("'fp16'", "casts in the layers")),

@@ -39,10 +39,10 @@ from mixedres.models.fused.statistics import (
     sums,
 )
 
-_barrier = jax.lax.optimization_barrier
+_barrier: Callable[[Any], Any] = jax.lax.optimization_barrier
 
 
-def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(fn: Any) -> Any:
     """`fn` with checks of shapes and dtypes, and arguments that vary over the same axes of a `shard_map`."""
     signature = inspect.signature(fn)
 
@@ -56,9 +56,8 @@ def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
         for name, array in given.items():
             wanted = shape if name in ("x", "y", "z") else shape[-1:]
             if array.shape != wanted or not jnp.issubdtype(array.dtype, jnp.floating):
-                raise ValueError(
-                    f"{name} is {array.dtype}{list(array.shape)}; for this y it must be float{list(wanted)}"
-                )
+                kind = f"{array.dtype}{list(array.shape)}"
+                raise ValueError(f"{name} is {kind}; for this y it must be float{list(wanted)}")
         return fn(*jax_compat.vary_alike(*given.values()), how)
 
     return call

@@ -173,9 +173,17 @@ def test_a_gradient_of_a_gradient(name):
             assert relative(a, b) <= 1e-10
 
 
-# Corners: what averages over devices and what does not, each with and without types that tell what varies.
-@pytest.mark.parametrize(("sync", "checked"), [(True, True), (False, False)], ids=["sync", "per device, no vma"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+# All with synchronized statistics; statistics per device, and types that do not tell what varies, once for one map and
+# once for two.
+@pytest.mark.parametrize(
+    ("name", "sync", "checked"),
+    [
+        *((name, True, True) for name in FUNCTIONS),
+        ("norm_relu_pool", False, False),
+        ("norms_add_relu", False, False),
+        ("norm_add_relu", True, False),
+    ],
+)
 def test_over_devices(name, sync, checked):
     """Values, and gradients of vectors that every device has, against the plain form over the same devices."""
     fast, plain, kinds = FUNCTIONS[name]
