@@ -1,8 +1,8 @@
-"""Colours the graph: which node computes in half. First the whole graph, then the rewrite.
+"""Colors the graph: decides which nodes compute in half, before any of it is rewritten.
 
 The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear
-spreads), with two changes that JAX needs. It decomposes normalisation into sums and products, so a second, weaker taint
-marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbours
+spreads), with two changes that JAX needs. It decomposes normalization into sums and products, so a second, weaker taint
+marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbors
 only where no value is rounded that was not: TensorFlow's last pass may round one that also feeds a float32 op.
 """
 
@@ -19,7 +19,7 @@ from jax.extend.core import Literal
 from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, reach
 from mixedres.autocast.rules import BROADCASTING, COPIES
 
-# Rounding before these gives another result than rounding after them.
+# Rounding their operands gives a different result than rounding their result.
 STEPS = ("floor", "ceil", "round", "sign")
 SELECTS_BY_VALUE = ("sort", "top_k", "approx_top_k", "select_and_gather_add")
 
@@ -28,9 +28,9 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
     """Makes clear ops half where that rounds nothing anew, and sums of half branches, until nothing changes.
 
     Args:
-      nodes: those on float32, coloured so far.
+      nodes: the nodes on float32, with the colors of the other passes.
       dtype: the half dtype.
-      storable: nodes that an allow op comes before, and that hold no running value: they may be rounded once more.
+      storable: nodes after an allow op that are no running values: they may be rounded once more.
       pinned: nodes that stay in float32, with the reason.
     """
     clear = [node for node in nodes if node.category == "clear"]
@@ -54,7 +54,7 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
 
 
 def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
-    """Infer and clear nodes that lead to an allow op, normalisation in between or not."""
+    """Infer and clear nodes that lead to an allow op, also through normalization."""
 
     def passes(node: Node) -> bool:
         return node.category in ("infer", "clear") and node.taint != RANGE and node not in pinned
@@ -63,9 +63,9 @@ def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
 
 
 def _sum_reason(node: Node) -> str:
-    """Why a sum of branches may be half although a normalisation, and not an allow op, reads it; '' if it may not.
+    """The reason why a sum of branches read by a normalization, not an allow op, may be half; '' if there is none.
 
-    The trunk of a pre-activation network: both branches are half already, so that what is stored is rounded once.
+    An example is the trunk of a pre-activation network: both branches are half, so the stored sum is rounded once.
     """
     shape = node.eqn.outvars[0].aval.shape
     operands = zip(node.eqn.invars, node.ins, strict=True)
@@ -77,7 +77,7 @@ def _sum_reason(node: Node) -> str:
 
 
 def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
-    """Why a clear node may be half now; '' if it may not."""
+    """The reason why a clear node may be half; '' if there is none."""
     if _exact_in_half(node, dtype):
         return "clear, all its inputs are half"
     if not any(value.is_f32 for value in node.outs):
@@ -92,7 +92,7 @@ def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
 
 
 def _exact_in_half(node: Node, dtype: np.dtype) -> bool:
-    """Whether all float32 operands are half already, so that a clear op rounds nothing."""
+    """Whether all float32 operands are already half, so that a clear op rounds nothing."""
     if node.primitive == "convert_element_type" and node.ins[0].aval.dtype == dtype:
         return True
     operands = node.f32_ins()
@@ -103,7 +103,7 @@ def _exact_in_half(node: Node, dtype: np.dtype) -> bool:
 
 
 def _rounding_commutes(node: Node) -> bool:
-    """Whether rounding the operands gives the rounded result: not for steps, nor where a value selects another one."""
+    """Whether rounding the operands gives the rounded result: not for steps and selections by value."""
     return node.primitive not in STEPS and not (
         node.primitive in SELECTS_BY_VALUE and len(node.outs) + len(node.ins) > 2
     )
@@ -121,10 +121,10 @@ def _converts_to(node: Node, dtype: np.dtype) -> bool:
 
 
 def _only_safe_readers(node: Node) -> bool:
-    """Whether every use, through clear ops, bears one more rounding: half ops, and arithmetic that cancels nothing.
+    """Whether every use, through clear ops, tolerates one more rounding: half ops and arithmetic without cancellation.
 
-    No comparison and no step: it may turn over. No difference, which may be of what was one value before; that of an
-    infer op, a trunk, is taken to its own mean, and its sums are made in float32.
+    Comparisons and steps may flip. Differences may be of two copies of one value; those of an infer op (a trunk) are to
+    its own mean, which is computed in float32.
     """
     trunk = node.category == "infer"
     for reached in (node, *reach([node], Node.consumers, lambda n: n.category == "clear" and not n.half)):
@@ -132,12 +132,12 @@ def _only_safe_readers(node: Node) -> bool:
             return False
         for reader in reached.consumers():
             if reader.category == "infer":
-                bears = trunk or reader.primitive != "sub"
+                tolerant = trunk or reader.primitive != "sub"
             elif reader.category == "clear":
-                bears = _rounding_commutes(reader) and all(value.is_f32 for value in reader.outs)
+                tolerant = _rounding_commutes(reader) and all(value.is_f32 for value in reader.outs)
             else:
-                bears = trunk and reader.category == "deny" and reader.taint != RANGE
-            if not (bears or reader.half):
+                tolerant = trunk and reader.category == "deny" and reader.taint != RANGE
+            if not (tolerant or reader.half):
                 return False
     return True
 
@@ -168,7 +168,7 @@ def color(graph: Graph) -> None:
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
-    """Whether an allow op has float32 operands and asks for nothing that half could not give."""
+    """Whether an allow op has float32 operands and asks for no more precision than half has."""
     if node.category != "allow":
         return False
     dtypes = [v.aval.dtype for v in node.ins if hasattr(v.aval, "dtype")]
@@ -192,7 +192,7 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
 
 
 def _sums_alone(node: Node) -> bool:
-    """Whether a dot_general has no matrix, only contracted and batch axes: matrix units do nothing for it."""
+    """Whether a dot_general has only contracted and batch axes, so that matrix units do not help."""
     if node.primitive != "dot_general":
         return False
     (contracted, _), (batch, _) = node.eqn.params["dimension_numbers"]
@@ -201,14 +201,14 @@ def _sums_alone(node: Node) -> bool:
 
 
 def _without_tables(products: list[Node]) -> list[Node]:
-    """Leaves out outer products of values that no product has made, such as positions times frequencies."""
-    kept = []
+    """The products except outer products of values before any product, such as positions times frequencies."""
+    rest = []
     for node in products:
         if _is_outer(node) and not reach([node], Node.producers, lambda n: True).intersection(products):
             node.reason = "a table, an outer product of given values: float32"
         else:
-            kept.append(node)
-    return kept
+            rest.append(node)
+    return rest
 
 
 def _is_outer(node: Node) -> bool:
@@ -221,13 +221,13 @@ def _is_outer(node: Node) -> bool:
 
 
 def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
-    """Taints deny ops and what follows through infer ops, and through clear ops on the way to deny or infer ops."""
+    """Taints deny ops and what follows through infer ops, and through clear ops that lead to deny or infer ops."""
     roots: dict[Node, str] = {}
     for node in nodes:
         if node.category == "deny":
             node.taint = SUM if node.sums else RANGE
-            what = "a sum, power or root" if node.sums else "its result may leave the range of half"
-            node.reason = node.reason or f"on the deny list: {what}"
+            why = "a sum, power or root" if node.sums else "its result may leave the range of half"
+            node.reason = node.reason or f"on the deny list: {why}"
             roots[node] = f"{node.primitive}: {node.reason.removeprefix('on the deny list: ')}"
         elif node.category in ("infer", "clear") and (constant := node.unfit_constant(dtype)) is not None:
             node.taint = SUM
@@ -236,18 +236,18 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
     arithmetic = [node for node in nodes if node.category in ("deny", "infer", "merge") or node in roots]
     on_the_way = set(arithmetic) | reach(arithmetic, Node.producers, lambda node: node.category == "clear")
     for kind in (RANGE, SUM):  # the stronger first, so that it wins
-        queue = [(node, words) for node, words in roots.items() if node.taint == kind]
+        queue = [(node, cause) for node, cause in roots.items() if node.taint == kind]
         while queue:
-            node, words = queue.pop()
+            node, cause = queue.pop()
             for follower in node.consumers():
                 if follower in on_the_way and (not follower.taint or (kind == RANGE and follower.taint == SUM)):
                     follower.taint = kind
-                    follower.reason = follower.reason or f"follows {words}"
-                    queue.append((follower, words))
+                    follower.reason = follower.reason or f"follows {cause}"
+                    queue.append((follower, cause))
 
 
 def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
-    """Infer and clear nodes that stay in float32 although nothing before them is unsafe, with the reason."""
+    """Infer and clear nodes without a taint that stay in float32, with the reason."""
     pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
     pinned |= dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
     for node in nodes:
@@ -264,7 +264,7 @@ def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[No
 
 
 def _only_broadcast(nodes: list[Node]) -> set[Node]:
-    """Nodes whose readers, through clear ops, all spread the result over a larger array: a bias, a gate per channel."""
+    """Nodes, such as biases and gates, whose results are only broadcast, directly or after clear ops."""
     found: set[Node] = set()
 
     def spreads(node: Node, reader: Node) -> bool:
@@ -287,17 +287,17 @@ def _size(node: Node) -> int:
 
 
 def _last_infer(node: Node) -> set[Node]:
-    """The infer ops whose result `node` hands on: itself, or those before it through clear ops."""
+    """The infer ops whose result `node` returns: itself, or the ones before it through clear ops."""
     reached = reach([node], lambda n: n.producers() if n.category == "clear" else (), lambda n: True)
     return {n for n in (node, *reached) if n.category == "infer"}
 
 
 def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set[Node]]:
-    """(additions to a value from outside, all nodes that hand such a running value on).
+    """(additions to running values, all nodes that compute running values).
 
-    Parameters, moments, states of unrolled loops: a small update would be lost by rounding what it is added to. A value
-    runs if it is the sum of something of its shape that no allow op has touched, or of a running one; multiplying by a
-    number, clipping, selecting, reshaping keep it running.
+    Running values are parameters, moments and states of unrolled loops, to which rounding would lose small updates. A
+    value runs if it is the sum of an operand of its shape that depends on no allow op, or of a running value, or a
+    running value multiplied by a number, clipped, selected or reshaped.
     """
     additions: set[Node] = set()
     running: set[Node] = set()

@@ -1,7 +1,7 @@
-"""Functions with a derivative of their own (jax.custom_jvp, jax.custom_vjp): rewritten with the rule kept.
+"""Rewrites functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) and preserves their rules.
 
-JAX traced the rule for float32, so it cannot be bound to half operands. A new rule is made of the derivative of the
-original call, which uses the user's rule.
+JAX traced the rule for float32, so it cannot be bound to half operands. The new rule is the derivative of the original
+call, which uses the user's rule.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mixedres.autocast.values import cast, is_f32
 
 
 def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
-    """The results of a custom_jvp_call in `dtype`: an activation such as relu, between half neighbours."""
+    """The results of a custom_jvp_call, such as relu, in `dtype`."""
 
     def primal(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))
@@ -36,7 +36,7 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
         at_floats = [struct for struct in at if _is_inexact(struct)]
         traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
         if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced)):
-            # The rule divides by 1e-8 or the like: its transpose would overflow where it hands on half.
+            # A rule that divides by 1e-8, for example: its transpose would overflow in half.
             wide = [_in(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
             results = [_in(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
         else:
@@ -49,7 +49,7 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
 
 
 def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
-    """The results of a custom rule with products inside: its function and derivative rewritten, float32 around."""
+    """The float32 results of a custom rule that contains products, with its function and derivative rewritten."""
     primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
     if eqn.primitive.name == "custom_jvp_call":
         with_jvp = jax.custom_jvp(primal)
@@ -67,13 +67,13 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
 
 
 def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """The parameters of an equation that name float32, with `dtype` instead."""
+    """The parameters of an equation that name float32, with `dtype` in its place."""
     names = ("preferred_element_type", "new_dtype", "out_dtype")
     return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
 
 
 def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Results and their inexact tangents of the original call, given the tangents of its inexact operands."""
+    """Results of the original call and their inexact tangents, for the tangents of its inexact operands."""
     remaining = iter(floats)
     tangents = [next(remaining) if _is_inexact(p) else _float0(p) for p in primals]
     outs, out_tangents = jax.jvp(lambda *xs: jax_compat.bind(eqn, *xs), tuple(primals), tuple(tangents))
@@ -116,7 +116,7 @@ def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[...,
 
 
 def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
-    """A small body, op by op: half where the operands are and the op is infer or clear, float32 otherwise."""
+    """Evaluates a small body: infer and clear ops with half operands in half, others in float32."""
     inner, consts = jax_compat.opened(jaxpr)
     results = jax_compat.interpret(
         inner, consts, args, lambda _, eqn, operands: _uniform_equation(eqn, operands, dtype, lists)

@@ -1,8 +1,8 @@
-"""Evaluates a coloured program: every node in its dtype, with a cast where two dtypes meet.
+"""Evaluates a colored program: every node in its dtype, with a cast where two dtypes meet.
 
-A float32 value that half nodes read is cast once for every reader. The compiler merges the copies, and the gradients
+A float32 value is cast separately for each half node that reads it. The compiler merges the copies, and the gradients
 of the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000
-times would lose 5 % of its gradient). A half value that float32 nodes read is cast once.
+times would lose 5 % of its gradient). A half value is cast once for all float32 nodes that read it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from mixedres.autocast.values import Cell, as_float32, cast, cells, is_f32
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     """The results of the program of `graph` on `args`, in the dtypes of the original.
 
-    `rewrite` is the transformation itself, for the derivatives of custom rules, which are programs of their own: it
-    takes a function and the scope that it is called in.
+    `rewrite`: `transform.rewrite` with settings, which is applied to the derivatives of custom rules.
     """
     inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
@@ -36,13 +35,13 @@ def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[
 
 
 class Evaluator:
-    """Walks the bodies of a graph. Values of float32 travel as cells, all others as they are."""
+    """Evaluates the bodies of a graph; float32 values are represented by cells."""
 
     def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
 
     def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
-        """The results of a body, as cells where they are float32, each in the dtype it was computed in."""
+        """The results of a body in the dtypes in which they were computed, float32 ones as cells."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
             inner,
@@ -53,10 +52,10 @@ class Evaluator:
         )
 
     def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-        """The results of the equation at `path`: as its node says, or of its bodies where it is a call."""
+        """The results of the equation at `path`, evaluated by its node or, for a call, by its bodies."""
         node = self.graph.by_path.get(path)
         if node is None and self.graph.has_half(path):
-            return control_flow.EVALUATE[eqn.primitive.name](self, eqn, path, args)
+            return control_flow.EVALUATE[eqn.primitive.name](self.body, eqn, path, args)
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
             results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
@@ -82,7 +81,7 @@ class Evaluator:
         return jax_compat.bind(eqn, *operands, **custom_derivatives.in_dtype(eqn.params, dtype))
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
-        """A conversion of the original program: from what is there, without rounding twice."""
+        """A conversion of the original program, from the dtype of the value without rounding twice."""
         target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
         if isinstance(arg, Cell) and target == self.dtype:
             result = arg.half(target)
@@ -96,7 +95,7 @@ class Evaluator:
 
 
 def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """An operand of a half node; one that the op broadcasts is broadcast in float32, because its gradient is a sum."""
+    """An operand of a half node. Broadcasting is done in float32, because its gradient is a sum."""
     if not isinstance(arg, Cell):
         return arg
     own = jnp.shape(arg.array)
@@ -107,7 +106,7 @@ def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> A
 
 
 def _copies(eqn: Equation) -> bool:
-    """Whether a result may hold an element of the operand more than once."""
+    """Whether the result may repeat elements of the operand."""
     if eqn.primitive.name == "gather":
         return True
     return not isinstance(eqn.invars[0], Literal) and math.prod(eqn.outvars[0].aval.shape) > math.prod(

@@ -1,4 +1,4 @@
-"""`explain`: what `autocast` decides about every operation of a function, and why."""
+"""`explain`: the decisions of `autocast` about every operation of a function, with reasons."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mixedres.autocast.transform import ListsLike, checked, rewrite, traced
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What the rewrite does with one operation.
+    """The decision about one operation.
 
     Attributes:
-      primitive: its name in the jaxpr.
+      primitive: name of the primitive in the jaxpr.
       category: 'allow', 'infer', 'deny', 'clear' or 'unlisted'.
-      dtype: what it computes in after the rewrite; None for an operation without floating-point numbers.
-      reason: why, in a sentence.
-      path: the calls and named scopes around it, 'ResNet/scan/jit(silu)'.
-      source: 'file:line (function)' of the code that wrote it; '' where JAX does not know.
+      dtype: dtype of the arithmetic after the rewrite; None for an operation without floating-point numbers.
+      reason: reason of the decision.
+      path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
+      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
       in_dtypes, out_dtypes: dtypes of its operands and results after the rewrite.
     """
 
@@ -51,10 +51,10 @@ class Report:
     Attributes:
       function: the name of the function.
       dtype: the half dtype.
-      decisions: one for each operation, in order; those inside a loop or a called function count once a call.
-      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, those that the
-        function had already included.
-      notes: what a user should know before anything else, such as products that stay in float32.
+      decisions: one per operation, in order; operations in a loop or a called function count once per call.
+      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, including the
+        function's own.
+      notes: warnings, such as products that stay in float32.
       jaxpr: the rewritten program.
     """
 
@@ -67,25 +67,46 @@ class Report:
     jaxpr: Any = dataclasses.field(repr=False)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many operations are in each (category, dtype); dtype 'none' for those without floating point."""
+        """Number of operations in each (category, dtype); dtype 'none' for operations without floating point."""
         pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions)
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
-        """How much became half, in one line."""
+        """The numbers of half operations and of casts, in one line."""
         floats = [d for d in self.decisions if d.dtype is not None]
         products = [d for d in floats if d.category == "allow"]
-        half, half_products = (sum(d.dtype == self.dtype for d in some) for some in (floats, products))
+        half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))
         return (
             f"{half_products} of {len(products)} operations of the allow list and {half} of all {len(floats)} in "
             f"{self.dtype}; {self.casts_down} casts down, {self.casts_up} up"
         )
 
     def to_html(self, path: str | pathlib.Path) -> None:
-        """Writes the report as a page to browse: filters by dtype and category, the reason of each operation."""
+        """Writes the report as one self-contained HTML page with filters by dtype and category."""
         pathlib.Path(path).write_text(report_html.render(self), encoding="utf-8")
 
-    def __str__(self) -> str:
+    def to_json(self) -> dict[str, Any]:
+        """The report without the jaxpr for `json.dumps`; dtypes are names."""
+        decisions = [
+            dataclasses.asdict(d)
+            | {
+                "dtype": None if d.dtype is None else d.dtype.name,
+                "in_dtypes": [str(dtype) for dtype in d.in_dtypes],
+                "out_dtypes": [str(dtype) for dtype in d.out_dtypes],
+            }
+            for d in self.decisions
+        ]
+        return {
+            "function": self.function,
+            "dtype": self.dtype.name,
+            "casts_down": self.casts_down,
+            "casts_up": self.casts_up,
+            "notes": list(self.notes),
+            "decisions": decisions,
+        }
+
+    def to_text(self) -> str:
+        """The summary, the notes and a table of all operations on floating-point numbers."""
         floats = [d for d in self.decisions if d.dtype is not None]
         head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
         rows = [
@@ -93,6 +114,9 @@ class Report:
             for d in floats
         ]
         return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *_table(rows)])
+
+    def __str__(self) -> str:
+        return self.to_text()
 
 
 def explain(
@@ -103,9 +127,9 @@ def explain(
     level: str = "default",
     keep_float32: str = "",
 ) -> Callable[..., Report]:
-    """A function of the arguments of `fn` that returns a `Report` of what `autocast` does, and computes nothing.
+    """Returns a function of the arguments of `fn` that returns a `Report` of what `autocast` does.
 
-    Args and errors are those of `autocast`; arrays may be given as `jax.ShapeDtypeStruct`.
+    Arguments and errors are those of `autocast`. Nothing is computed; arrays may be given as `jax.ShapeDtypeStruct`.
     """
     settings = checked(fn, dtype, lists, level, keep_float32)
 
@@ -120,7 +144,7 @@ def explain(
 
 
 def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
-    """Conversions (float32 to `dtype`, back) that a jaxpr contains, in all its bodies."""
+    """Numbers of conversions (float32 to `dtype`, back) in a jaxpr and all its bodies."""
     down = up = 0
     for eqn in jax_compat.equations(jaxpr):
         if eqn.primitive.name == "convert_element_type":
@@ -141,7 +165,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         outs = tuple(_dtype(value, graph.dtype, node.half) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
-        # A body that JAX traced earlier does not know who called it now: the call does.
+        # A body that JAX traced earlier has no line of its present caller, but the call has.
         source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs)
 
@@ -161,11 +185,11 @@ def _default_reason(node: Node, dtype: np.dtype | None) -> str:
     if dtype is None:
         return "no floating-point numbers"
     if not node.touches_f32:
-        return f"{dtype} already: left as it is"
+        return f"already {dtype}: unchanged"
     if node.category == "unlisted":
         if node.primitive == "custom_vjp_call":
-            return "a custom derivative rule without products: kept as it is"
-        return "on no list: float32, and nothing spreads through it"
+            return "a custom derivative rule without products: unchanged"
+        return "on no list: float32, and a barrier to propagation"
     return {"infer": "infer, not between allow ops", "clear": "clear, next to float32 ops"}.get(
         node.category, "on the deny list: needs float32"
     )
@@ -175,16 +199,16 @@ def _notes(graph: Graph) -> Iterator[str]:
     nodes = list(graph.all_nodes())
     products = [node for node in nodes if node.category == "allow"]
     wide = [node for node in products if not node.half and node.reason]
-    if kept := sum(node.kept for node in nodes):
-        yield f"operations in float32 because keep_float32 is found in their paths: {kept}"
+    if count := sum(node.keep_float32 for node in nodes):
+        yield f"operations in float32 because keep_float32 matches their paths: {count}"
     elif not any(node.half or node.reason for node in products):
-        yield "no operation of the allow list has float32 operands: the function is left as it is"
+        yield "no operation of the allow list has float32 operands: the function is unchanged"
     for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
     double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
     if double:
-        yield f"{double} operations compute in float64, which the rewrite leaves as it is"
+        yield f"{double} operations compute in float64, which the rewrite does not change"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""A traced program as one flat graph: colours must cross jit, scan, while, cond, remat and shard_map.
+"""A traced program as one flat graph, in which colors cross jit, scan, while, cond, remat and shard_map.
 
-An equation inside a call becomes a node of the same graph as its neighbours outside; the operands of the call and the
-arguments of its body are one value. A node is known by its path, the indices of the equations that lead to it, so that
-a body that is called twice is coloured twice.
+The equations of a call are nodes of the same graph as those outside; an operand of a call and the argument of its body
+are one value. A node is identified by its path, the indices of the equations that lead to it, so that a body that is
+called twice is colored twice.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Scope:
     """The calls and named scopes around an operation.
 
     Attributes:
-      path: all of them, for people: 'jvp(ResNet)/scan/jit(silu)'.
-      names: the named scopes alone, which flax's modules open: ('ResNet', 'head').
+      path: calls and named scopes, for reports: 'jvp(ResNet)/scan/jit(silu)'.
+      names: only the named scopes, which flax modules open: ('ResNet', 'head').
     """
 
     path: str = ""
     names: tuple[str, ...] = ()
 
     def at(self, eqn: Equation) -> Scope:
-        """That of an equation in a body that is called from here."""
+        """The scope of an equation in a body that is called from here."""
         return Scope(_joined(self.path, jax_compat.name_stack(eqn)), self.names + jax_compat.named_scopes(eqn))
 
     def inside(self, label: str) -> Scope:
-        """That of the body of a call."""
+        """The scope of the body of a call."""
         return Scope(_joined(self.path, label), self.names)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """`names` without those that flax opens for a method: ('norm1',) of ('norm1', 'norm1._average')."""
+        """`names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
         found: list[str] = []
         for name in self.names:
             owner, dot, _ = name.partition(".")
@@ -55,14 +55,14 @@ def _joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
-# Larger ones are not looked at for small numbers: data have some, and lose little by them.
+# In larger constants small numbers do not matter: data have some and lose little by them.
 SMALL = 16
-# Operations that only reshape, move or convert one number.
+# Operations that only reshape or move one number.
 _KEEP = ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast")
 
 
 def known(const: Any) -> np.ndarray | None:
-    """The numbers of a literal or a constant of the host, and of one element of a device; None for other arrays."""
+    """The value of a literal, of a constant on the host or of a single element on a device; None for other arrays."""
     if isinstance(const, jax.core.Tracer) or (not hasattr(const, "dtype") and not np.isscalar(const)):
         return None
     if isinstance(const, jax.Array) and (const.size != 1 or not const.is_fully_addressable):
@@ -74,7 +74,7 @@ def known(const: Any) -> np.ndarray | None:
 
 
 def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | None:
-    """The number that a reshaped, broadcast or converted number is; None for anything else."""
+    """The value of a number after a reshape, broadcast or conversion; None for other equations."""
     if len(operands) != 1 or operands[0] is None or operands[0].size != 1:
         return None
     if eqn.primitive.name in _KEEP:
@@ -85,7 +85,7 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
 
 
 def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether `dtype` has no number for a constant: it would overflow, underflow, or become 1 as 0.9999 does."""
+    """Whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`."""
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
     limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
@@ -100,21 +100,21 @@ def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
 
 
 Path = tuple[int, ...]
-# Why a node must be float32: its result may leave the range of half, or its arithmetic sums; the result of a sum,
-# once normalised, may be stored in half.
+# Why a node must be float32: its result may leave the range of half, or it sums (a normalized sum may be stored in
+# half).
 RANGE, SUM = "range", "sum"
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """One array of the program, under all the names it has inside calls.
+    """One array of the program, shared by all variables that stand for it inside calls.
 
     Attributes:
-      aval: its shape and dtype (of the slice, for what a scan slices).
+      aval: shape and dtype (of the slice, for an operand that a scan slices).
       producer: the node that computes it; None for arguments and constants.
       consumers: the nodes that read it.
-      constant: its number, where that is known and small.
-      returned: whether it leaves the program.
+      constant: its value, if known and small.
+      returned: whether it is a result of the program.
     """
 
     aval: Any
@@ -125,7 +125,7 @@ class Value:
     _unfit: bool | None = None
 
     def unfit(self, dtype: np.dtype) -> bool:
-        """Whether its constant is one that `dtype` cannot represent; looked at once, for it may be large."""
+        """Whether `dtype` cannot represent its constant; cached, as the constant may be large."""
         if self._unfit is None:
             self._unfit = self.constant is not None and unfit(self.constant, dtype)
         return self._unfit
@@ -138,18 +138,18 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """One equation at one place, or a merge: a loop carry or a result of cond, which has no equation.
+    """One equation at one path, or a merge: a loop carry or a result of cond, which has no equation.
 
     Attributes:
       path: the equation indices that lead to it.
       eqn: the equation; None for a merge.
       category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
-      scope: the named scopes and calls around it.
+      scope: the surrounding named scopes and calls.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
-      taint: RANGE or SUM where it must be float32, '' elsewhere (set by the colouring, as are half and reason).
-      program: for a custom derivative rule that contains allow ops: its body as a program of its own.
-      kept: in float32, whatever the lists say, because of its scope.
+      taint: RANGE or SUM if it must be float32, else '' (set by the coloring, as are half and reason).
+      program: for a custom derivative rule that contains allow ops: the graph of its body.
+      keep_float32: in float32 because of its scope, regardless of the lists.
     """
 
     path: Path
@@ -160,14 +160,14 @@ class Node:
     outs: list[Value]
     sums: bool = False
     program: Graph | None = None
-    kept: bool = False
+    keep_float32: bool = False
     half: bool = False
     taint: str = ""
     reason: str = ""
 
     @property
     def primitive(self) -> str:
-        """The name of the primitive."""
+        """The name of the primitive; 'merge' for a merge."""
         return "merge" if self.eqn is None else self.eqn.primitive.name
 
     def f32_ins(self) -> list[Value]:
@@ -180,7 +180,7 @@ class Node:
         return any(value.is_f32 for value in (*self.ins, *self.outs))
 
     def unfit_constant(self, dtype: np.dtype) -> float | None:
-        """A constant operand that `dtype` cannot represent; None if there is none."""
+        """A constant operand that `dtype` cannot represent, or None."""
         for value in self.ins:
             if value.is_f32 and value.constant is not None and value.unfit(dtype):
                 return float(value.constant.reshape(-1)[0])
@@ -201,7 +201,7 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A program: its nodes in order of evaluation, what half stands for, the lists, and the calls by their paths."""
+    """A program: its nodes in order of evaluation, the half dtype, the lists, and its calls by path."""
 
     jaxpr: Any
     nodes: list[Node]
@@ -211,14 +211,14 @@ class Graph:
     calls: dict[Path, Equation]
 
     def all_nodes(self) -> Iterator[Node]:
-        """The nodes, and those of the programs in them."""
+        """The nodes, including those of the programs of custom rules."""
         for node in self.nodes:
             yield node
             if node.program is not None:
                 yield from node.program.all_nodes()
 
     def callers(self, node: Node) -> Iterator[Equation]:
-        """The calls that `node` is in, the innermost first."""
+        """The calls around `node`, innermost first."""
         for depth in range(len(node.path) - 1, 0, -1):
             if node.path[:depth] in self.calls:
                 yield self.calls[node.path[:depth]]
@@ -228,14 +228,14 @@ class Graph:
         return path in self._half_regions
 
     def index_regions(self) -> None:
-        """Notes which calls contain half nodes; to be called after colouring."""
+        """Collects the calls that contain half nodes; must be called after coloring."""
         self._half_regions = {
             node.path[:depth] for node in self.nodes if node.half or node.program for depth in range(len(node.path) + 1)
         }
 
 
 def reach(roots: Iterable[Node], step: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool]) -> set[Node]:
-    """Nodes that `step` leads to from `roots`, through nodes that `enter` accepts; a root only if it is led to."""
+    """Nodes reached from `roots` by `step` through nodes that `enter` accepts; a root only if it is reached."""
     found: set[Node] = set()
     queue = list(roots)
     while queue:

@@ -1,4 +1,4 @@
-"""From a traced program to its graph: one node an equation, those inside calls among those outside."""
+"""Builds the graph of a traced program: one node per equation, with the equations of calls inlined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Builder:
         self.calls: dict[Path, Equation] = {}
 
     def jaxpr(self, jaxpr: Any, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
-        """Adds a body whose arguments are the values `args`; its results."""
+        """Adds a body with the arguments `args` and returns its results."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
             inner,
@@ -60,9 +60,9 @@ class _Builder:
             outs[0].constant = folded(eqn, [value.constant for value in ins])
         node = self.add(Node(path, eqn, category, scope, ins, outs, sums, program))
         if program is None and node.touches_f32 and (reason := self.keep.reason(scope, jax_compat.body(eqn))):
-            # As after a sum: its result has left the layer, and may be stored in half for the product that reads it.
+            # As after a sum: outside of the layer its result may be stored in half for the product that reads it.
             node.category, node.sums = "deny", sums or category != "deny"
-            node.kept, node.reason = True, reason
+            node.keep_float32, node.reason = True, reason
         return node.outs
 
     def add(self, node: Node) -> Node:
@@ -77,7 +77,7 @@ class _Builder:
         return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
 
     def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
-        """One merge a carry: its operands are the initial and, later, the next value; its result is the state."""
+        """One merge per carry, with the initial and (by `close`) the next value as operands and the state as result."""
         return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
 
     def close(self, merges: list[Node], following: list[Value]) -> list[Value]:
@@ -114,7 +114,7 @@ class _Builder:
         ]
 
     def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        """A function with its own derivative: one node, or with products inside a program of its own."""
+        """A function with a custom derivative: one node, which has a graph of its own if it contains products."""
         body = eqn.params["call_jaxpr"]
         categories = dict(_categories(body, self.lists, self.dtype))
         if "allow" in categories and not self.keep.reason(scope):
@@ -127,7 +127,7 @@ class _Builder:
 
 
 def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, scope: Scope) -> Graph:
-    """The graph of a closed jaxpr that is called in `scope`, coloured by `color`, with what `keep` says in float32."""
+    """The graph of a closed jaxpr called in `scope`, colored by `color`, with the paths of `keep` in float32."""
     builder = _Builder(lists, dtype, color, keep)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
@@ -139,7 +139,7 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
 
 
 def _name(jaxpr: Any) -> str:
-    """What a person would call a custom derivative rule: the function it was made of, if it says."""
+    """The name of the function of a custom derivative rule, 'custom rule' if unknown."""
     eqns = jax_compat.opened(jaxpr)[0].eqns
     names = [eqn.params["name"] for eqn in eqns if "name" in eqn.params and eqn.primitive.name in ("jit", "pjit")]
     info = getattr(jax_compat.opened(jaxpr)[0], "debug_info", None)
@@ -147,7 +147,7 @@ def _name(jaxpr: Any) -> str:
 
 
 def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str, bool]]:
-    """(category, is a sum) of every equation on float32 in a body; a sum never hides another deny op."""
+    """(category, whether all its ops are sums) for the categories of all float32 equations in a body."""
     found: dict[str, bool] = {}
     for eqn in jax_compat.opened(jaxpr)[0].eqns:
         name = eqn.primitive.name

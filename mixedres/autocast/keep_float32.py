@@ -1,4 +1,4 @@
-"""Operations that stay in float32 because of where they stand: `keep_float32`, searched in their paths."""
+"""`keep_float32`: operations that stay in float32 because a regular expression matches their path."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mixedres.autocast.graph import Graph, Scope
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """The operations in whose path the regular expression `pattern` is found; none where it is empty.
+    """The operations whose path the regular expression `pattern` matches (`re.search`); none if it is empty.
 
-    It is searched in three spellings of the path: the named scopes, '/ResNet/block_layer1_1'; these without the first,
-    which is the class of the root module in flax, '/block_layer1_1'; and what `explain` prints, with calls and
+    It is searched in three forms of the path: the named scopes, '/ResNet/block_layer1_1'; the same without the first,
+    which is the class of the root module in flax, '/block_layer1_1'; and the path in reports, with calls and
     derivatives, '/jvp(ResNet)/block_layer1_1/relu'.
 
     Raises:
-      ValueError: for what is no regular expression.
+      ValueError: for an invalid regular expression.
     """
 
     pattern: str = ""
@@ -32,33 +32,33 @@ class Keep:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"keep_float32={self.pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
     def reason(self, scope: Scope, body: Any = None) -> str:
-        """Why what stands at `scope`, or in a body that is called there, stays in float32; '' if it does not."""
+        """The reason why an operation at `scope`, or in a body called there, stays in float32; '' if there is none."""
         if not self.pattern:
             return ""
         for path in _spellings(scope):
             if re.search(self.pattern, path):
-                return f"keep_float32: {self.pattern!r} is found in {path}"
+                return f"keep_float32: {self.pattern!r} matches {path}"
         equations = () if body is None else jax_compat.opened(body)[0].eqns
         inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
         return next(filter(None, (self.reason(*place) for place in inside)), "")
 
     def check(self, graph: Graph) -> None:
-        """Raises ValueError where there is a pattern, and nothing on float32 that it keeps."""
-        if not self.pattern or any(node.kept for node in graph.all_nodes()):
+        """Raises ValueError if the pattern is not empty and matches no operation on float32."""
+        if not self.pattern or any(node.keep_float32 for node in graph.all_nodes()):
             return
         scopes = {node.scope.modules for node in graph.all_nodes() if node.touches_f32 and node.scope.names}
         paths = ["/" + "/".join(names[1:] or names) for names in scopes]
         raise ValueError(
-            f"keep_float32={self.pattern!r} is found in the path of no operation on float32 values; "
+            f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
             + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
         )
 
 
 def nearest(pattern: str, paths: Iterable[str]) -> str:
-    """'/head, /stem_conv and /block_layer1_1': those of `paths` that are most like `pattern`."""
+    """The three of `paths` most similar to `pattern`: '/head, /stem_conv and /block_layer1_1'."""
     *most, last = difflib.get_close_matches(pattern.strip("^$"), sorted(set(paths)), n=3, cutoff=0.0)
     return f"{', '.join(most)} and {last}" if most else last
 

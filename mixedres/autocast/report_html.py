@@ -1,15 +1,12 @@
-"""The report of `explain` as one self-contained page: filters, colours, a reason for every operation."""
+"""The report of `explain` as one self-contained HTML page with filters and a reason for every operation."""
 
 from __future__ import annotations
 
 import html
 import os
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from mixedres.autocast.explain import Decision, Report
-
-# The category colours are a set that stays apart for colour-blind readers (Okabe and Ito, 2008).
+# The category colors can be told apart by color-blind readers (Okabe and Ito, 2008).
 _STYLE = """
 :root { --ink: #1d2330; --soft: #667; --line: #dde; --half: #e2f2ea; --full: #fff; }
 body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); margin: 2rem auto; max-width: 1200px;
@@ -47,8 +44,8 @@ filter();
 _SHADES = {"half": "#4fae86", "float32": "#c9ced8", "other": "#eceef2"}
 
 
-def render(report: Report) -> str:
-    """The HTML text of a report."""
+def render(report: Any) -> str:
+    """The HTML page of a `Report` of `mixedres.autocast.explain`."""
     decisions = report.decisions
     categories = [c for c in ("allow", "infer", "deny", "clear", "unlisted") if any(d.category == c for d in decisions)]
     dtypes = sorted({_dtype(d) for d in decisions}, key=lambda name: (name != report.dtype.name, name))
@@ -68,32 +65,32 @@ def render(report: Report) -> str:
 
 
 def short_source(source: str) -> str:
-    """A source line with its file relative to the working directory or to where packages are installed."""
+    """A source line with its file relative to the working directory or the installed packages."""
     for start in (f"{os.getcwd()}{os.sep}", "site-packages/", "dist-packages/"):
         source = source.rpartition(start)[2]
     return source
 
 
-def _dtype(decision: Decision) -> str:
+def _dtype(decision: Any) -> str:
     return decision.dtype.name if decision.dtype is not None else "none"
 
 
-def _bar(report: Report) -> str:
-    """Shares of the floating-point operations by dtype."""
+def _bar(report: Any) -> str:
+    """A bar with the numbers of floating-point operations by dtype."""
     floats = [_dtype(d) for d in report.decisions if d.dtype is not None]
     half, full = floats.count(report.dtype.name), floats.count("float32")
-    shares = [
+    counts = [
         (report.dtype.name, "half", half),
         ("float32", "float32", full),
         ("other", "other", len(floats) - half - full),
     ]
     parts = [
         f'<span style="flex:{count};background:{_SHADES[shade]}" title="{count} in {name}"></span>'
-        for name, shade, count in shares
+        for name, shade, count in counts
         if count
     ]
-    words = ", ".join(f"{count} in {name}" for name, _, count in shares if count)
-    return f'<div class="bar">{"".join(parts)}</div><p>{words}</p>'
+    legend = ", ".join(f"{count} in {name}" for name, _, count in counts if count)
+    return f'<div class="bar">{"".join(parts)}</div><p>{legend}</p>'
 
 
 def _boxes(name: str, values: list[str]) -> str:
@@ -109,7 +106,7 @@ def _chip(category: str) -> str:
     return f'<span class="chip {category}">{category}</span>'
 
 
-def _row(decision: Decision, half: str) -> str:
+def _row(decision: Any, half: str) -> str:
     dtype = _dtype(decision)
     shade = "half" if dtype == half else "none" if dtype == "none" else ""
     types = f"{', '.join(map(str, decision.in_dtypes))} -> {', '.join(map(str, decision.out_dtypes))}"

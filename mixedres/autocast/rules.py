@@ -1,14 +1,14 @@
-"""The rule table: which primitive may run in half precision. Data, and the frozen `Lists` that users edit.
+"""The rule table: which primitives may run in half precision, and the frozen `Lists` that users edit.
 
 Categories and their meaning are those of TensorFlow's rewrite (auto_mixed_precision_lists.h), carried over to the
-primitives that JAX decomposes its functions into:
+primitives of JAX:
 
   allow   always half: matrix units make it fast, and they sum in float32.
-  infer   half between allow ops, unless something unsafe comes before.
+  infer   half between allow ops, unless an unsafe op comes before.
   deny    always float32, and infer ops after it too: small or large results, long sums.
-  clear   does no arithmetic that rounds: follows its neighbours.
+  clear   does no arithmetic that rounds: follows its neighbors.
 
-What is on no list runs in float32 and stops every propagation.
+Other primitives are unlisted: they run in float32 and stop every propagation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _names(text: str) -> frozenset[str]:
 
 ALLOW = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")
 
-# The result may leave the range of float16, or needs more digits than a half type has: softmax, losses, solvers.
+# The result may leave the range of float16 or need more digits than half has: softmax, losses, solvers.
 DENY_RANGE = _names("""
     exp exp2 expm1 log log1p log2 pow erf_inv lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad
     zeta bessel_i0e bessel_i1e regularized_incomplete_beta sinh cosh tan asin acos asinh acosh atanh cumprod
@@ -40,13 +40,13 @@ DENY_RANGE = _names("""
     lu_pivots_to_permutation triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve
     linear_solve custom_linear_solve
 """)
-# Sums and squares: they must be computed in float32, but what is made of them (a normalised activation) fits half.
+# Sums and squares: computed in float32, but results derived from them (a normalized activation) fit into half.
 DENY_SUMS = _names("""
     reduce_sum cumsum reduce_window_sum scatter-add scatter_add scatter-mul scatter_mul scatter-sub scatter_sub psum
     psum2 psum_invariant reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter integer_pow square sqrt
     rsqrt cbrt symmetric_product
 """)
-# On the deny list for their range alone.
+# On the deny list only because of their range, which bfloat16 has.
 BFLOAT16_INFER = _names("integer_pow square")
 INFER = _names("""
     add sub mul div rem add_any tanh logistic erf erfc sin cos atan atan2 select_and_scatter_add reciprocal
@@ -62,15 +62,15 @@ CLEAR = _names("""
     pmin real zeros_like
 """)
 
-# Ops of two operands, one of which may be smaller than the result, and ops that repeat elements of their operand. The
-# gradient of what is repeated is a sum: it is read in float32, so that it is summed in float32.
+# Binary ops with an operand that may be smaller than the result, and ops that repeat elements of their operand. The
+# gradient of a repeated operand is a sum: it is read in float32, so that it is summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to")
 
-# Recursed into, never coloured as a whole. The simple ones evaluate one body on their operands.
+# Their bodies are colored, not they themselves. The simple ones evaluate one body on their operands.
 STRUCTURE = jax_compat.SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
-# Known to JAX outside `jax.extend.core.primitives`, and left off the lists on purpose: what they do to a value is not
-# ours to judge, or they look at its bits.
+# Known to JAX outside `jax.extend.core.primitives` and unlisted on purpose: their effect on a value is unknown, or they
+# use its bits.
 UNLISTED = _names("""
     reduce_precision bitcast_convert_type iota random_bits random_wrap random_unwrap random_clone pure_callback
     io_callback debug_callback debug_print ffi_call pallas_call reduce reduce_window custom_partitioning
@@ -80,28 +80,28 @@ UNLISTED = _names("""
 
 
 class OwnName(str):
-    """The name of a primitive that a user defined: JAX does not know it, and it was given as a `Primitive`."""
+    """The name of a user-defined primitive, which was given as a `Primitive`."""
 
     __slots__ = ()
 
 
 def known_primitives() -> frozenset[str]:
-    """Names of the primitives that a list may hold: those JAX makes public, and those on the lists of this file."""
+    """Names of the primitives that a list may contain: the public ones of JAX and the ones named in this file."""
     public = frozenset(value.name for name, value in vars(primitives).items() if name.endswith("_p"))
     return (public | ALLOW | DENY_RANGE | DENY_SUMS | INFER | CLEAR | UNLISTED) - STRUCTURE
 
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """Which primitive names are on which list; the rest is unlisted: float32, and a barrier to propagation.
+    """The lists of primitive names; other primitives are unlisted: float32, and a barrier to propagation.
 
     Attributes:
-      allow, infer, deny, clear: primitive names as they stand in a jaxpr ('dot_general', 'reduce_sum'), as sets; a
-        `jax.extend.core.Primitive` of your own is accepted for its name.
+      allow, infer, deny, clear: sets of primitive names as printed in a jaxpr ('dot_general', 'reduce_sum'); a
+        user-defined `jax.extend.core.Primitive` is accepted for its name.
 
     Raises:
-      ValueError: for a name that is on two lists, that JAX does not know, or that is a call (jit, scan, ...).
-      TypeError: for anything but names.
+      ValueError: for a name that is on two lists, is unknown to JAX, or is a call (jit, scan, ...).
+      TypeError: for values that are not names.
     """
 
     allow: frozenset[str] = ALLOW
@@ -120,16 +120,16 @@ class Lists:
                 seen[name] = category
 
     def category(self, name: str) -> str:
-        """'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
+        """The list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
         return next((category for category in CATEGORIES if name in getattr(self, category)), "unlisted")
 
     def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
-        """These lists with the names in `changes`, {'deny': {'tanh'}}, moved from where they were to where it says.
+        """These lists with names moved to the lists in `changes`, such as {'deny': {'tanh'}}.
 
-        The key 'unlisted' takes names off every list.
+        The key 'unlisted' removes names from every list.
 
         Raises:
-          ValueError: for a key that is not a list, a name in two of them, or one unknown to JAX.
+          ValueError: for a key that is not a list, a name with two keys, or a name unknown to JAX.
         """
         if unknown := [key for key in changes if key not in (*CATEGORIES, "unlisted")]:
             raise ValueError(f"{unknown[0]!r} is not a list; use {', '.join(CATEGORIES)} or unlisted")
@@ -143,11 +143,11 @@ class Lists:
         return Lists(**{key: (getattr(self, key) - set(counted)) | targets.get(key, frozenset()) for key in CATEGORIES})
 
     def at_level(self, level: str) -> Lists:
-        """These lists as `level` changes them.
+        """These lists changed by `level`.
 
-        'default' leaves them. 'allow_only' empties infer, deny and clear, so that only the products run in half, each
-        between two casts (the original's TENSOR_CORES_ONLY). 'infer_as_deny' computes infer ops in float32, and what
-        follows them (its TREAT_INFER_AS_DENY).
+        'default' changes nothing. 'allow_only' empties infer, deny and clear, so that only the products run in half,
+        each between two casts (TensorFlow's TENSOR_CORES_ONLY). 'infer_as_deny' computes infer ops and the ops that
+        follow them in float32 (its TREAT_INFER_AS_DENY).
 
         Raises:
           ValueError: for another level.
@@ -162,16 +162,16 @@ class Lists:
 
     @classmethod
     def default(cls, dtype: Any) -> Lists:
-        """The lists for a half dtype: bfloat16 has the range of float32, so that powers are safe in it."""
+        """The default lists for a half dtype; powers are safe in bfloat16, which has the range of float32."""
         return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 
     @classmethod
     def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: Any) -> Lists:
-        """The lists that a user means: None for the default, a mapping of moves on it, or lists.
+        """Converts None (the default lists), changes of the default lists, or lists to lists.
 
         Raises:
-          TypeError: for anything else.
-          ValueError: see `moved`.
+          TypeError: for other values.
+          ValueError: see `replace`.
         """
         if lists is None:
             return cls.default(dtype)
@@ -186,19 +186,19 @@ def _checked(category: str, names: Iterable[Any]) -> frozenset[str]:
     if isinstance(names, (str, Primitive)):
         names = (names,)
     if not isinstance(names, Iterable):
-        raise TypeError(f"the {category} list must hold names of primitives, got {names!r}")
+        raise TypeError(f"the {category} list must contain names of primitives, got {names!r}")
     known = known_primitives()
     checked = set()
     for name in names:
         if isinstance(name, Primitive):
             name = OwnName(name.name)
         if not isinstance(name, str):
-            raise TypeError(f"the {category} list must hold names of primitives, got {name!r}")
+            raise TypeError(f"the {category} list must contain names of primitives, got {name!r}")
         if name in STRUCTURE:
-            raise ValueError(f"{name!r} is a call: what is inside is coloured, so it can be on no list")
+            raise ValueError(f"{name!r} is a call: its body is colored, so it cannot be on a list")
         if name not in known and not isinstance(name, OwnName):
             raise ValueError(
-                f"{name!r}, on the {category} list, is no primitive of JAX; jax.make_jaxpr(fn)(*args) shows names"
+                f"{name!r}, on the {category} list, is not a primitive of JAX; jax.make_jaxpr(fn)(*args) shows names"
             )
         checked.add(name)
     return frozenset(checked)

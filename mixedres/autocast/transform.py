@@ -1,4 +1,4 @@
-"""`autocast`: half precision for any JAX function, decided on its whole graph."""
+"""`autocast`: half precision for any JAX function by a rewrite of its graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = ("float16", "bfloat16")
 
 
 class PrecisionWarning(UserWarning):
-    """Nothing was cast although there are products of float32: every one of them asks for full precision."""
+    """Nothing was cast because all float32 products ask for full precision."""
 
 
 def autocast(
@@ -37,33 +37,33 @@ def autocast(
 ) -> Callable[..., Any]:
     """`fn` with its products, and what is safe around them, computed in a half dtype.
 
-    The graph of `fn` is traced, coloured as a whole by `lists`, and evaluated with casts where two dtypes meet.
-    Arguments, results and their gradients keep their dtypes: parameters stay float32. A program without float32
-    products comes back bit for bit. Composes with jax.jit, grad, vmap, checkpoint, shard_map, in either order. Every
-    call traces `fn` anew, so put it inside a `jax.jit`: `jax.jit(autocast(fn))`.
+    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet.
+    The dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
+    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order.
+    Every call traces `fn` anew, so use it inside a `jax.jit`: `jax.jit(autocast(fn))`.
 
     Args:
-      fn: a function of pytrees of arrays that returns pytrees of arrays. Arguments that are no arrays (strings, None,
-        functions, Python numbers) reach it unchanged.
+      fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
+        Python numbers) are passed unchanged.
       dtype: float16 or bfloat16. float16 gradients need a loss scale, see `mixedres.precision`.
-      lists: which primitive may be half: `Lists`, or moves on the default ones such as {'deny': {'tanh'}}.
+      lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
-      keep_float32: regular expression of the paths whose operations stay in float32, such as '^/head$'; see `Keep`.
+      keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
 
     Returns:
-      A function with the signature of `fn`, and the structure and dtypes of its results.
+      A function with the signature of `fn` whose results have the same structure and dtypes.
 
     Raises:
-      TypeError: for a `fn` that cannot be called, or (when called) that returns something else than arrays.
-      ValueError: for a dtype, lists, a level or an expression that is not allowed, and (when called) for an expression
-        that is found in no path.
+      TypeError: for a `fn` that is not callable, or (when called) that returns anything but arrays.
+      ValueError: for an invalid dtype, lists, level or expression, and (when called) for an expression that matches no
+        path.
     """
     return rewrite(fn, checked(fn, dtype, lists, level, keep_float32))
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a function is rewritten: the half dtype, the lists, and what stays in float32 because of its path."""
+    """The half dtype, the lists and the paths to keep in float32 of a rewrite."""
 
     dtype: np.dtype
     lists: Lists
@@ -71,7 +71,7 @@ class Settings:
 
 
 def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
-    """The settings that are meant; see `autocast` for what is raised."""
+    """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
     try:
@@ -84,7 +84,7 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, ke
 
 
 def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:
-    """`autocast` itself. `scope`: where a part of a program is called from that is rewritten; None for a program."""
+    """`autocast` with checked settings; `scope`: the surroundings of a part of a program, None for a whole program."""
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = No
 def traced(
     fn: Callable[..., Any], settings: Settings, args: Any, kwargs: Any, scope: Scope | None = None
 ) -> tuple[Graph, list[Any], Any]:
-    """(coloured graph, array arguments, structure of the results) of a call of `fn`, for a program or its part."""
+    """(colored graph, array arguments, structure of the results) of a call of `fn`."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
@@ -135,10 +135,10 @@ def _check_arrays(fn: Callable[..., Any], results: Any) -> None:
 
 
 def _warn_of_precision(graph: Graph) -> None:
-    kept = [node for node in graph.nodes if node.category == "allow" and node.reason.startswith("precision=")]
-    if kept:
+    precise = [node for node in graph.nodes if node.category == "allow" and node.reason.startswith("precision=")]
+    if precise:
         warnings.warn(
-            f"autocast casts nothing: all {len(kept)} products ask for float32 ({kept[0].reason}); "
+            f"autocast casts nothing: all {len(precise)} products ask for float32 ({precise[0].reason}); "
             "is jax_default_matmul_precision set? explain(fn)(*args) lists them",
             PrecisionWarning,
             stacklevel=3,

@@ -1,4 +1,4 @@
-"""Float32 values of the original program while the rewritten one is evaluated: arrays in float32 or in half."""
+"""Values of the rewritten program: float32 values of the original one are arrays in float32 or in half."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jax.extend.core import primitives
 
 
 class Cell:
-    """A float32 value of the original program: its array, in float32 or in half, and what it has been cast to.
+    """A float32 value of the original program as an array in float32 or half, with its casts.
 
     Attributes:
-      array: as it was computed.
-      exact: the half array that an existing conversion made `array` from; reading it rounds nothing.
+      array: the array in the dtype in which it was computed.
+      exact: the half array that the original program converted to `array`; using it does not round.
     """
 
     __slots__ = ("_f32", "array", "exact")
@@ -32,7 +32,7 @@ class Cell:
         return self._f32
 
     def half(self, dtype: np.dtype) -> Any:
-        """The value in `dtype`, cast anew."""
+        """The value in `dtype`, by a new cast."""
         if self.array.dtype == dtype:
             return self.array
         if self.exact is not None and self.exact.dtype == dtype:
@@ -41,7 +41,7 @@ class Cell:
 
 
 def cast(array: Any, dtype: Any) -> Any:
-    """`array` in `dtype`; numbers of the host are converted there, without an operation."""
+    """`array` in `dtype`; numpy arrays and scalars are converted on the host."""
     if isinstance(array, np.ndarray | np.generic) or np.isscalar(array):
         with np.errstate(over="ignore"):
             return np.asarray(array).astype(dtype)
@@ -49,20 +49,20 @@ def cast(array: Any, dtype: Any) -> Any:
 
 
 def is_f32(aval: Any) -> bool:
-    """Whether the rewrite may change the dtype of such a value."""
+    """Whether `aval` is float32, so that the rewrite may change its dtype."""
     return bool(getattr(aval, "dtype", None) == jnp.float32)
 
 
 def as_float32(value: Any) -> Any:
-    """The array of an original dtype."""
+    """The array of a value in the dtype of the original program."""
     return value.f32() if isinstance(value, Cell) else value
 
 
 def as_computed(value: Any) -> Any:
-    """The array in the dtype it was computed in."""
+    """The array of a value in the dtype in which it was computed."""
     return value.array if isinstance(value, Cell) else value
 
 
 def cells(variables: Iterable[Any], arrays: Iterable[Any]) -> list[Any]:
-    """The arrays as the values of `variables`: cells where those are float32."""
+    """The arrays as values of `variables`, float32 ones as cells."""
     return [Cell(array) if is_f32(var.aval) else array for var, array in zip(variables, arrays, strict=True)]

@@ -76,7 +76,7 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
                 scale = float(state.loss_scale.loss_scale)
                 seen = count(state.variables, batch)
                 new = compare.report(experiment, seen, scale, "").at_step(first + done)
-                report = new if report is None else dataclasses.replace(report + new, shift=new.shift)
+                report = new if report is None else dataclasses.replace(report + new, log2_scale=new.log2_scale)
                 progress.print(f"step {first + done}: examined; its loss scale is {scale:g}")
             if train_step is None or done == last:
                 break

@@ -14,7 +14,7 @@ import jmp
 from mixedres.models import resnet
 from mixedres.models.resnet import ResNet
 
-# size: (is a bottleneck network, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
+# size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
 _IMAGENET_SIZES = {
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
@@ -23,14 +23,14 @@ _IMAGENET_SIZES = {
     152: (True, (3, 8, 36, 3)),
     200: (True, (3, 24, 36, 3)),
 }
-_IMAGENET_VERSIONS = ("1", "1.5", "2")
-_CIFAR_VERSIONS = ("1", "2")
+_IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
+_CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
-INITIALIZERS: dict[str, Callable] = {
+INITIALIZERS: dict[str, Callable[..., Any]] = {
     # The v1.5 reference and most ResNets since.
     "he_normal": nn.initializers.he_normal(),
-    # By outgoing connections: torchvision's ResNets, and the original paper's backward case.
+    # Torchvision's ResNets, and the backward case of the original paper.
     "he_normal_fan_out": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
     # Variance 1/fan_in: the reference's v1 and v2 (TensorFlow's variance_scaling_initializer()).
     "lecun_normal": nn.initializers.lecun_normal(),
@@ -50,8 +50,8 @@ def create(
     momentum: float = 0.9,
     epsilon: float = 1e-5,
     zero_init_last: bool = True,
-    kernel_init: str | Callable = "he_normal",
-    head_init: str | Callable = "normal_0.01",
+    kernel_init: str | Callable[..., Any] = "he_normal",
+    head_init: str | Callable[..., Any] = "normal_0.01",
     axis_name: str | None = None,
     precision: Any = None,
     keep_float32: str = "",
@@ -63,21 +63,20 @@ def create(
       name: 'resnet18', '34', '50', '101', '152' or '200', or 'cifar_resnet' and a size 6n+2 (20, 32, 44, 56, 110 ...).
       num_classes: outputs of the head, >= 1.
       policy: dtypes of parameters, arithmetic and logits.
-      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', and '1' for cifar_resnet.
-      norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
-      momentum: of the running averages of batch normalisation, in [0, 1).
-      epsilon: of batch normalisation.
-      zero_init_last: start every block as the identity, by a zero in its last layer.
-      kernel_init, head_init: a name in `INITIALIZERS` or a jax initialiser, for convolutions and for the head.
-      axis_name: mesh axis over which batch statistics are synchronised; None: per device.
-      precision: of every product, as `jax.lax.conv_general_dilated` takes it.
+      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); default '1.5', for cifar_resnet '1'.
+      norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
+      momentum: momentum of the running averages of batch normalization, in [0, 1).
+      epsilon: epsilon of batch normalization.
+      zero_init_last: start every block as the identity, by zeros in its last layer.
+      kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
+      axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
+      precision: precision of every product; see `jax.lax.conv_general_dilated`.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
-      fused: in training, compute every batch norm with what follows it, which moves fewer bytes; norms compute in
-        float32, or in the policy's compute dtype where that is wider.
+      fused: in training, fuse batch norms with the ops after them, which saves memory traffic; norms compute in
+        float32, or in the policy's compute dtype if it is wider.
 
     Raises:
-      ValueError: for a name, size, version, number, initialiser or expression that is not allowed; the message says
-        what is.
+      ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
     if num_classes < 1:
@@ -92,8 +91,8 @@ def create(
     try:
         re.compile(keep_float32)
     except re.error as error:
-        raise ValueError(f"keep_float32={keep_float32!r} is no regular expression: {error}") from None
-    blocks = {
+        raise ValueError(f"keep_float32={keep_float32!r} is not a regular expression: {error}") from None
+    blocks: dict[tuple[bool, bool], resnet.ModuleFn] = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
         (False, True): resnet.PreactBasicBlock,
@@ -121,7 +120,7 @@ def create(
 
 
 def default_version(name: str) -> str:
-    """The version that a name means by itself."""
+    """The version of a network that is named without one."""
     return "1" if name.startswith("cifar_") else "1.5"
 
 
@@ -136,31 +135,33 @@ def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
 
 
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
-    """(is a bottleneck network, blocks per stage, version, has the stem for small images) of a name."""
+    """(whether it has bottlenecks, blocks per stage, version, whether it has the stem for small images) of a name."""
     match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
     if match is None:
         raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")
     size, small_images = int(match[2]), match[1] is not None
+    stage_sizes: tuple[int, ...]
     if small_images:
         blocks, rest = divmod(size - 2, 6)
         if rest or blocks < 1:
             below = max(1, blocks) * 6 + 2
             raise ValueError(f"model {name!r}: the size must be 6n+2; the nearest are {below} and {below + 6}")
-        bottleneck, stage_sizes, versions = False, (blocks,) * 3, _CIFAR_VERSIONS
+        bottleneck, stage_sizes = False, (blocks,) * 3
+    elif size in _IMAGENET_SIZES:
+        bottleneck, stage_sizes = _IMAGENET_SIZES[size]
     else:
-        if size not in _IMAGENET_SIZES:
-            sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
-            raise ValueError(f"model {name!r}: the size must be one of {sizes}")
-        (bottleneck, stage_sizes), versions = _IMAGENET_SIZES[size], _IMAGENET_VERSIONS
+        sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
+        raise ValueError(f"model {name!r}: the size must be one of {sizes}")
+    versions = _CIFAR_VERSIONS if small_images else _IMAGENET_VERSIONS
     version = str(version or default_version(name))
     if version not in versions:
         raise ValueError(f"model {name!r} has the versions {', '.join(versions)}, not {version!r}")
     return bottleneck, stage_sizes, version, small_images
 
 
-def _initializer(init: str | Callable) -> Callable:
+def _initializer(init: str | Callable[..., Any]) -> Callable[..., Any]:
     if callable(init):
         return init
     if init not in INITIALIZERS:
-        raise ValueError(f"initialiser {init!r} is unknown; use one of {', '.join(INITIALIZERS)}")
+        raise ValueError(f"initializer {init!r} is unknown; use one of {', '.join(INITIALIZERS)}")
     return INITIALIZERS[init]

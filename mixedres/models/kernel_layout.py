@@ -1,9 +1,8 @@
-"""Convolution kernels that lie in memory as cuDNN reads them, and have the axes they always had.
+"""OHWI memory layout for convolution kernels, as cuDNN wants it; their logical axes stay (height, width, in, out).
 
-A kernel is an array (height, width, in, out). cuDNN wants the outputs first, OHWI, and XLA transposes where an array
-lies otherwise: its weights once for each pass, and its gradient: 106 kernels in a step of ResNet-50. `jax.jit` can be
-told how its arguments and results lie, so nothing but the compiled steps knows of this order. Arrays are saved, loaded
-and shown as ever.
+With other layouts XLA transposes the weights once for each pass, and their gradient: 106 kernels in a step of
+ResNet-50. The layout is an option of `jax.jit` for arguments and results, so only the compiled steps use it; saving,
+loading and printing of arrays do not change.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ OHWI = Layout((3, 0, 1, 2))
 
 
 def formats(shapes: Any, sharding: Sharding) -> Any:
-    """NormConfig the arrays of `shapes` lie: kernels, those of four axes, as OHWI, the others as they are written."""
+    """The formats of the arrays of `shapes`: OHWI for kernels (arrays of four axes), row-major for others."""
     return jax.tree.map(lambda x: Format(OHWI if x.ndim == 4 else Layout(tuple(range(x.ndim))), sharding), shapes)
 
 
 def to_ohwi(tree: Any) -> Any:
-    """The same values with the axes of kernels in the order of memory, (out, height, width, in)."""
+    """The tree with the axes of kernels in memory order, (out, height, width, in)."""
     return jax.tree.map(lambda x: x.transpose(3, 0, 1, 2) if x.ndim == 4 else x, tree)

@@ -1,4 +1,4 @@
-"""Batch normalisation and what follows it in a ResNet, in two forms: layer by layer, and fused."""
+"""The layers of a ResNet: convolution and batch normalization, the latter layer by layer or fused with what follows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres.models import fused
+from mixedres.models.fused import NormConfig
 
 
 def policy_of(module: Any) -> jmp.Policy:
-    """The policy of a flax module that is being called: its own, in no less than float32 where it is kept.
+    """The policy of a flax module that is being called: its own, or float32 if `module.keep_float32` matches its path.
 
-    A module is kept where the regular expression `module.keep_float32` is found in its path, such as /stem_conv,
-    /block_layer1_1/conv1 and /head. The empty one keeps none.
+    Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
     """
     return policy_at(module.path, module.policy, module.keep_float32)
 
 
 def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:
-    """`policy` as the module at `path` has it, ('block_layer1_1', 'conv1')."""
+    """`policy`, with float32 or wider arithmetic and output if `keep_float32` matches `path`, a tuple of names."""
     if not keep_float32 or re.search(keep_float32, "/" + "/".join(path)) is None:
         return policy
     compute, output = (jnp.promote_types(d, jnp.float32) for d in (policy.compute_dtype, policy.output_dtype))
@@ -33,7 +33,7 @@ def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp
 
 
 def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The paths of all modules with these parameters, as `keep_float32` sees them."""
+    """The paths of all modules with these parameters, in the form that `keep_float32` is matched with."""
 
     def inside(modules: Mapping[str, Any], path: str) -> Iterator[str]:
         for name, members in modules.items():
@@ -47,23 +47,23 @@ def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
 class Conv(nn.Module):
     """A square convolution without bias, padded so that stride 1 keeps the shape.
 
-    What flax's own computes, program and initial values included; that one cannot be told by its path to be in float32.
+    Program and initial values are those of `flax.linen.Conv`, but its dtype depends on its path.
 
     Attributes:
       filters: channels of the result.
       size: odd height and width of the kernel.
-      stride: of both axes.
+      stride: stride of both axes.
       policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
-      kernel_init: initialiser of the kernel.
-      precision: of the product, as `jax.lax.conv_general_dilated` takes it.
-      keep_float32: see `mixedres.models.layers.policy_of`.
+      kernel_init: initializer of the kernel.
+      precision: precision of the product; see `jax.lax.conv_general_dilated`.
+      keep_float32: see `policy_of`.
     """
 
     filters: int
     size: int
     stride: int
     policy: jmp.Policy
-    kernel_init: Callable
+    kernel_init: Callable[..., Any]
     precision: Any = None
     keep_float32: str = ""
 
@@ -86,35 +86,34 @@ class Conv(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NormVariables:
-    """What a batch norm learns and remembers, each (features,).
+    """The variables of a batch norm, each (features,).
 
     Attributes:
-      scale, bias: in the parameter dtype.
-      mean, var: flax variables, the running averages.
+      scale, bias: parameters, in the parameter dtype.
+      mean, var: flax variables with the running averages.
       momentum: weight of an old average.
-      dtype: of the normalised map.
+      dtype: dtype of the normalized map.
     """
 
     scale: jax.Array
     bias: jax.Array
-    mean: nn.Variable
-    var: nn.Variable
+    mean: nn.Variable[jax.Array]
+    var: nn.Variable[jax.Array]
     momentum: float
     dtype: Any
 
     def update_running_stats(self, mean: jax.Array, var: jax.Array) -> None:
-        """Takes the statistics of a batch into the running averages."""
+        """Updates the running averages by the statistics of a batch."""
         for running, new in ((self.mean, mean), (self.var, var)):
             running.value = self.momentum * running.value + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over all axes but the last.
+    """Batch normalization over all axes but the last.
 
-    Statistics are float32 whatever the policy says (float64 where it computes in float64): the variance of values
-    around 300 overflows float16, and a float16 sum over a batch has lost most of its digits. The policy's compute
-    dtype is that of the arithmetic which applies them, its output dtype that of the result. flax's own BatchNorm does
-    the same for float32 arithmetic, but has no way to ask for another.
+    Statistics are float32 for every policy (float64 for arithmetic in float64): the variance of values around 300
+    overflows float16, and a float16 sum over a batch loses most of its digits. The policy's compute dtype is used to
+    apply them, its output dtype for the result. flax's BatchNorm does the same for float32 arithmetic only.
 
     Variance is E[x²] - E[x]² (one pass over x), clipped at 0. Running averages follow
     ``running = momentum * running + (1 - momentum) * batch`` with the biased variance.
@@ -123,21 +122,21 @@ class BatchNorm(nn.Module):
       policy: dtypes of scale and bias, of the arithmetic, and of the result.
       momentum: weight of the old running average.
       epsilon: added to the variance.
-      axis_name: mesh axis to average batch statistics over; None: per device.
-      scale_init: initialiser of the scale (gamma).
-      keep_float32: see `mixedres.models.layers.policy_of`.
+      axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
+      scale_init: initializer of the scale (gamma).
+      keep_float32: see `policy_of`.
     """
 
     policy: jmp.Policy
     momentum: float = 0.9
     epsilon: float = 1e-5
     axis_name: str | None = None
-    scale_init: Callable = nn.initializers.ones
+    scale_init: Callable[..., Any] = nn.initializers.ones
     keep_float32: str = ""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Normalises `x` (batch, ..., features): by its own statistics in training, else by the running ones."""
+        """Normalizes `x` (batch, ..., features) by its own statistics in training, else by the running averages."""
         policy, own = policy_of(self), self._variables(x.shape[-1])
         compute_dtype = policy.compute_dtype
         stats_dtype = jnp.promote_types(compute_dtype, jnp.float32)
@@ -157,7 +156,7 @@ class BatchNorm(nn.Module):
         axes = tuple(range(x.ndim - 1))
         mean, mean_of_squares = x.mean(axes), jax.lax.square(x).mean(axes)
         if self.axis_name is not None and not self.is_initializing():
-            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)
+            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)  # type: ignore[no-untyped-call]
         return mean, jnp.maximum(mean_of_squares - jax.lax.square(mean), 0.0)
 
     @nn.nowrap
@@ -175,25 +174,25 @@ class BatchNorm(nn.Module):
 
 
 class BatchNormParams(BatchNorm):
-    """The variables of a `BatchNorm`, at its path, for a function that normalises and does more than that."""
+    """The variables of a `BatchNorm` at its path, for a fused function."""
 
     @nn.compact
-    def __call__(self, features: int) -> NormVariables:
-        """The variables of so many features."""
+    def __call__(self, features: int) -> NormVariables:  # type: ignore[override]
+        """The variables for a map of `features` channels."""
         return self._variables(features)
 
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Makes the batch norms of a network, each inside the flax module that calls for it.
+    """Creates and applies the batch norms of a network inside the calling flax module.
 
-    A fused one works outside its own module: in a scope of its name where its result is that of the norm, and in the
-    block's where it is the sum, whose dtype is the block's.
+    Fused norms run outside their module: under the norm's name scope, or the block's when they also add the residual,
+    in the block's dtype.
 
     Attributes:
-      train: normalise by the statistics of the batch, else by the running averages.
-      fused: compute each norm with what follows it by `mixedres.models.fused`: the same variables and, up to rounding, the
-        same values, with fewer bytes moved. Only in training.
+      train: normalize by the statistics of the batch, else by the running averages.
+      fused: in training, compute each norm and the ops after it by `mixedres.models.fused`: the same variables and, up
+        to rounding, the same values, with less memory traffic.
       policy, momentum, epsilon, axis_name, keep_float32: see `BatchNorm`.
     """
 
@@ -226,7 +225,7 @@ class Norms:
         return out
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
-        """relu(norm(y) + x), sum and result in `dtype`; `options` are more attributes of the norm."""
+        """relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), x, dtype))
         own = self._held(name, y, **options)
@@ -237,7 +236,7 @@ class Norms:
     def pair_add_relu(
         self, name: str, y: jax.Array, name_z: str, z: jax.Array, dtype: Any, **options: Any
     ) -> jax.Array:
-        """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are of the norm of `y`."""
+        """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
         of_y, of_z = self._held(name, y, **options), self._held(name_z, z)
@@ -254,8 +253,8 @@ class Norms:
     def _held(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
-    def _how(self, dtype: Any) -> fused.NormConfig:
-        return fused.NormConfig(self.epsilon, dtype, self.axis_name)
+    def _how(self, dtype: Any) -> NormConfig:
+        return NormConfig(self.epsilon, dtype, self.axis_name)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -269,10 +268,10 @@ class Norms:
 
 
 def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    """The sum of two branches in `dtype`; either may be float32, from a layer or a block that is kept in it."""
+    """The sum of two branches in `dtype`; either may be float32, from a layer kept in float32."""
     return x.astype(dtype) + y.astype(dtype)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """Maxima of 3x3 windows every two pixels, padded by one."""
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    """3x3 max-pooling with stride 2 and padding 1."""
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # type: ignore[no-untyped-call]

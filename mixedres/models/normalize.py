@@ -11,7 +11,7 @@ NormalizeFn = Callable[[jax.Array], jax.Array]
 
 
 def normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> NormalizeFn:
-    """`by_channel` with these numbers; `per_image` without."""
+    """`by_channel(mean, std)`, or `per_image` if `mean` is None."""
     return per_image if mean is None else by_channel(mean, std or ())
 
 
@@ -27,8 +27,8 @@ def by_channel(mean: Sequence[float], std: Sequence[float]) -> NormalizeFn:
 
     def normalize(images: jax.Array) -> jax.Array:
         shape = (1, 1, 1, -1)
-        centred = images.astype(jnp.float32) - jnp.asarray(mean, jnp.float32).reshape(shape)
-        return centred / jnp.asarray(std, jnp.float32).reshape(shape)
+        centered = images.astype(jnp.float32) - jnp.asarray(mean, jnp.float32).reshape(shape)
+        return centered / jnp.asarray(std, jnp.float32).reshape(shape)
 
     return normalize
 

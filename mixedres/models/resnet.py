@@ -1,9 +1,9 @@
 """The ResNet family: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
 
 He et al., Deep Residual Learning (arXiv 1512.03385) and Identity Mappings (arXiv 1603.05027). v1.5 has the stride of a
-bottleneck on its 3x3 convolution instead of the first 1x1. Projections are made where the shape changes, as the
-parameter counts everybody quotes have it. Padding is explicit and symmetric: what published weights expect, and what
-cuDNN takes without a copy ('SAME' pads stride-2 convolutions by 0 and 1).
+bottleneck on its 3x3 convolution instead of the first 1x1. Shortcuts have a projection only where the shape changes,
+which gives the usual parameter counts. Padding is explicit and symmetric: published weights expect it, and cuDNN needs
+no copy for it ('SAME' pads stride-2 convolutions by 0 and 1).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ModuleFn = Callable[..., nn.Module]
 
 
 class Block(nn.Module):
-    """What the four blocks below have in common.
+    """The base class of the four blocks below.
 
     Attributes:
       filters, stride, zero_init_last: see `ResNet`.
-      conv: makes its convolutions.
-      norms: its batch norms, and what follows them.
-      policy: the sum of the two branches, and the result, have its compute dtype.
+      conv: creates a convolution.
+      norms: creates and applies batch norms.
+      policy: its compute dtype is that of the sum of the two branches and of the result.
       keep_float32: see `mixedres.models.layers.policy_of`.
     """
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
     @nn.nowrap
     def end(self, name: str, y: jax.Array, x: jax.Array) -> jax.Array:
-        """relu(norm(y) + x), for v1; `x` through a projection where its shape is another one."""
+        """relu(norm(y) + x), for v1; `x` is projected if the shapes differ."""
         dtype = policy_of(self).compute_dtype
         init = nn.initializers.zeros if self.zero_init_last else nn.initializers.ones
         if x.shape == y.shape:
@@ -52,14 +52,14 @@ class Block(nn.Module):
 
     @nn.nowrap
     def sum(self, y: jax.Array, x: jax.Array, activated: jax.Array) -> jax.Array:
-        """y + x, for v2; the projection of `activated` instead of `x` where its shape is another one."""
+        """y + x, for v2; x is replaced by the projection of `activated` if the shapes differ."""
         if x.shape != y.shape:
             x = self.conv(y.shape[-1], 1, self.stride, name="conv_proj")(activated)
         return add(y, x, policy_of(self).compute_dtype)
 
 
 class BasicBlock(Block):
-    """3x3 - 3x3 with the activation after the sum (v1); v1.5 is the same."""
+    """3x3 - 3x3 with the activation after the sum (v1 and v1.5)."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -71,7 +71,7 @@ class BasicBlock(Block):
 
 
 class BottleneckBlock(Block):
-    """1x1 - 3x3 - 1x1 with the activation after the sum: v1 where `stride_first`, else v1.5."""
+    """1x1 - 3x3 - 1x1 with the activation after the sum: v1 if `stride_first`, else v1.5."""
 
     stride_first: bool
 
@@ -118,12 +118,12 @@ class PreactBottleneckBlock(Block):
 class Head(nn.Module):
     """The dense layer: product in the compute dtype, bias added in float32.
 
-    The gradient of a bias added in float16 is a float16 sum over the batch; flax's Dense would make it one.
+    The gradient of a bias added in float16, as in flax's Dense, would be a float16 sum over the batch.
     """
 
     num_classes: int
     policy: jmp.Policy
-    kernel_init: Callable
+    kernel_init: Callable[..., Any]
     precision: Any
     keep_float32: str
 
@@ -149,17 +149,17 @@ class ResNet(nn.Module):
       filters: filters of the stem and of the first stage.
       small_images: a 3x3 stem of stride 1 without pooling (CIFAR) instead of 7x7 of stride 2 with it.
       num_classes: outputs of the head.
-      policy: parameters, arithmetic and output; every activation has the compute dtype, logits the output dtype.
-      norm_policy: the same for batch normalisation; None: float32 arithmetic, result in the compute dtype.
+      policy: dtypes of parameters, activations and logits.
+      norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
       momentum, epsilon, axis_name: see `BatchNorm`.
       zero_init_last: start every block as the identity (Goyal et al., arXiv 1706.02677): v1 and v1.5 with a zero last
         batch-norm scale; v2, where a zero scale before the last ReLU would never get a gradient, with a zero last
         kernel.
-      kernel_init, head_init: initialisers of the convolutions and of the head's kernel.
-      precision: of every product, as `jax.lax.conv_general_dilated` takes it ('highest' is true float32).
+      kernel_init, head_init: initializers of the convolutions and of the head's kernel.
+      precision: precision of every product ('highest' is true float32); see `jax.lax.conv_general_dilated`.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
-        float32 as well, and whatever is not kept casts its operands to the compute dtype.
-      fused: in training, compute every batch norm with what follows it; see `mixedres.models.layers.Norms`.
+        float32 too; other modules cast their operands to the compute dtype.
+      fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
     """
 
     stage_sizes: Sequence[int]
@@ -174,8 +174,8 @@ class ResNet(nn.Module):
     epsilon: float = 1e-5
     axis_name: str | None = None
     zero_init_last: bool = True
-    kernel_init: Callable = nn.initializers.he_normal()
-    head_init: Callable = nn.initializers.normal(0.01)
+    kernel_init: Callable[..., Any] = nn.initializers.he_normal()
+    head_init: Callable[..., Any] = nn.initializers.normal(0.01)
     precision: Any = None
     keep_float32: str = ""
     fused: bool = False
@@ -212,10 +212,10 @@ class ResNet(nn.Module):
         if preactivated:
             x = norms.relu("final_norm", x)
         if not train:
-            # Without it jaxlib 0.11 and 0.12 compute the last stage and the mean in one go on the CPU, and get it wrong
-            # (YNNPACK; NaN for ResNet-18 in bfloat16 from 160 pixels on).
-            x = jax.lax.optimization_barrier(x)
-        # A sum over 49 and more values: float32 inside, the compute dtype outside.
+            # Without it jaxlib 0.11 and 0.12 fuse the last stage and the mean on the CPU with wrong results (YNNPACK;
+            # NaN for ResNet-18 in bfloat16 from 160 pixels on).
+            x = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+        # The mean over 49 and more values is computed in float32.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
         self.sow("intermediates", "final_reduce_mean", x)
         x = Head(self.num_classes, self.policy, self.head_init, self.precision, self.keep_float32, name="head")(x)
@@ -240,7 +240,7 @@ class ResNet(nn.Module):
         wide = jnp.promote_types(self.policy.compute_dtype, jnp.float32)
         return Norms(
             train=train,
-            # Initial values need no statistics, and mesh axes to average them over are not there yet.
+            # Initialization needs no statistics and has no mesh axes to average them over.
             fused=self.fused and train and not self.is_initializing(),
             policy=self.norm_policy or jmp.Policy(self.policy.param_dtype, wide, self.policy.compute_dtype),
             momentum=self.momentum,

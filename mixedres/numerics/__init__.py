@@ -1,4 +1,4 @@
-"""What happens to the numbers inside a function; needs only jax and the compatibility of `autocast`."""
+"""Examines the numbers inside a function: ranges of tensors, and where they stop being finite; needs only jax."""
 
 from mixedres.numerics.examine import TensorCounts, examine
 from mixedres.numerics.exponents import Exponents, exponents

@@ -1,4 +1,4 @@
-"""`examine`: one gradient of a loss, with every layer's tensors counted by exponent."""
+"""`examine`: counts the tensors of every layer by exponent during one gradient of a loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mixedres._internal import jax_compat
 from mixedres.numerics import taps
 from mixedres.numerics.exponents import Exponents, exponents
 from mixedres.numerics.report import Report, ordered
-from mixedres.numerics.rows import TensorRow, shift_of
+from mixedres.numerics.rows import TensorRow, log2_of_scale
 
 
 def examine(
@@ -28,35 +28,35 @@ def examine(
     has_aux: bool = False,
     title: str = "numerics",
 ) -> Report:
-    """What float16 and bfloat16 would do to the values and gradients of `loss_fn`.
+    """Reports what float16 and bfloat16 would do to the values and gradients of `loss_fn`.
 
-    Give the loss as it is computed in float32 and without a loss scale: what a float16 loss has lost, nobody can count.
-    Looked at are the results of all modules of flax's Linen, everything that `loss_fn` hands to `numerics.tap`, the
-    gradients that come back to these, the parameters, and their gradients. `loss_fn` is compiled and run once.
+    Use the loss as computed in float32 and without a loss scale: what float16 has already lost cannot be counted. The
+    report covers the results of all flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
+    parameters, and their gradients. `loss_fn` is compiled and run once.
 
     Args:
-      loss_fn: (params, *batch) -> float scalar, or (scalar, aux) where `has_aux`; jitted or not.
-      params: a pytree; gradients are taken of its floating-point leaves.
+      loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
+      params: a pytree; gradients are computed for its floating-point leaves.
       *batch: the other arguments.
       scale: the loss scale in use, a power of two.
-      select: regular expression of the names to look at, 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
-      has_aux: as of `jax.grad`.
-      title: of the report.
+      select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
+      has_aux: see `jax.grad`.
+      title: title of the report.
 
     Raises:
-      ValueError: for a scale that is no power of two, parameters without floating-point numbers, a loss that is no
-        float scalar, a `select` that fits no name, and a tap that was never executed.
+      ValueError: for a scale that is not a power of two, parameters without floating-point numbers, a loss that is not
+        a float scalar, a `select` that matches no name, and a tap that was never executed.
     """
-    shift = shift_of(scale)
+    log2_scale = log2_of_scale(scale)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in leaves]
     arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two of params are called {twice!r}, so a report could not tell them apart; rename one")
+        raise ValueError(f"two of params are called {twice!r}; rename one")
     floats = {name: leaf for name, leaf in arrays.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
     if not floats:
-        raise ValueError(f"params hold no floating-point array, so no gradient can be taken of them: {_kinds(arrays)}")
+        raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
 
     def loss_of(floats: dict[str, Any], *batch: Any) -> Any:
         tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
@@ -66,12 +66,12 @@ def examine(
     try:
         wanted = re.compile(select).search
     except re.error as error:
-        raise ValueError(f"select={select!r} is no regular expression: {error}") from None
+        raise ValueError(f"select={select!r} is not a regular expression: {error}") from None
     found = taps.names(loss_of, floats, *batch)
     dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
     floats_wanted = [name for name in floats if wanted(name)]
     if not dtypes and not floats_wanted:
-        raise ValueError(f"select={select!r} is found in no name; there are {_some([*(found | floats)])}")
+        raise ValueError(f"select={select!r} matches no name; there are {_first_names([*(found | floats)])}")
 
     def counted(floats: dict[str, Any], *batch: Any) -> TensorCounts:
         _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
@@ -83,21 +83,21 @@ def examine(
         seen = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
     except jax.errors.UnexpectedTracerError:
         raise ValueError(
-            "a tap is inside a function with a derivative of its own (jax.custom_vjp or custom_jvp), or in a transform "
-            "that keeps its values; tap what goes in and what comes out"
+            "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
+            "that stores its values; tap the arguments and results of that function instead"
         ) from None
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names])
-    return Report(seen.rows(floats), shift, title, tuple(notes))
+    return Report(seen.rows(floats), log2_scale, title, tuple(notes))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TensorCounts:
-    """What was counted, on the device: a pytree of arrays that add up.
+    """The counts of an examination on the device: a pytree of arrays that add up.
 
     Attributes:
-      taps: values and their gradients.
-      gradients, parameters: of the weights, by name, as `numerics.exponents` counts them.
+      taps: counts of values and their gradients.
+      gradients, parameters: counts of weight gradients and weights by name; see `numerics.exponents`.
     """
 
     taps: taps.Statistics
@@ -105,7 +105,7 @@ class TensorCounts:
     parameters: dict[str, jax.Array]
 
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
-        """In the order in which the modules are executed, `params` being arrays or shapes by name.
+        """The rows of a report in the order of execution; `params` maps names to arrays or shapes.
 
         Raises:
           ValueError: for a tap that was never executed.
@@ -126,7 +126,7 @@ class TensorCounts:
 
 
 def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """With taps of Linen's modules, where somebody has imported Linen."""
+    """`loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
     if "flax.linen" not in sys.modules:
         return loss_fn
     from mixedres.numerics import linen
@@ -138,14 +138,14 @@ def _check_scalar(result: Any, has_aux: bool) -> None:
     loss = result[0] if has_aux and isinstance(result, tuple) and result else result
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", loss)
-        hint = "" if has_aux else "; set has_aux=True where it returns (loss, more)"
+        hint = "" if has_aux else "; set has_aux=True if it returns (loss, aux)"
         raise ValueError(f"loss_fn must return a float scalar, got {given}{hint}")
 
 
 def module_of(parameter: str, names: Iterable[str]) -> str:
-    """The tap that a parameter belongs to: the longest of `names` that its path begins with; '' where none does.
+    """The tap that a parameter belongs to: the longest of `names` that is a prefix of its path; '' if there is none.
 
-    A path may begin with 'params', as flax's variables do.
+    A leading 'params' of the path, as in flax's variables, is ignored.
     """
     path = parameter.removeprefix("params/")
     return max((name for name in names if path.startswith(f"{name}/") or path == name), key=len, default="")
@@ -159,25 +159,25 @@ def _module(name: str) -> str:
 def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> list[str]:
     notes = []
     if unused:
-        notes.append(f"not looked at, because the loss does not depend on them: {_some(unused)}")
+        notes.append(f"not examined, because the loss does not depend on them: {_first_names(unused)}")
     if not found:
         notes.append(
-            "no tap was executed, so activations and their gradients are not judged; call numerics.tap(x, name) in the "
-            "loss, or use modules of flax.linen"
+            "no tap was executed, so activations and their gradients were not examined; call numerics.tap(x, name) in "
+            "the loss, or use modules of flax.linen"
         )
     half = [name for name, dtype in dtypes.items() if dtype.itemsize < 4 and dtype == np.float16]
     if half:
         notes.append(
-            f"{len(half)} of {len(dtypes)} activations are float16 already ({half[0]} is one): what was lost there "
-            "cannot be seen; give the loss as it is computed in float32"
+            f"{len(half)} of {len(dtypes)} activations are already float16 (for example {half[0]}): earlier losses "
+            "cannot be seen; use the loss as computed in float32"
         )
     return notes
 
 
 def _kinds(arrays: dict[str, Any]) -> str:
-    return _some([f"{name or 'params'} is {jnp.result_type(leaf)}" for name, leaf in arrays.items()])
+    return _first_names([f"{name or 'params'} is {jnp.result_type(leaf)}" for name, leaf in arrays.items()])
 
 
-def _some(names: list[str], count: int = 3) -> str:
+def _first_names(names: list[str], count: int = 3) -> str:
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more if names else "none"

@@ -1,7 +1,7 @@
-"""The exponents of an array's elements: one histogram, from which follows what half precision does to it at any scale.
+"""Histograms of an array's exponents, from which the effects of half precision at any scale follow.
 
 A loss scale that is a power of two moves every exponent by the same number and changes no mantissa, so one count per
-exponent tells how many elements are lost, subnormal or overflow at every scale. Counts add up: over micro-batches,
+exponent gives the number of lost, subnormal and overflowing elements at every scale. Counts add up: over micro-batches,
 iterations, steps and devices.
 """
 
@@ -19,14 +19,14 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-# Bins of a histogram: 0 holds what is less than 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 the exponents
-# -126 to 127, then infinities and NaNs.
+# Bins of a histogram: 0 for magnitudes below 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 for exponents
+# from -126 to 127, then infinities and NaNs.
 BINS, _INF, _NAN, _BIAS = 257, 255, 256, 127
-# Half a unit in float16's last place, in float32's bits: what rounds up to a power of two is counted with it, so that
-# 65520, which becomes infinite, is in the bin of 2**16.
+# Half a unit in float16's last place, in float32's bits: a number that rounds up to a power of two is counted with it,
+# so that 65520, which becomes infinite, is in the bin of 2**16.
 _HALF_ULP = 0x1000
-# Of float16: the exponents of its largest, its smallest normal and its smallest subnormal numbers. Half of the latter
-# rounds up to it, but for exactly half.
+# Exponents of float16's largest, smallest normal and smallest subnormal numbers. Numbers above half of the latter round
+# up to it.
 TOP, SMALLEST_NORMAL, SMALLEST = 15, -14, -24
 Impl = Literal["auto", "scatter", "compare"]
 
@@ -35,21 +35,21 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     """Counts the elements of `x` by exponent.
 
     Args:
-      x: of any shape and any real floating-point dtype; float64 counts as the float32 that it rounds to.
+      x: array of any shape and real floating-point dtype; float64 is rounded to float32 first.
       impl: 'scatter' adds ones, best on a CPU; 'compare' compares all elements with every bin, which GPUs fuse into the
-        kernel that made `x`; 'auto' is what suits the platform that the program is compiled for.
+        kernel that made `x`; 'auto' chooses by the platform that the program is compiled for.
 
     Returns:
-      (BINS,) uint32, whose sum is the size of `x`.
+      (BINS,) uint32 counts, whose sum is the size of `x`.
 
     Raises:
-      TypeError: for arrays that hold no real floating-point numbers.
+      TypeError: for integers, booleans and complex numbers.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"exponents are of floating-point arrays, got {x.dtype}")
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
-        # There every sum must say how its result is laid out: whole on every device.
+        # With explicit sharding every sum must state the sharding of its result: replicated.
         whole = P()  # type: ignore[no-untyped-call]
         with jax.sharding.use_abstract_mesh(mesh):
             counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=whole)(x)
@@ -80,21 +80,21 @@ _count = jax.jit(exponents)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exponents:
-    """What a histogram tells, on the host. Scales are given by their exponent: `shift` 15 is the loss scale 2**15.
+    """A histogram of exponents on the host, with the effects of a cast to half precision after scaling.
 
     Attributes:
-      counts: (BINS,) as `exponents` returns them, or a sum of such.
+      counts: (BINS,) as `exponents` returns them, or a sum of such arrays.
     """
 
     counts: np.ndarray
 
     @classmethod
-    def of(cls, x: Any) -> Exponents:
-        """Of an array."""
+    def from_array(cls, x: Any) -> Exponents:
+        """Counts the elements of an array."""
         return cls(np.asarray(_count(jnp.asarray(x))))
 
     def __add__(self, other: Exponents) -> Exponents:
-        """Of the elements of both."""
+        """The counts of the elements of both."""
         return Exponents(self.counts.astype(np.uint64) + other.counts.astype(np.uint64))
 
     @cached_property
@@ -104,8 +104,8 @@ class Exponents:
 
     @cached_property
     def zeros(self) -> float:
-        """Share of elements below 2**-126: zeros, in any practical case."""
-        return self._share(self.counts[0])
+        """Fraction of elements below 2**-126: in practice the zeros."""
+        return self._fraction(self.counts[0])
 
     @cached_property
     def infinite(self) -> int:
@@ -119,63 +119,63 @@ class Exponents:
 
     @cached_property
     def top(self) -> int | None:
-        """The largest exponent of a finite element; None where all are zero."""
+        """The largest exponent of a finite nonzero element; None if there is none."""
         return self._end(-1)
 
     @cached_property
     def bottom(self) -> int | None:
-        """The smallest exponent of a finite element that is not zero; None where there is none."""
+        """The smallest exponent of a finite nonzero element; None if there is none."""
         return self._end(0)
 
     def between(self, first: int, last: int) -> np.ndarray:
         """Counts of the finite elements with the exponents `first` to `last`, both included."""
         return self.counts[first + _BIAS : last + _BIAS + 1]
 
-    def overflowing(self, shift: int = 0) -> float:
-        """Share of the elements, all of them finite, that float16 cannot hold after scaling."""
-        return self._share(self._finite[self._exponents + shift > TOP].sum())
+    def overflowing(self, log2_scale: int = 0) -> float:
+        """Fraction of all elements that are finite and overflow float16 after scaling."""
+        return self._fraction(self._finite[self._exponents + log2_scale > TOP].sum())
 
-    def flushed(self, shift: int = 0) -> float:
-        """Share of the elements that are not zero and become zero in float16."""
-        return self._share(self._finite[self._exponents + shift < SMALLEST - 1].sum())
+    def flushed(self, log2_scale: int = 0) -> float:
+        """Fraction of all elements that are not zero and become zero in float16."""
+        return self._fraction(self._finite[self._exponents + log2_scale < SMALLEST - 1].sum())
 
-    def subnormal(self, shift: int = 0) -> float:
-        """Share of the elements that float16 holds with fewer bits than usual."""
-        moved = self._exponents + shift
-        return self._share(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
+    def subnormal(self, log2_scale: int = 0) -> float:
+        """Fraction of all elements that become subnormal in float16."""
+        moved = self._exponents + log2_scale
+        return self._fraction(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
 
-    def lost_mass(self, shift: int = 0) -> float:
-        """Share of the sum of all magnitudes that becomes zero in float16; mantissas are taken as uniform."""
-        moved = self._exponents + shift
+    def lost_mass(self, log2_scale: int = 0) -> float:
+        """Fraction of the sum of all magnitudes that becomes zero in float16, for uniform mantissas."""
+        moved = self._exponents + log2_scale
         return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
 
     def max_safe_log2_scale(self) -> int | None:
-        """The largest scale at which every element stays finite in float16; None where all are zero."""
+        """Exponent of the largest scale at which every element stays finite in float16; None if all are zero."""
         return None if self.top is None else TOP - self.top
 
-    def min_sufficient_log2_scale(self, share: float = 1e-3) -> int | None:
-        """The smallest scale at which less than `share` of the mass is lost; None where all are zero."""
+    def min_sufficient_log2_scale(self, fraction: float = 1e-3) -> int | None:
+        """Exponent of the smallest scale at which less than `fraction` of the mass is lost; None if all are zero."""
         if self.bottom is None:
             return None
-        # At the last of these nothing is lost.
+        # Nothing is lost at the last candidate.
         candidates = range(SMALLEST - 1 - (self.top or 0), SMALLEST - self.bottom)
-        return next(shift for shift in candidates if self.lost_mass(shift) < share)
+        return next(log2_scale for log2_scale in candidates if self.lost_mass(log2_scale) < fraction)
 
-    def relative_error(self, shift: int = 0, *, mantissa_bits: int = 10, smallest: int | None = SMALLEST) -> float:
-        """Expected l2 error of a cast relative to the l2 norm, NaN where something overflows.
+    def relative_error(self, log2_scale: int = 0, *, mantissa_bits: int = 10, smallest: int | None = SMALLEST) -> float:
+        """Expected l2 error of a cast relative to the l2 norm; NaN if an element overflows.
 
-        An element in [2**e, 2**(e+1)) is off by up to half its unit in the last place u either way, so by u**2 / 12 in
-        the mean square; one that becomes zero by all it is. Mantissas are taken as uniform: real ones make the error
-        about a tenth larger, and a few elements that outweigh all others may make it a third larger or smaller.
+        Rounding an element with the unit u in its last place has a mean square error of u**2 / 12; an element that
+        becomes zero loses all its energy. Mantissas are taken as uniform: real ones make the error about a tenth
+        larger, and a few elements that outweigh all others may make it a third larger or smaller.
 
         Args:
-          shift: exponent of the scale.
-          mantissa_bits: 10 of float16, 7 of bfloat16.
-          smallest: exponent of the smallest subnormal number; None: the format reaches as far as float32, as bfloat16.
+          log2_scale: exponent of the scale.
+          mantissa_bits: 10 for float16, 7 for bfloat16.
+          smallest: exponent of the smallest subnormal number; None for the range of float32, as in bfloat16.
         """
-        if smallest is not None and self.overflowing(shift):
+        if smallest is not None and self.overflowing(log2_scale):
             return math.nan
-        moved = (self._exponents + shift).astype(np.float64)
+        moved = (self._exponents + log2_scale).astype(np.float64)
         floor = -np.inf if smallest is None else float(smallest)
         unit = np.exp2(np.maximum(moved - mantissa_bits, floor))
         energy = (7 / 3) * np.exp2(2 * moved)  # the mean square of [1, 2) is 7/3
@@ -199,7 +199,7 @@ class Exponents:
         found = np.flatnonzero(self._finite)
         return int(self._exponents[found[which]]) if found.size else None
 
-    def _share(self, count: Any) -> float:
+    def _fraction(self, count: Any) -> float:
         return _ratio(float(count), self.size)
 
 

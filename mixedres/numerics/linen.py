@@ -1,4 +1,4 @@
-"""Taps of the modules of flax's Linen, whose code stays as it is; the only file here that needs flax."""
+"""Taps on the modules of flax.linen without changes to their code; the only file of the package that needs flax."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def tapped(fn: Callable[..., T]) -> Callable[..., T]:
-    """`fn` with a tap of the result of every Linen module that it calls, named by its path: 'block1/conv2'.
+    """`fn` with a tap on the result of every Linen module that it calls, named by its path: 'block1/conv2'.
 
-    A module that is called twice is one tap. Of a module's methods only `__call__` is tapped. The outermost module
-    returns what its last one does and is left out, unless it contains no other; then it goes by its class's name.
+    All calls of a module are one tap; methods other than `__call__` have none. The outermost module has a tap, with the
+    name of its class, only if it contains no other module.
     """
 
     def run(*args: Any, **kwargs: Any) -> T:

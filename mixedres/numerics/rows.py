@@ -1,4 +1,4 @@
-"""What half precision does to one tensor of a network, in numbers and in a word."""
+"""One row of a numerics report: a tensor of a network and what half precision does to it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ Kind = Literal["activation", "gradient", "weight gradient", "parameter"]
 KINDS: tuple[Kind, ...] = ("activation", "gradient", "weight gradient", "parameter")
 # Octaves that gradients may grow between two looks at them before they overflow.
 MARGIN = 2
-# Of the mass, the sum of all magnitudes: what is lost beyond these shares is a loss, or the beginning of one.
+# Fractions of the mass (the sum of all magnitudes): above the first a tensor counts as lost, above the second as
+# starting to be.
 LOST, FLUSHING = 1e-2, 1e-3
-# Share of the values that are not zero which float16 holds with fewer digits, or not at all.
+# Fraction of the nonzero values that float16 represents with fewer digits or not at all.
 LOW = 0.5
-# Expected l2 error of the cast, relative to the tensor, beyond which it should not be made.
+# Expected relative l2 error of a cast above which the tensor should stay in float32.
 LARGE_ERROR = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TensorRow:
-    """One tensor, with all that was seen of it.
+    """One tensor with the statistics of all examinations.
 
     Attributes:
       kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
       name: of the tap, or the path of the parameter: 'head', 'head/kernel'.
-      module: the tap that a parameter belongs to; of others the name. '' where no tap is called like it.
-      dtype: its own, in which it was looked at.
-      shape: of a parameter; () of an activation, which may have several.
-      parts: the exponents of its elements, over all executions, for each examination; the worst one counts.
-      executions: how often it was computed.
+      module: the tap that a parameter belongs to, '' for none; for other kinds the name.
+      dtype: dtype in which the tensor was examined.
+      shape: shape of a parameter; () for an activation, whose executions may differ in shape.
+      parts: for each examination, the exponents of its elements over all executions; the worst one counts.
+      executions: number of executions.
     """
 
     kind: Kind
@@ -52,92 +53,92 @@ class TensorRow:
 
     @property
     def layer(self) -> str:
-        """Its module; itself where it belongs to none."""
+        """The module, or the name of a tensor without one."""
         return self.module or self.name
 
     @cached_property
     def exponents(self) -> Exponents:
-        """Of all examinations together."""
+        """The exponents over all examinations."""
         return functools.reduce(operator.add, self.parts)
 
-    def lost(self, shift: int) -> float:
-        """Share of its mass that becomes zero in float16 at the loss scale 2**shift."""
-        return max(part.lost_mass(self.at(shift)) for part in self.parts)
+    def lost(self, log2_scale: int) -> float:
+        """Fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale."""
+        return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
 
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:
-        """Exponent of the smallest loss scale at which it keeps 99.9 % of its mass; None where all is zero."""
+        """Exponent of the smallest loss scale that preserves 99.9 % of the mass; None if all elements are zero."""
         return max(
             (s for part in self.parts if (s := part.min_sufficient_log2_scale(FLUSHING)) is not None), default=None
         )
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the loss scale moves it."""
+        """Whether the tensor is proportional to the loss scale."""
         return self.kind in ("gradient", "weight gradient")
 
-    def at(self, shift: int) -> int:
-        """By how many octaves the loss scale 2**shift moves it."""
-        return shift if self.is_scaled else 0
+    def at(self, log2_scale: int) -> int:
+        """The octaves by which the loss scale 2**log2_scale moves the tensor."""
+        return log2_scale if self.is_scaled else 0
 
     @property
     def is_finite(self) -> bool:
-        """Whether all its elements are."""
+        """Whether all elements are finite."""
         return not (self.exponents.infinite or self.exponents.nan)
 
-    def cast_error(self, dtype: Literal["float16", "bfloat16"], shift: int = 0) -> float:
-        """Expected l2 error of its cast at the loss scale 2**shift, relative to it; NaN where something overflows.
+    def cast_error(self, dtype: Literal["float16", "bfloat16"], log2_scale: int = 0) -> float:
+        """Expected relative l2 error of a cast at the loss scale 2**log2_scale; NaN where something overflows.
 
         bfloat16 has float32's range: nothing is lost in it, at any scale.
         """
         if dtype == "bfloat16":
             return max(part.relative_error(mantissa_bits=7, smallest=None) for part in self.parts)
-        errors = [part.relative_error(self.at(shift)) for part in self.parts]
+        errors = [part.relative_error(self.at(log2_scale)) for part in self.parts]
         return math.nan if any(map(math.isnan, errors)) else max(errors)
 
-    def is_near_overflow(self, shift: int) -> bool:
-        """Whether float16 leaves less than `MARGIN` octaves above it at the loss scale 2**shift."""
+    def is_near_overflow(self, log2_scale: int) -> bool:
+        """Whether less than `MARGIN` octaves of float16 are left above it at the loss scale 2**log2_scale."""
         top = self.exponents.top
-        return top is not None and top + self.at(shift) + MARGIN > TOP
+        return top is not None and top + self.at(log2_scale) + MARGIN > TOP
 
-    def is_damaged(self, shift: int) -> bool:
-        """Whether it should not be cast to float16 at the loss scale 2**shift."""
+    def is_damaged(self, log2_scale: int) -> bool:
+        """Whether the tensor should stay in float32 at the loss scale 2**log2_scale."""
         return (
             not self.is_finite
-            or self.is_near_overflow(shift)
-            or self.lost(shift) > FLUSHING
-            or self.cast_error("float16", shift) > LARGE_ERROR
+            or self.is_near_overflow(log2_scale)
+            or self.lost(log2_scale) > FLUSHING
+            or self.cast_error("float16", log2_scale) > LARGE_ERROR
         )
 
-    def verdict(self, shift: int) -> str:
-        """What float16 does to it at the loss scale 2**shift; the first that applies.
+    def verdict(self, log2_scale: int) -> str:
+        """The first verdict that applies in float16 at the loss scale 2**log2_scale.
 
-        'non-finite'; 'all zero'; 'OVERFLOW': its largest element becomes infinite; 'LOST': over 1 % of its mass becomes
-        zero; 'headroom < 4x'; 'flushing': over 0.1 % of its mass becomes zero; 'low': over half of what is not zero has
-        fewer digits than usual, or none; 'ok'.
+        'non-finite'; 'all zero'; 'OVERFLOW': the largest element becomes infinite; 'LOST': over 1 % of the mass becomes
+        zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero; 'low': over half of the nonzero elements
+        have fewer digits than usual, or none; 'ok'.
         """
-        exponents, moved = self.exponents, self.at(shift)
+        exponents, moved = self.exponents, self.at(log2_scale)
         if not self.is_finite:
             return "non-finite"
         if exponents.top is None:
             return "all zero"
         if exponents.top + moved > TOP:
             return "OVERFLOW"
-        lost = self.lost(shift)
+        lost = self.lost(log2_scale)
         if lost > LOST:
             return "LOST"
-        if self.is_near_overflow(shift):
+        if self.is_near_overflow(log2_scale):
             return "headroom < 4x"
         if lost > FLUSHING:
             return "flushing"
         return "low" if any(_is_low(part, moved) for part in self.parts) else "ok"
 
     def __add__(self, other: TensorRow) -> TensorRow:
-        """The same tensor, seen more often."""
+        """The same tensor with the examinations of both rows."""
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
     def to_json(self, present: int, recommended: int) -> dict[str, Any]:
-        """For `Report.json`, which replaces what JSON does not hold."""
+        """The row as a dict for `Report.to_json`, which replaces numbers that are not finite."""
         exponents = self.exponents
         return {
             "kind": self.kind,
@@ -170,11 +171,11 @@ def _counts(exponents: Exponents) -> dict[str, Any]:
     return {"first": bottom, "counts": exponents.between(bottom, top).tolist()}
 
 
-def shift_of(scale: Any) -> int:
-    """The exponent of a loss scale that is a power of two.
+def log2_of_scale(scale: Any) -> int:
+    """The base-2 logarithm of a loss scale.
 
     Raises:
-      ValueError: for any other.
+      ValueError: for a scale that is not a power of two.
     """
     try:
         value = float(scale)
@@ -188,5 +189,5 @@ def shift_of(scale: Any) -> int:
 
 
 def format_power(log2_scale: int) -> str:
-    """'2**15' for 15, in an HTML page and in a terminal alike."""
+    """'2**15' for 15."""
     return f"2**{log2_scale}"

@@ -1,8 +1,8 @@
-"""Statistics of values inside a function, and of the gradients that come back to them; it returns what it did before.
+"""Statistics of values inside a function and of their gradients, without changing its results.
 
-`tap(x, name)` is `x`. While statistics are taken it is an identity with a backward pass of its own, which returns the
-histograms of `x` and of its cotangent as the "gradient" of an array of zeros. So they go the way of all gradients: they
-are summed over iterations and devices, survive `jit`, `scan`, `remat`, `vmap` and `shard_map`, and cost no callback.
+`tap(x, name)` is `x`. While statistics are taken it is an identity with a custom backward pass, which returns the
+histograms of `x` and of its cotangent as the "gradient" of an array of zeros. Like all gradients they are summed over
+iterations and devices and work under `jit`, `scan`, `remat`, `vmap` and `shard_map`, without callbacks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from mixedres._internal import jax_compat
 from mixedres.numerics.exponents import BINS, Exponents, exponents
 
 T = TypeVar("T")
-# One more than the bins: how often the tap was executed.
+# The bins, and the number of executions of the tap.
 _SLOTS = BINS + 1
-# Gradients are float32, which counts to 2**24: low and high parts apart, sums of 4,096 of them are exact.
+# Gradients are float32, which counts to 2**24: with separate low and high parts, sums of 4,096 counts are exact.
 _LOW_BITS = 12
 _SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
 
 
 @dataclasses.dataclass
 class _Capture:
-    """What taps do: note their names, or hand their statistics to `dummies`.
+    """The mode of taps: collect names, or with `dummies` return statistics as their gradients.
 
-    `reached`: names of those to which a gradient comes back; the others are no part of the loss.
+    `reached` collects the names of the taps on which the loss depends.
     """
 
     names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
@@ -50,11 +50,11 @@ _serial = itertools.count()
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What taps counted, on the device: a pytree whose arrays add up over devices, batches and steps.
+    """Counts of taps on the device: a pytree whose arrays add up over devices, batches and steps.
 
     Attributes:
-      names, dtypes: of the taps, in the order of execution.
-      counts: of each, float32 (value or gradient, low or high part, bin); `read` understands them.
+      names, dtypes: names and value dtypes of the taps, in the order of execution.
+      counts: float32 (value or gradient, low or high part, bin) for each tap; see `read`.
     """
 
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
@@ -64,12 +64,12 @@ class Statistics:
 
 @dataclasses.dataclass(frozen=True)
 class Tapped:
-    """What a tap saw.
+    """The statistics of one tap on the host.
 
     Attributes:
-      dtype: of the value.
-      value, gradient: the exponents of the elements, over all executions.
-      executions: how often; every iteration, device and example of a vmap counts.
+      dtype: dtype of the value.
+      value, gradient: exponents of the elements over all executions.
+      executions: number of executions; every iteration, device and example of a vmap counts.
     """
 
     dtype: np.dtype
@@ -79,11 +79,11 @@ class Tapped:
 
 
 def tap(x: T, name: str) -> T:
-    """`x` itself. Where statistics are taken, its floating-point arrays are counted under `name`.
+    """Returns `x`; while statistics are taken, counts its floating-point arrays under `name`.
 
     Args:
-      x: an array, or a tree of them, whose leaves are then called 'name[0]', "name['key']" and so on.
-      name: of the value; taps of one name are counted together.
+      x: an array or a pytree, whose leaves are named 'name[0]', "name['key']" and so on.
+      name: name of the value; taps of the same name are counted together.
     """
     capture = _capture.get()
     if capture is None:
@@ -107,7 +107,7 @@ def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mark:
-    """Where the backward pass of a tap, which is traced only where there is one, leaves its name."""
+    """Adds the name of a tap to `reached` when its backward pass is traced."""
 
     name: str
     reached: set[str]
@@ -119,7 +119,7 @@ def _identity(mark: _Mark, x: jax.Array, dummy: jax.Array) -> jax.Array:
 
 
 def _forward(mark: _Mark, x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # The residual is the histogram, not x; the product with the dummy gives it the axes over which that one varies.
+    # The residual is the histogram, not x; the product with the dummy makes it vary over the same mesh axes.
     return x, _counted(x) + 0.0 * dummy[0]
 
 
@@ -132,7 +132,7 @@ _identity.defvjp(_forward, _backward)
 
 
 def _counted(x: jax.Array) -> jax.Array:
-    """(low or high part, _SLOTS) float32, the last slot being 1 for this execution."""
+    """Counts of `x` as float32 (low or high part, _SLOTS); the last slot is 1 for this execution."""
     counts = jnp.concatenate([exponents(x), jnp.ones(1, jnp.uint32)])
     low, high = counts & np.uint32(2**_LOW_BITS - 1), counts >> np.uint32(_LOW_BITS)
     return jnp.stack([low, high]).astype(jnp.float32)
@@ -142,7 +142,7 @@ def _counted(x: jax.Array) -> jax.Array:
 def _capturing(capture: _Capture) -> Iterator[None]:
     token = _capture.set(capture)
     try:
-        # It is part of what jit remembers a trace by: a function that was traced before is traced again, with its taps.
+        # New metadata miss the trace cache of jit: a function that was traced before is traced again with taps.
         with set_xla_metadata(taps=str(next(_serial))):  # type: ignore[no-untyped-call]
             yield
     finally:
@@ -150,7 +150,7 @@ def _capturing(capture: _Capture) -> Iterator[None]:
 
 
 def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
-    """{name: dtype} of the taps that ``fn(*args)`` executes, in that order; nothing is computed."""
+    """{name: dtype} of the taps that ``fn(*args)`` executes, in order; only traces `fn`."""
     capture = _Capture()
     with _capturing(capture):
         jax.eval_shape(lambda *a: fn(*a), *args)
@@ -163,20 +163,19 @@ def value_and_grad(
     has_aux: bool = False,
     select: Collection[str] | None = None,
 ) -> Callable[..., tuple[Any, Any, Statistics]]:
-    """As `jax.value_and_grad`, with the statistics of all taps in `fn`.
+    """`jax.value_and_grad` with the statistics of all taps in `fn`.
 
     Args:
-      fn: a scalar loss, or (loss, aux) where `has_aux`.
-      argnums: as of `jax.value_and_grad`.
-      has_aux: as of `jax.value_and_grad`.
-      select: names of the taps to take statistics of, of which there may be none; not given: of all.
+      fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.
+      argnums, has_aux: see `jax.value_and_grad`.
+      select: names of the taps to count, which may be empty; None for all.
 
     Returns:
-      A function of the arguments of `fn` to (value, gradients, statistics): value and gradients as those of
-      `jax.value_and_grad`, and the `Statistics` of the taps that are part of the loss.
+      A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
+      `jax.value_and_grad` and the `Statistics` of the taps on which the loss depends.
 
     Raises:
-      ValueError: when called, where `fn` executes no tap.
+      ValueError: when called, if `fn` executes no tap.
     """
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
@@ -204,10 +203,10 @@ def value_and_grad(
 
 
 def read(statistics: Statistics) -> dict[str, Tapped]:
-    """What the statistics of `value_and_grad`, or sums of such, tell.
+    """Converts the statistics of `value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
 
     Raises:
-      ValueError: for a tap that was never executed, in a branch that was not taken, say: its row would be empty.
+      ValueError: for a tap that was never executed, for example in a branch that was not taken.
     """
     read = {}
     for name, dtype, parts in zip(statistics.names, statistics.dtypes, jax.device_get(statistics.counts), strict=True):
@@ -216,8 +215,8 @@ def read(statistics: Statistics) -> dict[str, Tapped]:
         executions = int(counts[0, -1])
         if not executions:
             raise ValueError(
-                f"tap {name!r} was never executed, or only inside a derivative that the function takes itself; leave "
-                "it out with select"
+                f"tap {name!r} was never executed, or only inside a derivative that the function computes itself; "
+                "exclude it with select"
             )
         read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
     return read

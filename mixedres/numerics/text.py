@@ -1,4 +1,4 @@
-"""The report for a terminal: a line a tensor, with a small picture of its exponents."""
+"""The report as text for a terminal: one line per tensor with a small histogram of its exponents."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mixedres.numerics.exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics.rows import KINDS, TensorRow, format_power
 
 WIDTH = 100
-_NAME, _CELLS, _OCTAVES = 27, 24, 2  # characters of a name; cells of a picture, and what each stands for
-_SHADES = ".:-=+*#%@"  # by share of the tensor, each about three times the one before, up to a third and more
+_NAME, _CELLS, _OCTAVES = 27, 24, 2  # characters of a name; cells of a histogram; octaves of a cell
+_SHADES = ".:-=+*#%@"  # each stands for about three times the fraction of the one before, the last for a third or more
 _HEADINGS = {
-    "activation": "Activations; no loss scale moves them",
+    "activation": "Activations (not affected by the loss scale)",
     "gradient": "Gradients of activations",
     "weight gradient": "Weight gradients",
-    "parameter": "Parameters; no loss scale moves them",
+    "parameter": "Parameters (not affected by the loss scale)",
 }
 _SHORT = {"headroom < 4x": "headroom"}
 
 
 def render(report: Any, *, problems_only: bool) -> str:
-    """The whole report, no line longer than `WIDTH`."""
+    """The text of a `Report` in lines of at most `WIDTH` characters."""
     title = _wrapped(report.title)
     lines = [*title, "=" * max(map(len, title)), "", *_wrapped(report.advice), ""]
     lines += [line for note in report.notes for line in _wrapped(f"Note: {note}")]
@@ -45,14 +45,14 @@ def render(report: Any, *, problems_only: bool) -> str:
 
 def _is_problem(row: TensorRow, report: Any) -> bool:
     fine = {"ok", "low", "all zero"}
-    verdicts = {row.verdict(shift) for shift in (report.shift, report.recommended_log2_scale)}
+    verdicts = {row.verdict(log2_scale) for log2_scale in (report.log2_scale, report.recommended_log2_scale)}
     return not verdicts <= fine or row.is_damaged(report.recommended_log2_scale)
 
 
 def _facts(report: Any) -> list[str]:
     fits = report.dtype == "float16"
     facts = {
-        "loss scale now": _scale(report.shift),
+        "loss scale now": _scale(report.log2_scale),
         "recommended" if fits else "float16 at best": _scale(report.recommended_log2_scale),
     }
     if report.limited_by is not None:
@@ -66,11 +66,11 @@ def _facts(report: Any) -> list[str]:
     return lines
 
 
-def _scale(shift: int | None) -> str:
-    if shift is None:
+def _scale(log2_scale: int | None) -> str:
+    if log2_scale is None:
         return "none"
-    value = math.ldexp(1.0, shift)
-    return f"{format_power(shift)} = {int(value)}" if 0 <= shift <= 24 else format_power(shift)
+    value = math.ldexp(1.0, log2_scale)
+    return f"{format_power(log2_scale)} = {int(value)}" if 0 <= log2_scale <= 24 else format_power(log2_scale)
 
 
 def _probes(report: Any) -> list[str]:
@@ -86,41 +86,42 @@ def _probes(report: Any) -> list[str]:
     return ["".join(f"{cell:>14}" for cell in line) for line in table]
 
 
-def _maybe(shift: int | None) -> str:
-    return "-" if shift is None else format_power(shift)
+def _maybe(log2_scale: int | None) -> str:
+    return "-" if log2_scale is None else format_power(log2_scale)
 
 
 def _comparisons(report: Any) -> list[str]:
     lines = ["Errors of real weight gradients against float32"]
     for c in report.comparisons:
-        words = f"worst {_share(c.worst)} ({c.worst_name}), median {_share(c.median)}"
-        lines += _wrapped(f"  {c.preset} at {format_power(c.shift)}: {words}", 4)
+        errors = f"worst {_percent(c.worst)} ({c.worst_name}), median {_percent(c.median)}"
+        lines += _wrapped(f"  {c.preset} at {format_power(c.log2_scale)}: {errors}", 4)
     return lines
 
 
-def _share(error: float) -> str:
+def _percent(error: float) -> str:
     return f"{error:.2%}" if math.isfinite(error) else "not finite"
 
 
 def _table(report: Any, heading: str, rows: list[TensorRow]) -> list[str]:
-    """A heading, the windows of float16 now and as recommended, and a line for each row."""
+    """A heading, the windows of float16 at the present and the recommended scale, and a line for each row."""
     tops = [row.exponents.top for row in rows if row.exponents.top is not None]
-    # Where the scale moves nothing, up to the end of float16; else a little beyond the largest.
+    # Gradients: a little beyond the largest. Other tensors: up to the end of float16.
     high = max(tops, default=0) + 4 if rows[0].is_scaled else max([*tops, TOP]) + 2
     low = high - _CELLS * _OCTAVES
-    shifts = dict.fromkeys(row.at(shift) for row in rows[:1] for shift in (report.shift, report.recommended_log2_scale))
+    present_and_recommended = (report.log2_scale, report.recommended_log2_scale)
+    log2_scales = dict.fromkeys(map(rows[0].at, present_and_recommended))
     gap = " " * 54
     lines = [heading, "-" * len(heading)]
-    lines += [f"{gap}|{_ruler(shift, low)}| float16 at {format_power(shift)}" for shift in shifts]
+    lines += [f"{gap}|{_ruler(log2_scale, low)}| float16 at {format_power(log2_scale)}" for log2_scale in log2_scales]
     lines.append(f"{'':<{_NAME}} {'largest':>7} {'zero %':>6} {'lost %':>6} {'then':>5}{'':>{_CELLS + 2}} now -> then")
     return lines + [_line(row, report, low) for row in rows]
 
 
-def _ruler(shift: int, low: int) -> str:
-    """[ where float16 begins, ( where its digits are all there, ] where it ends."""
+def _ruler(log2_scale: int, low: int) -> str:
+    """[ at the smallest float16 number, ( at the smallest normal one, ] at the largest."""
     cells = [" "] * _CELLS
-    for mark, exponent in (("[", SMALLEST - 1 - shift), ("(", SMALLEST_NORMAL - shift), ("]", TOP - shift)):
-        cell = (exponent - low) // _OCTAVES
+    for mark, exponent in (("[", SMALLEST - 1), ("(", SMALLEST_NORMAL), ("]", TOP)):
+        cell = (exponent - log2_scale - low) // _OCTAVES
         if 0 <= cell < _CELLS:
             cells[cell] = mark
     return "".join(cells)
@@ -129,30 +130,31 @@ def _ruler(shift: int, low: int) -> str:
 def _line(row: TensorRow, report: Any, low: int) -> str:
     exponents = row.exponents
     largest = "-" if exponents.top is None else f"2^{exponents.top}"
-    verdicts = dict.fromkeys(row.verdict(shift) for shift in (report.shift, report.recommended_log2_scale))
+    scales = (report.log2_scale, report.recommended_log2_scale)
+    verdicts = dict.fromkeys(map(row.verdict, scales))
     mark = " *" if row.layer in report.keep_float32 else ""
-    lost = [f"{100 * row.lost(shift):.2f}" for shift in (report.shift, report.recommended_log2_scale)]
+    lost = [f"{100 * row.lost(scale):.2f}" for scale in scales]
     return (
         f"{_shortened(row.name + mark):<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
-        f"|{_picture(row, low)}| {' -> '.join(_SHORT.get(verdict, verdict) for verdict in verdicts)}"
+        f"|{_histogram(row, low)}| {' -> '.join(_SHORT.get(verdict, verdict) for verdict in verdicts)}"
     )
 
 
-def _picture(row: TensorRow, low: int) -> str:
-    """What is smaller than the picture shows stands in its first cell."""
+def _histogram(row: TensorRow, low: int) -> str:
+    """One character per cell; the first cell includes all smaller exponents."""
     high = low + _CELLS * _OCTAVES
     counts = row.exponents.between(-126, high - 1).astype(np.float64)
     first = low + 126
     cells = counts[first:].reshape(_CELLS, _OCTAVES).sum(1)
     cells[0] += counts[:first].sum()
-    shares = cells / max(row.exponents.size, 1)
-    return "".join(_shade(share) for share in shares)
+    fractions = cells / max(row.exponents.size, 1)
+    return "".join(_shade(fraction) for fraction in fractions)
 
 
-def _shade(share: float) -> str:
-    if share <= 0:
+def _shade(fraction: float) -> str:
+    if fraction <= 0:
         return " "
-    level = len(_SHADES) - 1 + math.ceil(math.log(share / 0.3, 3))
+    level = len(_SHADES) - 1 + math.ceil(math.log(fraction / 0.3, 3))
     return _SHADES[min(max(level, 0), len(_SHADES) - 1)]
 
 
@@ -161,6 +163,6 @@ def _shortened(name: str) -> str:
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:
-    """In lines of at most `WIDTH`, the later ones indented."""
+    """`line` in lines of at most `WIDTH`, all but the first indented."""
     whole = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return whole.wrap(line) or [""]

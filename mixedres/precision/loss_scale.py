@@ -1,8 +1,8 @@
 """Loss scales: jmp's interface, with every field in the pytree and float32 arithmetic throughout.
 
-float16 ends at 6e-8 on the small side, and many gradients of a network lie below that. Multiplying the loss by a
-scale multiplies every gradient by it (the chain rule is linear), so they survive float16; dividing the float32
-copies by the same scale gives them back. `DynamicLossScale` finds the scale by itself.
+The smallest float16 number is 6e-8, and many gradients of a network are smaller. Multiplying the loss by a scale
+multiplies every gradient by it (the chain rule is linear), so that they do not underflow; dividing the float32 copies
+by the same scale restores them. `DynamicLossScale` adjusts the scale automatically.
 
 What differs from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves
 in ``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic
@@ -47,21 +47,21 @@ def is_inexact(x: Any) -> bool:
 
 
 def _widen(x: Any) -> Any:
-    """Half precision to float32; float32 and wider stay. Not `promote_types`, which strict promotion forbids."""
+    """Converts half precision to float32. Not by `promote_types`, which strict promotion forbids."""
     dtype = jnp.result_type(x)
     return jnp.asarray(x, jnp.float32 if dtype.itemsize < 4 else dtype)
 
 
 def map_inexact(function: Callable[[Any], Any], tree: T) -> T:
-    """`function` of every floating-point leaf, halves widened to float32; other leaves as they are."""
+    """Maps `function` over floating-point leaves, widened to float32; other leaves are unchanged."""
     return jax.tree.map(lambda x: function(_widen(x)) if is_inexact(x) else x, tree)
 
 
 def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
     """Registers a dataclass as a pytree whose leaves are *all* of its fields, in order of declaration.
 
-    Unflattening does not call ``__init__``: jax rebuilds pytrees around tracers, shardings, booleans and plain
-    objects, which neither convert to float32 nor pass a range check.
+    Unflattening does not call ``__init__``: jax rebuilds pytrees with tracers, shardings, booleans and other objects,
+    which neither convert to float32 nor pass a range check.
     """
     names = [field.name for field in dataclasses.fields(cls)]
 
@@ -80,7 +80,7 @@ def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """The counters that every loss scale carries, each an int32 scalar array.
+    """The counters of every loss scale, int32 scalar arrays.
 
     Attributes:
       consecutive_skipped: steps skipped since the last applied one.
@@ -91,7 +91,7 @@ class _Counted:
     total_skipped: jax.Array = dataclasses.field(default_factory=_zero)
 
     def _replace(self: LossScaleT, **changes: Any) -> LossScaleT:
-        """`dataclasses.replace` without the checks of the constructor: the new values may be tracers."""
+        """`dataclasses.replace` without the checks of the constructor, as the values may be tracers."""
         new = object.__new__(type(self))
         for field in dataclasses.fields(self):
             object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
@@ -125,7 +125,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """True, a boolean scalar: what overflows without a scale is not mended by skipping a step."""
+        """True, a boolean scalar: skipping a step does not help if gradients overflow without a scale."""
         return jnp.asarray(True)
 
     def scale(self, tree: T) -> T:
@@ -133,7 +133,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
         return tree
 
     def unscale(self, tree: T) -> T:
-        """The tree with half-precision leaves widened to float32, as the other loss scales return it."""
+        """The tree with half-precision leaves widened to float32, as from other loss scales."""
         return map_inexact(lambda x: x, tree)
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
@@ -142,7 +142,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
 
 
 class _Scaled(_Counted):
-    """What a scale other than 1 does to a tree, in place of jmp's methods of these names."""
+    """Scaling and unscaling of trees, in place of jmp's methods."""
 
     loss_scale: Any
 
@@ -158,13 +158,13 @@ class _Scaled(_Counted):
 @_register
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale(_Scaled, jmp.StaticLossScale):
-    """A fixed scale, float32; a leaf, so that a checkpoint holds it and a new value needs no new compilation.
+    """A fixed float32 scale, which is a leaf: it is saved in checkpoints, and a new value needs no compilation.
 
     Attributes:
       loss_scale: float32 scalar, finite and > 0.
 
     Raises:
-      ValueError: where `loss_scale` is not.
+      ValueError: for another `loss_scale`.
     """
 
     loss_scale: jax.Array | float
@@ -175,7 +175,7 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """False, a boolean scalar: under a fixed scale a large gradient now and then is skipped."""
+        """False, a boolean scalar: with a fixed scale occasional overflows are expected."""
         return jnp.asarray(False)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
@@ -239,7 +239,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """Whether the scale is at its minimum, so that skipping a step mends nothing; a boolean scalar."""
+        """Whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar."""
         return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
@@ -259,7 +259,7 @@ LossScale = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is a finite positive float32 scalar; tracers are trusted."""
+    """Raises ValueError unless `value` is a finite positive float32 scalar; tracers are not checked."""
     if isinstance(value, jax.core.Tracer):
         return
     try:
@@ -279,8 +279,8 @@ def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
     """The loss scale that `spec` names.
 
     Args:
-      spec: 'none', 'dynamic', a number > 0 (or a string of one), or a loss scale, which is returned as it is.
-      **dynamic: for 'dynamic' alone: `loss_scale`, `period`, `factor`, `min_loss_scale`, `max_loss_scale`.
+      spec: 'none', 'dynamic', a number > 0 (or its string), or a loss scale, which is returned unchanged.
+      **dynamic: options for 'dynamic': `loss_scale`, `period`, `factor`, `min_loss_scale`, `max_loss_scale`.
 
     Raises:
       ValueError: for anything else.

@@ -32,17 +32,16 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     """Wraps `tx` so that its `update` takes gradients of the *scaled* loss.
 
     In this order: widen the gradients to float32, divide by the scale that was used, check that all are finite, run
-    `tx`, keep its result or the old state, adjust the scale. Where a gradient is not finite, the state of `tx` is
-    bit-identical to the one before and every update is -0.0, the one number that leaves any parameter's bits as they
-    are when added to it (0.0 would turn a -0.0 into 0.0).
+    `tx`, select its result or the old state, adjust the scale. If a gradient is not finite, the state of `tx` is
+    bit-identical to the old one and every update is -0.0, the only number that changes no parameter's bits when added
+    (0.0 would turn -0.0 into 0.0).
 
-    The verdict is on the gradients: an optimizer whose own float32 arithmetic overflows on finite gradients, as a rate
-    of 1e30 can, is not caught.
+    Only gradients are checked: overflows in the float32 arithmetic of the optimizer, as with a rate of 1e30, are not.
 
-    A loss that is handed in as `value` (optax's name for it) must be finite as well. `checked` may have the scaled
-    gradients once more, with their axes in an order in which the device reads them faster.
+    A loss passed as `value` (optax's name for it) must be finite too. `checked`: the same gradients in memory order,
+    used for the finite check only (faster on GPUs).
 
-    With several devices, average the scaled gradients over them first, so that all agree on the verdict.
+    With several devices, average the scaled gradients over them first, so that all devices take the same decision.
 
     Args:
       tx: any optax optimizer. Clipping belongs inside, so that it sees true gradients.
@@ -78,8 +77,8 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         checked = _join_vectors(scaled_grads if checked is None else checked)
         finite = _all_finite((state.loss_scale.unscale(checked), extra.get("value")))
         updates, inner_state = inner.update(grads, state.inner_state, params, **extra)
-        updates = jax.tree.map(lambda u: _keep(finite, u), updates)
-        # The cast keeps the state's dtypes from one step to the next where an optimizer mixes them.
+        updates = jax.tree.map(lambda u: _update_or_zero(finite, u), updates)
+        # The cast preserves the dtypes of the state for optimizers that mix them.
         inner_state = jax.tree.map(
             lambda new, old: jnp.where(finite, jnp.asarray(new, jnp.result_type(old)), old),
             inner_state,
@@ -90,8 +89,8 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _keep(finite: jax.Array, update: Any) -> Any:
-    """The update or -0.0; the float0 of an integer parameter has no value to keep."""
+def _update_or_zero(finite: jax.Array, update: Any) -> Any:
+    """The update or -0.0; the float0 update of an integer parameter has no value."""
     if update.dtype == jax.dtypes.float0:
         return update
     return jnp.where(finite, update, jnp.asarray(-0.0, update.dtype))
@@ -100,26 +99,26 @@ def _keep(finite: jax.Array, update: Any) -> Any:
 def _all_finite(tree: Any) -> jax.Array:
     """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value.
 
-    A GPU reduces a large array in two kernels. Here a kernel reduces each of them along its last axis, and two more
-    what is left of all, joined; without the barrier XLA would take the joined array apart again.
+    A GPU reduces a large array in two kernels. Here one kernel reduces each array along its last axis, and two more
+    reduce the joined results; without the barrier XLA would split the joined array again.
     """
     rows = [_finite_rows(jnp.asarray(x)) for x in jax.tree.leaves(tree) if is_inexact(x)]
-    return _held(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
+    return _materialized(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
 
 
 def _finite_rows(x: jax.Array) -> jax.Array:
-    """A short boolean vector that is all true where `x` is finite."""
+    """A short boolean vector that is all true if `x` is finite."""
     finite = jnp.isfinite(x)
-    # Arrays whose type says that they are sharded can be joined with no others.
+    # Arrays that are sharded by their type cannot be joined with others.
     if _is_sharded(x) or (x.size > 4096 and (x.ndim == 1 or x.shape[-1] < 32)):
         return finite.all()[None]
     return finite.all(-1).ravel() if x.ndim > 1 else finite.ravel()
 
 
 def _join_vectors(tree: Any) -> list[Any]:
-    """The inexact leaves of `tree`, with one long vector in place of the many short ones of each dtype.
+    """The inexact leaves of `tree`, with the short vectors of each dtype joined.
 
-    The check then unscales a copy of them in one kernel. Sharing the quotients with the update, as XLA does by itself,
+    The check then unscales a copy of them in one kernel; sharing the quotients with the update, as XLA does by itself,
     takes a kernel for each.
     """
     leaves: list[Any] = []
@@ -127,25 +126,25 @@ def _join_vectors(tree: Any) -> list[Any]:
     for x in (jnp.asarray(x) for x in jax.tree.leaves(tree) if is_inexact(x)):
         is_short = x.ndim == 1 and x.size <= 4096 and not _is_sharded(x)
         (vectors[x.dtype] if is_short else leaves).append(x)
-    return leaves + [_held(jnp.concatenate(short)) for short in vectors.values()]
+    return leaves + [_materialized(jnp.concatenate(short)) for short in vectors.values()]
 
 
 def _is_sharded(x: jax.Array) -> bool:
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 
-def _held(x: jax.Array) -> jax.Array:
-    """`x`, which XLA must have in one piece."""
-    held: jax.Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
-    return held
+def _materialized(x: jax.Array) -> jax.Array:
+    """`x` as one array, which XLA may not split."""
+    whole: jax.Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    return whole
 
 
 class Rewritten(NamedTuple):
-    """What `enable_rewrite` returns.
+    """The result of `enable_rewrite`.
 
     Attributes:
-      fn: the function, its products in half.
-      tx: the optimizer, which takes gradients of the scaled loss.
+      fn: the function with its products in half.
+      tx: the optimizer for gradients of the scaled loss.
     """
 
     fn: Callable[..., Any]
@@ -162,10 +161,10 @@ def enable_rewrite(
     level: str = "default",
     keep_float32: str = "",
 ) -> Rewritten:
-    """Mixed precision for a model or loss written in float32, and for its optimizer.
+    """Enables mixed precision for a model or loss written in float32, and for its optimizer.
 
-    The counterpart of TensorFlow's `enable_mixed_precision_graph_rewrite`, without its process-wide switch: only the
-    returned function is rewritten.
+    Unlike TensorFlow's `enable_mixed_precision_graph_rewrite` it changes no global state: only the returned function is
+    rewritten.
 
         loss_fn, tx = enable_rewrite(loss_fn, optax.sgd(0.1))
         state = tx.init(params)
@@ -180,7 +179,7 @@ def enable_rewrite(
       lists, level, keep_float32: see `mixedres.autocast.autocast`.
 
     Raises:
-      ValueError, TypeError: as `autocast`, `make_loss_scale` and `loss_scaled` do.
+      ValueError, TypeError: see `autocast`, `make_loss_scale` and `loss_scaled`.
     """
     if loss_scale is None:
         loss_scale = "dynamic" if jnp.dtype(dtype) == jnp.float16 else "none"

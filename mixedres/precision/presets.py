@@ -1,4 +1,4 @@
-"""The presets: one word for what is computed in which dtype, with which loss scale."""
+"""Precision presets: named choices of dtypes, loss scale and implementation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """What a model, its loss and its optimizer need to know about precision.
+    """The precision of a model, its loss and its optimizer.
 
     Attributes:
-      name: the preset it came from.
-      policy: parameters, computation and output of the network.
-      norm_policy: the same for normalisation layers; their statistics are float32 whatever it says.
+      name: name of the preset.
+      policy: dtypes of parameters, computation and output of the network.
+      norm_policy: dtypes of normalization layers; their statistics are always float32.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
         built in float32, and `mixedres.autocast` decides op by op what runs in the compute dtype.
-      matmul_precision: what a float32 product means on hardware with reduced ones ('highest' is true float32,
-        'tensorfloat32' has a 10-bit mantissa, 'default' is the platform's own choice: TF32 on recent GPUs).
-      lists, level: of the graph rewrite; see `mixedres.autocast.autocast`.
+      matmul_precision: precision of float32 products ('highest' is true float32, 'tensorfloat32' has a 10-bit mantissa,
+        'default' is chosen by the platform: TF32 on recent GPUs).
+      lists, level: options of the graph rewrite; see `mixedres.autocast.autocast`.
       keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
     """
 
@@ -47,7 +47,7 @@ class Precision:
 
     @property
     def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
-        """The policies (network, normalisation) that the layers are built with; float32 for the graph rewrite."""
+        """The policies of the layers and of their norms; float32 for the graph rewrite."""
         if self.implementation == "graph_rewrite":
             full = jmp.get_policy(_FULL)
             return full, full
@@ -55,7 +55,7 @@ class Precision:
 
     @property
     def why_not_fusable(self) -> str | None:
-        """Why `mixedres.models.fused` cannot compute the norms as this precision wants them; None where it can."""
+        """Why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
         if self.implementation == "graph_rewrite":
             return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
         computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
@@ -64,13 +64,13 @@ class Precision:
         return None
 
     def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` as this precision computes it: itself where the layers cast, else its graph rewritten."""
+        """`fn` itself if the layers cast, else its graph rewrite."""
         if self.implementation == "casting":
             return fn
         return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
-        """A new loss scale as `loss_scale` says; `dynamic` are the options of `DynamicLossScale`."""
+        """A new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
         return make_loss_scale(self.loss_scale, **dynamic)
 
 
@@ -102,23 +102,22 @@ def get(
     level: str = "default",
     keep_float32: str = "",
 ) -> Precision:
-    """The preset called `name`, with any part replaced.
+    """The preset `name`, with any part replaced.
 
     Args:
       name: a key of `PRESETS`.
       policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In
-        jmp's grammar what is left out follows what is there: 'c=bf16' has bfloat16 outputs as well. Without a
-        `norm_policy`, normalisation computes in float32 and returns the compute dtype.
+        jmp's grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
+        returns the compute dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting' or 'graph_rewrite'.
       matmul_precision: 'default', 'tensorfloat32' or 'highest'.
-      lists, level: of the graph rewrite; see `mixedres.autocast.autocast`.
-      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$': layers that cast
-        take it by themselves (see `mixedres.models.create`), `Precision.rewrite` hands it to `autocast`. A preset that
-        computes in float32 anyway takes one, which changes nothing.
+      lists, level: options of the graph rewrite; see `mixedres.autocast.autocast`.
+      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$', for
+        `mixedres.models.create` or `autocast`; without effect in a preset that computes in float32.
 
     Raises:
-      ValueError: for a name, a text or a number that is not allowed; the message says what is.
+      ValueError: for an invalid name, text or number; the message names valid ones.
     """
     if name not in PRESETS:
         raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
@@ -126,7 +125,7 @@ def get(
     network = parse_policy(preset_policy if policy is None else policy)
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
     loss_scale = preset_scale if loss_scale is None else loss_scale
-    # Raises for a spec that is not one. Traced, as nothing may start a device before the processes of a run are joined.
+    # Raises for an invalid spec. Only traced: devices must not start before the processes of a run are connected.
     jax.eval_shape(lambda: make_loss_scale(loss_scale))
     chosen = Precision(
         name=name,
@@ -148,11 +147,11 @@ def get(
 
 
 def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
-    """Refuses what the graph rewrite would ignore, or would be ignored without it."""
+    """Raises ValueError for options that the chosen implementation would ignore."""
     name = precision.name
     if precision.implementation == "casting":
         if precision.lists is not None or precision.level != "default":
-            raise ValueError(f"lists and level are of the graph rewrite, but precision {name!r} casts in the layers")
+            raise ValueError(f"lists and level are for the graph rewrite, but precision {name!r} casts in the layers")
         return
     compute = jnp.dtype(precision.policy.compute_dtype).name
     if compute not in ("float16", "bfloat16"):
@@ -162,17 +161,17 @@ def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
         )
     if precision.matmul_precision == "highest":
         raise ValueError(
-            "matmul precision 'highest' asks for float32 products, of which 'graph_rewrite' casts none; use 'default'"
+            "matmul precision 'highest' asks for float32 products, which 'graph_rewrite' does not cast; use 'default'"
         )
     if norms_given:
-        raise ValueError("norm_policy has no effect under 'graph_rewrite': normalisation is float32 inside")
+        raise ValueError("norm_policy has no effect under 'graph_rewrite': normalization is float32 inside")
 
 
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
-    """The `jmp.Policy` of a text in jmp's grammar; a policy is returned as it is.
+    """The `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
 
     Raises:
-      ValueError: for a text that does not parse, and for float64 while jax runs without it.
+      ValueError: for a text that does not parse, and for float64 without x64 mode.
     """
     if not isinstance(policy, jmp.Policy):
         try:
@@ -184,7 +183,7 @@ def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
             ) from None
     dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
     if jnp.float64 in dtypes and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
-        raise ValueError(f"policy {policy!r} has float64, which jax turns to float32; set JAX_ENABLE_X64=1")
+        raise ValueError(f"policy {policy!r} has float64, which jax converts to float32; set JAX_ENABLE_X64=1")
     return policy
 
 

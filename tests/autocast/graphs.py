@@ -1,4 +1,4 @@
-"""What is read off a graph: the colour of each operation, the dtypes of the products, the conversions."""
+"""What is read off a graph: the color of each operation, the dtypes of the products, the conversions."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""The rules of the colouring, each on a graph small enough to be written down."""
+"""The rules of the coloring, each on a graph small enough to be written down."""
 
 import jax
 import jax.numpy as jnp

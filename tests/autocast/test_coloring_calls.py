@@ -1,4 +1,6 @@
-"""Colours across loops, branches and calls, at the borders of a program, and of values that are no float32."""
+"""Colors across loops, branches and calls, at the borders of a program, and of values that are no float32."""
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +156,7 @@ def test_float64_is_left_and_noted():
 
         assert colors(both, X, wide) == "dot f16, dot f64, exp f64"
         report = explain(both)(X, wide)
-        assert "2 operations compute in float64, which the rewrite leaves as it is" in report.notes
+        assert "2 operations compute in float64, which the rewrite does not change" in report.notes
         for got, expected in zip(autocast(both)(X, wide)[1:], both(X, wide)[1:], strict=True):
             assert got.dtype == jnp.float64
             np.testing.assert_array_equal(got, expected)
@@ -175,7 +177,11 @@ def test_report_counts_conversions_and_colors():
     assert report.counts() == {("allow", "float16"): 2, ("deny", "float32"): 1, ("infer", "float16"): 1}
     assert (report.casts_down, report.casts_up) == (3, 1)
     assert conversions(report.jaxpr) == 4
-    assert "3 casts down, 1 up" in str(report)
+    assert "3 casts down, 1 up" in str(report) and str(report) == report.to_text()
+    document = json.loads(json.dumps(report.to_json()))
+    assert (document["casts_down"], document["dtype"]) == (3, "float16")
+    assert [d["dtype"] for d in document["decisions"]] == [str(d.dtype) for d in report.decisions]
+    assert document["decisions"][0]["in_dtypes"] == ["float16", "float16"]
 
 
 def test_a_decision_says_where_the_operation_is():

@@ -54,10 +54,17 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("pattern", ["^/outer/deep$", "^/deep$", "/outer", "/deep$"])
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("order", ["grad of autocast", "autocast of grad"])
-def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, pattern, order):
+# Every call in both orders, each with two of the patterns in turn.
+@pytest.mark.parametrize(
+    ("name", "order", "pattern"),
+    [
+        (name, order, pattern)
+        for i, name in enumerate(CALLS)
+        for order, first in (("grad of autocast", 0), ("autocast of grad", 1))
+        for pattern in ("^/outer/deep$", "^/deep$", "/outer", "/deep$")[(i + first) % 2 :: 2]
+    ],
+)
+def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, order, pattern):
     """Forward and backward; a product outside it is half."""
 
     def f(x):
@@ -74,8 +81,8 @@ def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, pattern, orde
     plain = jax.grad(autocast(total)) if order.startswith("grad") else autocast(jax.grad(total))
     assert dtypes_by(_place, jax.make_jaxpr(both)(X)) == {"kept": {"f32"}, "else": {"f16"}}
     assert dtypes_by(_place, jax.make_jaxpr(plain)(X)) == {"kept": {"f16"}, "else": {"f16"}}
-    # And the numbers, where half would round.
-    np.testing.assert_allclose(both(X), jax.grad(total)(X), atol=0.02)
+    if pattern == "/outer":  # and the numbers, where half would round
+        np.testing.assert_allclose(jax.jit(both)(X), jax.jit(jax.grad(total))(X), atol=0.02)
 
 
 def _place(scope):
@@ -95,9 +102,9 @@ def test_explain_says_so():
         ("tanh", "infer", "float32"),
         ("dot_general", "allow", "float16"),
     ]
-    reason = "keep_float32: '^/head$' is found in /head"
+    reason = "keep_float32: '^/head$' matches /head"
     assert [d.reason for d in report.decisions][1:4] == [reason, reason, f"follows add: {reason}"]
-    assert "operations in float32 because keep_float32 is found in their paths: 2" in report.notes
+    assert "operations in float32 because keep_float32 matches their paths: 2" in report.notes
 
 
 @pytest.mark.parametrize("pattern", [r"jit\(silu\)", "", "/a/"])
@@ -160,7 +167,7 @@ def test_primitives_are_kept_by_the_lists_and_paths_besides():
 
 @pytest.mark.parametrize("make", [autocast, explain])
 def test_what_is_no_expression_is_refused_at_once(make):
-    with pytest.raises(ValueError, match=r"keep_float32='\(' is no regular expression"):
+    with pytest.raises(ValueError, match=r"keep_float32='\(' is not a regular expression"):
         make(jnp.matmul, keep_float32="(")
     with pytest.raises(ValueError, match=r"keep_float32 must be a regular expression such as .*, got 3"):
         make(jnp.matmul, keep_float32=3)
@@ -171,7 +178,7 @@ def test_an_expression_that_is_found_nowhere_names_what_is_there(make):
     with pytest.raises(ValueError) as error:
         make(Net().apply, keep_float32="^/hed$")(jax.eval_shape(Net().init, jax.random.key(0), X), X)
     assert str(error.value).startswith(
-        "keep_float32='^/hed$' is found in the path of no operation on float32 values; they look like /head"
+        "keep_float32='^/hed$' matches the path of no operation on float32 values; they look like /head"
     )
     with pytest.raises(ValueError, match=r"none of them is in a jax.named_scope"):
         make(jnp.matmul, keep_float32="/head")(X, X)

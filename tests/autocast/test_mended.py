@@ -57,14 +57,14 @@ def test_long_chains_and_diamonds_of_clear_ops():
     assert explain(program)(X).decisions[-1].dtype == jnp.float16
 
 
-def normalised(x):
+def normalized(x):
     y = x @ W1
     return y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5)
 
 
 def test_a_value_that_is_compared_is_not_rounded():
     def program(x):
-        y = normalised(x)
+        y = normalized(x)
         largest = jnp.max(y, -1, keepdims=True)
         return (y == largest).sum(-1), largest @ W2[:1]
 
@@ -73,7 +73,7 @@ def test_a_value_that_is_compared_is_not_rounded():
 
 def test_a_difference_to_the_unrounded_value_is_exact():
     def program(x):
-        y = normalised(x)
+        y = normalized(x)
         positive = jnp.maximum(y, 0.0)
         return jnp.where(y > 0, positive - y, 0.0), positive @ W2
 

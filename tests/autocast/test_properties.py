@@ -184,10 +184,9 @@ def check_settings(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@check_settings(30)
-@given(program=programs())
-def test_results(dtype, program):
+@check_settings(20)
+@given(program=programs(), dtype=st.sampled_from(["float16", "bfloat16"]))
+def test_results(program, dtype):
     fn, args = function(program), arguments()
     got, plain = autocast(fn, dtype)(*args), fn(*args)
     unit = HALF_EPSILON[dtype]
@@ -219,7 +218,7 @@ def test_decisions_and_dtypes(program, dtype):
     assert all(e.invars[0].aval.dtype == jnp.float32 for e in eqns)
 
 
-@check_settings(15)
+@check_settings(10)
 @given(program=programs())
 def test_rewritten_twice_is_rewritten_once(program):
     fn, args = function(program), arguments()
@@ -238,7 +237,8 @@ def test_nothing_changes_without_a_product_to_cast(program):
         np.testing.assert_array_equal(got, want)
 
 
-@check_settings(12)
+@pytest.mark.slow
+@check_settings(8)
 @given(program=programs(names=(*OTHERS, "dot", "jit", "remat", "dot of transposed")))
 def test_gradients_are_finite(program):
     fn, args = function(program), arguments()

@@ -103,7 +103,7 @@ def test_a_primitive_of_ones_own():
     own = Primitive("my_activation")
     lists = LISTS.replace({"infer": {own}})
     assert lists.category("my_activation") == "infer"
-    # Its name stays known: lists that hold it can be moved, levelled and made again.
+    # Its name stays known: lists that hold it can be moved, leveled and made again.
     assert lists.replace({"deny": {"tanh"}}).category("my_activation") == "infer"
     assert lists.replace({"deny": {own}}).category("my_activation") == "deny"
     assert lists.replace({"deny": {own}}).infer == LISTS.infer
@@ -112,7 +112,7 @@ def test_a_primitive_of_ones_own():
 
 
 def test_a_primitive_of_ones_own_by_name_alone_is_unknown():
-    with pytest.raises(ValueError, match="'my_activation', on the infer list, is no primitive of JAX"):
+    with pytest.raises(ValueError, match="'my_activation', on the infer list, is not a primitive of JAX"):
         LISTS.replace({"infer": {"my_activation"}})
 
 
@@ -125,7 +125,7 @@ def test_every_public_primitive_can_be_moved(name):
 
 @pytest.mark.parametrize("name", sorted(STRUCTURE))
 def test_a_call_can_be_on_no_list(name):
-    with pytest.raises(ValueError, match=f"'{name}' is a call: what is inside is coloured"):
+    with pytest.raises(ValueError, match=f"'{name}' is a call: its body is colored"):
         LISTS.replace({"deny": {name}})
     with pytest.raises(ValueError, match=f"'{name}' is a call"):
         Lists(clear={name})
@@ -154,18 +154,18 @@ def test_known_primitives_hold_the_public_ones_and_no_call():
         (
             lambda: LISTS.replace({"deny": {"tahn"}}),
             ValueError,
-            "'tahn', on the deny list, is no primitive of JAX; .*jax.make_jaxpr",
+            "'tahn', on the deny list, is not a primitive of JAX; .*jax.make_jaxpr",
         ),
-        (lambda: Lists(clear={"tahn"}), ValueError, "'tahn', on the clear list, is no primitive of JAX"),
+        (lambda: Lists(clear={"tahn"}), ValueError, "'tahn', on the clear list, is not a primitive of JAX"),
         (
             lambda: LISTS.replace({"denied": {"tanh"}}),
             ValueError,
             "'denied' is not a list; use allow, infer, deny, clear or unlisted",
         ),
-        (lambda: LISTS.replace({"deny": 3}), TypeError, "the deny list must hold names of primitives, got 3"),
-        (lambda: LISTS.replace({"deny": None}), TypeError, "the deny list must hold names of primitives, got None"),
-        (lambda: LISTS.replace({"deny": {jnp.tanh}}), TypeError, "the deny list must hold names of primitives, got"),
-        (lambda: Lists(allow=["tanh", 1]), TypeError, "the allow list must hold names of primitives, got 1"),
+        (lambda: LISTS.replace({"deny": 3}), TypeError, "the deny list must contain names of primitives, got 3"),
+        (lambda: LISTS.replace({"deny": None}), TypeError, "the deny list must contain names of primitives, got None"),
+        (lambda: LISTS.replace({"deny": {jnp.tanh}}), TypeError, "the deny list must contain names of primitives, got"),
+        (lambda: Lists(allow=["tanh", 1]), TypeError, "the allow list must contain names of primitives, got 1"),
         (lambda: Lists.parse(["tanh"], jnp.float16), TypeError, r"must be a Lists, a dict .* or None, got \['tanh'\]"),
     ],
 )

@@ -166,7 +166,7 @@ def test_without_a_product_the_program_is_the_same():
 
 def test_a_program_without_a_product_is_noted():
     (note,) = explain(lambda x: jnp.tanh(x) * 2)(X).notes
-    assert "the function is left as it is" in note
+    assert "the function is unchanged" in note
 
 
 def test_what_runs_beside_a_product_keeps_its_bits():

@@ -11,7 +11,7 @@ from mixedres.config import flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examine
 from mixedres.numerics import Comparison, Report
-from mixedres.numerics.rows import LOST, shift_of
+from mixedres.numerics.rows import LOST, log2_of_scale
 from tests import ROOT
 from tests.train import run_cases
 
@@ -51,7 +51,7 @@ def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, 
     assert document["title"] in out.read_text() and "Take float16 at loss scale 2**" in text
     errors = {comparison["preset"]: comparison for comparison in document["comparison"]}
     assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
-    assert errors["fp16"]["shift"] == document["recommended_log2_scale"] and errors["bf16"]["shift"] == 0
+    assert errors["fp16"]["log2_scale"] == document["recommended_log2_scale"] and errors["bf16"]["log2_scale"] == 0
     assert errors["fp16"]["worst"] < 0.2
 
     doctor._check_free(out)  # the next report may take its place
@@ -89,9 +89,15 @@ def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, c
     assert status == 2 and "--steps: step" in errors and not (tmp_path / "other.html").exists()
 
 
-def report(dtype="float16", kept="", shift=10):
+def report(dtype="float16", kept="", log2_scale=10):
     """A stand-in for what `overrides` reads."""
-    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**shift, "rows": [], "limited_by": 1}
+    about = {
+        "dtype": dtype,
+        "keep_float32_pattern": kept,
+        "recommended_scale": 2.0**log2_scale,
+        "rows": [],
+        "limited_by": 1,
+    }
     return type("Report", (), about)()
 
 
@@ -104,7 +110,7 @@ def report(dtype="float16", kept="", shift=10):
             ["--config.precision.loss_scale=1024", "or: --config.loss_scale.initial=1024  (a dynamic one)"],
         ),
         ("fp16_static", report(), ["--config.precision.loss_scale=1024"]),
-        ("fp16_static", report(shift=-3), ["--config.precision.loss_scale=0.125"]),
+        ("fp16_static", report(log2_scale=-3), ["--config.precision.loss_scale=0.125"]),
         (
             "fp16_static",
             report(kept="^/(a|b)$"),
@@ -190,13 +196,14 @@ def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
     document = json.loads((tmp_path / "page.json").read_text())
     assert len(harmed) >= 6
     for name, scale in harmed.items():
-        shift = shift_of(scale)
-        lost = [lost_fraction(row, shift) for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
+        log2_scale = log2_of_scale(scale)
+        gradients = [row for row in document["rows"] if row["kind"] == "gradient" and row["counts"]]
+        lost = [lost_fraction(row, log2_scale) for row in gradients]
         assert (max(lost) > 5 * LOST) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
-        assert document["max_safe_log2_scale"] >= shift
+        assert document["max_safe_log2_scale"] >= log2_scale
 
 
-def lost_fraction(row, shift):
-    """The fraction of a tensor's mass that float16 loses at the loss scale 2**shift, from the document alone."""
+def lost_fraction(row, log2_scale):
+    """The fraction of a tensor's mass that float16 loses at the loss scale 2**log2_scale, from the document alone."""
     masses = {row["first"] + i: count * 2.0 ** (row["first"] + i) for i, count in enumerate(row["counts"])}
-    return sum(mass for exponent, mass in masses.items() if exponent + shift < -25) / sum(masses.values())
+    return sum(mass for exponent, mass in masses.items() if exponent + log2_scale < -25) / sum(masses.values())

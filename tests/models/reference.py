@@ -1,4 +1,4 @@
-"""The ResNet family and batch normalisation in NumPy float64, written from their definitions.
+"""The ResNet family and batch normalization in NumPy float64, written from their definitions.
 
 Shares with the code under test the names of the parameters and nothing else. Images are NHWC,
 convolution kernels HWIO. Sources: He et al., arXiv 1512.03385 (v1) and 1603.05027 (v2), with the
@@ -7,9 +7,6 @@ gradients below it.
 """
 
 import numpy as np
-
-# Depth: (blocks per stage, convolutions per block).
-IMAGENET = {18: ((2, 2, 2, 2), 2), 50: ((3, 4, 6, 3), 3)}
 
 
 def conv(x, kernel, stride):
@@ -54,22 +51,21 @@ def batch_norm_grads(x, scale, y_grad, epsilon):
     """Gradients (x, scale, bias) of sum(y * y_grad) in training mode."""
     axes = tuple(range(x.ndim - 1))
     mean, var = x.mean(axes), x.var(axes)
-    normalised = (x - mean) / np.sqrt(var + epsilon)
+    normalized = (x - mean) / np.sqrt(var + epsilon)
     bias_grad = y_grad.sum(axes)
-    scale_grad = (y_grad * normalised).sum(axes)
+    scale_grad = (y_grad * normalized).sum(axes)
     count = x.size / x.shape[-1]
-    centred = y_grad - bias_grad / count - normalised * scale_grad / count
-    return scale / np.sqrt(var + epsilon) * centred, scale_grad, bias_grad
+    centered = y_grad - bias_grad / count - normalized * scale_grad / count
+    return scale / np.sqrt(var + epsilon) * centered, scale_grad, bias_grad
 
 
 class ResNet:
     """One forward pass; `activations` and, in training, `batch_stats` are filled on the way."""
 
-    def __init__(self, variables, depth, version, *, cifar, train=False, momentum=0.9, epsilon=1e-5):
+    def __init__(self, variables, stages, version, *, bottleneck=False, cifar, train=False, momentum=0.9, epsilon=1e-5):
         self.params = _as_float64(variables["params"])
         self.batch_stats = _as_float64(variables["batch_stats"])
-        n = (depth - 2) // 6
-        self.stages, self.convs_per_block = ((n, n, n), 2) if cifar else IMAGENET[depth]
+        self.stages, self.convs_per_block = stages, 3 if bottleneck else 2
         self.version, self.cifar, self.train = version, cifar, train
         self.momentum, self.epsilon = momentum, epsilon
         self.activations = {}

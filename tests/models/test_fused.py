@@ -4,52 +4,28 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import pytest
 
-from mixedres import models, precision
+from mixedres import precision
 from mixedres.models.resnet import Block
+from tests.models.networks import random_variables, small
 
-# name, version, image (height, width): odd sizes on the way, projections of all kinds, both stems.
+# name, version, image (height, width): odd sizes on the way. Every stem, version and kind of block once or twice; the
+# other combinations differ in the place of a stride, which no norm sees.
 NETWORKS = [
     ("resnet18", "1.5", (37, 34)),
-    ("resnet18", "2", (32, 32)),
     ("resnet50", "1", (32, 36)),
-    ("resnet50", "1.5", (38, 33)),
     ("resnet50", "2", (33, 32)),
     ("cifar_resnet20", "1", (9, 8)),
     ("cifar_resnet20", "2", (8, 8)),
 ]
-CLASSES = 5
-
-
-def network(name, version, policy, filters=4, **options):
-    """A network of two stages of two blocks, and few filters: all that compiles in a few seconds."""
-    policy = jmp.get_policy(policy) if isinstance(policy, str) else policy
-    model = models.create(name, num_classes=CLASSES, version=version, policy=policy, **options)
-    return model.clone(stage_sizes=(2, 2), filters=filters)
-
-
-def variables_of(model, size, seed=0):
-    """Random values for every leaf, float64: such that no activation outgrows mean and bias, and no branch is 0."""
-    shapes = jax.eval_shape(partial(model.init, train=False), jax.random.key(0), jnp.zeros((1, *size, 3)))
-    rng = np.random.default_rng(seed)
-
-    def value(path, leaf):
-        name = path[-1].key
-        if name == "kernel":
-            return rng.normal(size=leaf.shape) * np.sqrt(2 / np.prod(leaf.shape[:-1]))
-        if name in ("scale", "var"):
-            return rng.uniform(0.4, 0.8, leaf.shape)
-        return 0.3 * rng.normal(size=leaf.shape)
-
-    return jax.tree_util.tree_map_with_path(value, shapes)
+network = partial(small, filters=4, num_classes=5)
 
 
 def batch(size, seed=1, images=6):
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(images, *size, 3)), rng.integers(0, CLASSES, images)
+    return rng.normal(size=(images, *size, 3)), rng.integers(0, 5, images)
 
 
 def grads_and_statistics(model, scale=1.0, **options):
@@ -69,7 +45,7 @@ def exact(name, version, size, seed=0):
     """What the plain network gives in float64."""
     with jax.enable_x64(True):
         model = network(name, version, "float64")
-        variables = variables_of(model, size, seed)
+        variables = random_variables(model, seed, np.float64)
         found = grads_and_statistics(model)(variables["params"], variables["batch_stats"], *batch(size, seed + 1))
         return jax.tree.map(np.asarray, found)
 
@@ -82,12 +58,19 @@ def close(got, wanted, tolerance):
         assert error <= tolerance, f"{jax.tree_util.keystr(path)}: {error:.1e}"
 
 
-@pytest.mark.parametrize(("policy", "tolerance"), [("float64", 1e-12), ("float32", 5e-5)])
-@pytest.mark.parametrize(("name", "version", "size"), NETWORKS, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("name", "version", "size", "policy", "tolerance"),
+    [
+        *((*NETWORKS[i], "float64", 1e-12) for i in (0, 4)),
+        *(pytest.param(*NETWORKS[i], "float64", 1e-12, marks=pytest.mark.slow) for i in (1, 2, 3)),
+        pytest.param(*NETWORKS[0], "float32", 5e-5, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_gradients_and_running_averages(name, version, size, policy, tolerance):
     with jax.enable_x64(policy == "float64"):
         model = network(name, version, policy, fused=True, precision="highest")
-        variables = jax.tree.map(partial(np.asarray, dtype=policy), variables_of(model, size))
+        variables = jax.tree.map(partial(np.asarray, dtype=policy), random_variables(model, 0, np.float64))
         images, labels = batch(size)
         grads, statistics = grads_and_statistics(model)(
             variables["params"], variables["batch_stats"], images.astype(policy), labels
@@ -97,13 +80,15 @@ def test_gradients_and_running_averages(name, version, size, policy, tolerance):
         close(grads, wanted_grads, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fp16", "bf16"])
 def test_half_is_no_worse_than_plain(preset):
     """The median error of gradients over all leaves and 20 seeds, each side with the roundings that its program has.
 
     XLA for CPUs drops bfloat16 roundings between operations, but not those at a barrier, and convolutions of GPUs round
     in any case: so here it may not drop them. 100 seeds gave 0.99 times the error of the plain form in bfloat16 and
-    0.95 times in float16; of 20 seeds the ratio is uncertain by some 5 %, as a ReLU that flips moves many leaves.
+    0.95 times in float16, for two blocks a stage; of 20 seeds the ratio is uncertain by some 5 %, as a ReLU that flips
+    moves many leaves.
     """
     policy, norm_policy = precision.get(preset).network_policies
     errors = {}
@@ -118,26 +103,32 @@ def test_half_is_no_worse_than_plain(preset):
     assert np.percentile(errors[True], 95) <= 1.2 * np.percentile(errors[False], 95)
 
 
-def relative_errors(grad_fn, seed, size=(32, 32), images=32):
-    """Of every leaf of the gradient of a small ResNet-18, in the Euclidean norm."""
-    with jax.enable_x64(True):
-        model = network("resnet18", "1.5", "float64", filters=8)
-        variables = variables_of(model, size, seed)
-        pictures, labels = batch(size, seed + 1, images)
-        exact, _ = _exact_fn()(variables["params"], variables["batch_stats"], pictures, labels)
-        exact = jax.device_get(exact)
-    variables = jax.tree.map(np.float32, variables)
-    grads, _ = grad_fn(variables["params"], variables["batch_stats"], np.float32(pictures), labels)
+def relative_errors(grad_fn, seed):
+    """The error of every leaf of the gradient of a small ResNet-18, in the Euclidean norm."""
+    variables, images, labels, exact = _exact_grads(seed)
+    grads, _ = grad_fn(variables["params"], variables["batch_stats"], images, labels)
     pairs = zip(jax.tree.leaves(jax.device_get(grads)), jax.tree.leaves(exact), strict=True)
     return [np.linalg.norm(np.float64(g) / 1024 - e) / np.linalg.norm(e) for g, e in pairs]
 
 
 @cache
+def _exact_grads(seed):
+    """(variables, images, labels, gradients in float64 of the unrounded variables and images)."""
+    with jax.enable_x64(True):
+        grad_fn, model = _exact_fn()
+        variables = random_variables(model, seed, np.float64)
+        images, labels = batch((32, 32), seed + 1, 32)
+        exact, _ = jax.device_get(grad_fn(variables["params"], variables["batch_stats"], images, labels))
+    return jax.tree.map(np.float32, variables), np.float32(images), labels, exact
+
+
+@cache
 def _exact_fn():
-    return grads_and_statistics(network("resnet18", "1.5", "float64", filters=8))
+    model = network("resnet18", "1.5", "float64", filters=8)
+    return grads_and_statistics(model), model
 
 
-KEPT = ["^/stem_norm$|/norm1$", "/norm2$", "^/block_layer1_2/norm2$|^/block_layer2_1/norm_proj$", "^/block_layer2_1$"]
+KEPT = ["^/stem_norm$|/norm1$", "/norm2$", "^/block_layer1_1/norm2$|^/block_layer2_1/norm_proj$", "^/block_layer2_1$"]
 
 
 @pytest.mark.parametrize("keep", KEPT)
@@ -146,7 +137,7 @@ def test_layers_kept_in_float32_stay_so(keep):
     plain, fused = (
         network("resnet18", "1.5", "p=f32,c=f16,o=f16", keep_float32=keep, fused=fused) for fused in (False, True)
     )
-    variables = jax.tree.map(np.float32, variables_of(plain, (32, 32)))
+    variables = random_variables(plain)
     images, labels = batch((32, 32))
     args = variables["params"], variables["batch_stats"], np.float32(images), labels
 
@@ -157,6 +148,8 @@ def test_layers_kept_in_float32_stay_so(keep):
 
     assert dtypes(plain) == dtypes(fused)
     assert dtypes(fused)["block_layer2_1"]["__call__"] == (jnp.float32 if keep == KEPT[-1] else jnp.float16,)
+    if keep != KEPT[2]:  # which has a kept norm at the end of a block of each kind
+        return
     wanted, got = (jax.device_get(grads_and_statistics(model)(*args)) for model in (plain, fused))
     close(got[1], wanted[1], 5e-3)
     # Of six images a ReLU or a maximum that flips in float16 moves single leaves by a third.
@@ -164,7 +157,7 @@ def test_layers_kept_in_float32_stay_so(keep):
     assert one @ two > 0.99 * np.linalg.norm(one) * np.linalg.norm(two)
 
 
-@pytest.mark.parametrize(("name", "version", "size"), NETWORKS[::3], ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "version", "size"), NETWORKS[::3], ids=str)
 def test_evaluation_and_variables_are_those_of_the_plain_network(name, version, size):
     plain, fused = (network(name, version, "float32", fused=fused) for fused in (False, True))
     images = jnp.zeros((1, *size, 3))

@@ -13,7 +13,7 @@ from tests.models import reference
 
 FULL = jmp.get_policy("params=float32,compute=float32,output=float32")
 HALF = jmp.get_policy("params=float32,compute=float16,output=float16")
-# What the models use by default: float32 arithmetic on and for float16 neighbours.
+# What the models use by default: float32 arithmetic on and for float16 neighbors.
 MIXED = jmp.get_policy("params=float32,compute=float32,output=float16")
 SHAPE = (8, 5, 6, 7)
 EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
@@ -174,8 +174,8 @@ def test_compute_dtype_of_the_policy_is_that_of_the_arithmetic():
 
 @pytest.mark.parametrize("policy", [FULL, MIXED, HALF], ids=["full", "mixed", "half"])
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-def test_initialising_leaves_the_running_statistics_at_0_and_1(policy, train):
-    # An axis name that is not bound: initialising happens outside the mesh.
+def test_initializing_leaves_the_running_statistics_at_0_and_1(policy, train):
+    # An axis name that is not bound: initializing happens outside the mesh.
     norm = BatchNorm(policy, axis_name="data", scale_init=nn.initializers.constant(0.25))
     variables = norm.init(jax.random.key(0), _inputs(), train)
     expected = {"mean": 0.0, "var": 1.0, "scale": 0.25, "bias": 0.0}
@@ -204,7 +204,7 @@ def _uneven_inputs():
     return _inputs() + np.arange(8, dtype=np.float32)[:, None, None, None]
 
 
-def test_synchronised_statistics_are_those_of_the_full_batch():
+def test_synchronized_statistics_are_those_of_the_full_batch():
     variables, x = _variables(), _uneven_inputs()
     y, stats = _over_devices("data")(variables, x)
     expected = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.9, EPSILON)
@@ -214,7 +214,7 @@ def test_synchronised_statistics_are_those_of_the_full_batch():
         assert _relative(stats["var"][device], expected[2]) < 2e-6
 
 
-def test_synchronised_gradients_are_those_of_the_full_batch():
+def test_synchronized_gradients_are_those_of_the_full_batch():
     variables, x = _variables(), _uneven_inputs()
     y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))
     norm = _over_devices("data")

@@ -1,4 +1,4 @@
-"""Normalisation of images against float64."""
+"""Normalization of images against float64."""
 
 import jax
 import jax.numpy as jnp

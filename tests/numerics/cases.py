@@ -1,6 +1,7 @@
 """Models to examine, in float32 and in real half precision: a ResNet, a transformer, and one that is badly scaled."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import optax
 from sklearn import datasets
 
 from experiments import numerics_example
-from mixedres import models
+from mixedres import models, numerics
 from mixedres.train import losses
 
 F32, F16 = jnp.float32, jnp.float16
@@ -42,12 +43,17 @@ class Case:
         return dataclasses.replace(self, params=params)
 
 
-def resnet(name: str = "cifar_resnet20", *, logits_by: float = 1.0, loss_by: float = 1.0, batch: int = 16) -> Case:
-    """On the digits that scikit-learn carries."""
+def resnet(*, logits_by: float = 1.0, loss_by: float = 1.0, batch: int = 16, stages: tuple[int, ...] = (1, 1)) -> Case:
+    """A ResNet of one block a stage, on the digits that scikit-learn carries."""
     images, labels = datasets.load_digits(return_X_y=True)
     images = (images[:batch].reshape(-1, 8, 8, 1) / 16).repeat(3, -1).astype(np.float32)
-    networks = {dtype: models.create(name, num_classes=10, policy=jmp.Policy(F32, dtype, F32)) for dtype in (F32, F16)}
-    variables = networks[F32].init(jax.random.key(0), images[:1], train=False)
+    networks = {
+        dtype: models.create("cifar_resnet8", num_classes=10, policy=jmp.Policy(F32, dtype, F32)).clone(
+            stage_sizes=stages
+        )
+        for dtype in (F32, F16)
+    }
+    variables = jax.jit(networks[F32].init)(jax.random.key(0, impl="rbg"), images[:1])
 
     def loss(dtype):
         def fn(params, batch, scale):
@@ -114,18 +120,34 @@ def badly_scaled(keep: tuple[str, ...] = ()) -> Case:
     return Case(loss, numerics_example.Network(F32).init(jax.random.key(0), x)["params"], (x, labels))
 
 
+CASES = {
+    "ResNet": lambda: resnet().trained(10),
+    "transformer": lambda: transformer(),
+    "ResNet, tiny loss": lambda: resnet(loss_by=2.0**-12),
+    "ResNet, huge logits": lambda: resnet(logits_by=4096.0),
+    "tiny factors, huge logits": badly_scaled,
+}
+
+
+@functools.cache
+def examined(name: str) -> tuple[Case, numerics.Report]:
+    """One of `CASES` and its report."""
+    case = CASES[name]()
+    return case, numerics.examine(case.loss(F32), case.params, case.batch, 1.0, title=name)
+
+
 def is_finite(case: Case) -> Callable[[int], bool]:
-    """Of an exponent s: whether real gradients in float16 are finite at the scale 2**s."""
+    """A function of an exponent s: whether real gradients in float16 are finite at the scale 2**s."""
     grad = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))
-    return lambda shift: all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(grad(2.0**shift))))
+    return lambda s: all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(grad(2.0**s))))
 
 
-def worst_error(case: Case, shift: int) -> float:
-    """Largest l2 error of a weight gradient in float16 at the scale 2**shift, relative to float32."""
+def worst_error(case: Case, log2_scale: int) -> float:
+    """Largest l2 error of a weight gradient in float16 at the scale 2**log2_scale, relative to float32."""
     exact = jax.jit(lambda: jax.grad(case.loss(F32))(case.params, case.batch, 1.0))()
-    found = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))(2.0**shift)
+    found = jax.jit(lambda scale: jax.grad(case.loss(F16))(case.params, case.batch, scale))(2.0**log2_scale)
     errors = [
-        np.linalg.norm(f / 2.0**shift - e) / np.linalg.norm(e)
+        np.linalg.norm(f / 2.0**log2_scale - e) / np.linalg.norm(e)
         for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
         if np.linalg.norm(e)
     ]

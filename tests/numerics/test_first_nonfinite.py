@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics.nonfinite import first_nonfinite
+from mixedres.numerics import first_nonfinite
 
 F16 = jnp.float16
 
@@ -134,7 +134,7 @@ def test_nested_scans_and_an_infinite_slice():
 def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
-    def share(w, x):
+    def fraction(w, x):
         def body(total, row):
             with jax.named_scope("work"):
                 return total + jnp.exp(row) * w, None
@@ -142,7 +142,7 @@ def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
         zero = jax.lax.pcast(jnp.float32(0), "data", to="varying") if checked else jnp.float32(0)
         return jax.lax.psum(jax.lax.scan(body, zero, x)[0], "data")
 
-    fn = jax.jit(jax.shard_map(share, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=checked))
+    fn = jax.jit(jax.shard_map(fraction, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=checked))
     x = np.zeros(24, np.float32)
     x[[5, 20]] = 100.0  # on device 1 in the third iteration, on device 6 in the third
     origin = first_nonfinite(fn, jnp.float32(1), x).origin

@@ -48,7 +48,7 @@ def document(**others):
         "probes": [
             {"step": 0, "max_safe_log2_scale": 18, "min_sufficient_log2_scale": 2, "recommended_log2_scale": 16}
         ],
-        "comparison": [{"preset": "fp16", "shift": 17, "worst": 0.01, "worst_name": "head/bias", "median": 0.003}],
+        "comparison": [{"preset": "fp16", "log2_scale": 17, "worst": 0.01, "worst_name": "head/bias", "median": 0.003}],
         "rows": rows,
     } | others
 
@@ -110,7 +110,7 @@ def test_the_document_comes_back(make):
 
 
 def test_what_json_cannot_hold_is_null():
-    bad = {"preset": "fp16", "shift": 40, "worst": float("inf"), "worst_name": "head", "median": float("nan")}
+    bad = {"preset": "fp16", "log2_scale": 40, "worst": float("inf"), "worst_name": "head", "median": float("nan")}
     read = json.loads(Elements(render(document(comparison=[bad]))).texts["data"])
     assert read["comparison"] == [bad | {"worst": None, "median": None}]
 
@@ -141,7 +141,7 @@ def evaluate(expression, **given):
     return json.loads(done.stdout)
 
 
-# TensorRow, shift, verdict; bins count |x| in [2**e, 2**(e + 1)).
+# Row, exponent of the loss scale, verdict; bins count |x| in [2**e, 2**(e + 1)).
 VERDICTS = [
     (row(first=-14), 0, "ok"),
     (row(first=-15), 0, "low"),
@@ -173,11 +173,9 @@ VERDICTS = [
 
 
 def test_verdicts():
-    cases = [[about, shift] for about, shift, _ in VERDICTS]
-    told = evaluate(
-        "given.cases.map(([row, shift]) => page.judge(row, shift, given.rules).verdict)", cases=cases, rules=RULES
-    )
-    assert told == [verdict for *_, verdict in VERDICTS]
+    cases = [[about, log2_scale] for about, log2_scale, _ in VERDICTS]
+    code = "given.cases.map(([row, log2Scale]) => page.judge(row, log2Scale, given.rules).verdict)"
+    assert evaluate(code, cases=cases, rules=RULES) == [verdict for *_, verdict in VERDICTS]
 
 
 def test_of_several_examinations_the_worst_counts():
@@ -199,17 +197,17 @@ def test_shares_are_those_of_the_histogram():
         counts[0] += 1
         bins = np.zeros(BINS, np.uint32)
         bins[first + 127 : first + 127 + length] = counts
-        shift, numbers = int(rng.integers(-24, 41)), Exponents(bins)
-        cases.append([row(first=first, counts=counts.tolist()), shift])
-        expected.append([f(shift) for f in (numbers.lost_mass, numbers.flushed, numbers.subnormal)])
-        expected[-1].append(numbers.overflowing(shift))
-    told = evaluate(
-        "given.cases.map(([row, shift]) => page.judge(row, shift, given.rules))"
+        log2_scale, numbers = int(rng.integers(-24, 41)), Exponents(bins)
+        cases.append([row(first=first, counts=counts.tolist()), log2_scale])
+        expected.append([f(log2_scale) for f in (numbers.lost_mass, numbers.flushed, numbers.subnormal)])
+        expected[-1].append(numbers.overflowing(log2_scale))
+    judged = evaluate(
+        "given.cases.map(([row, log2Scale]) => page.judge(row, log2Scale, given.rules))"
         ".map(r => [r.lost, r.flushed, r.subnormal, r.overflowing])",
         cases=cases,
         rules=RULES,
     )
-    np.testing.assert_allclose(told, expected, rtol=1e-12)
+    np.testing.assert_allclose(judged, expected, rtol=1e-12)
     assert np.all(np.ptp(expected, axis=0) > 0.5)
 
 
@@ -238,8 +236,8 @@ def test_rows_stand_side_by_side():
     ]
 
 
-def test_colours_and_numbers():
-    assert evaluate("[0, 1e-9, 1e-5, 0.29, 0.3, 1].map(page.colourOf)") == [-1, 0, 0, 11, 11, 11]
+def test_colors_and_numbers():
+    assert evaluate("[0, 1e-9, 1e-5, 0.29, 0.3, 1].map(page.colorOf)") == [-1, 0, 0, 11, 11, 11]
     assert evaluate("[0, 1e-6, 0.00234, 0.9995, 0.99999, 1, null].map(page.percent)") == [
         *("0 %", "<0.01 %", "0.23 %", ">99.9 %", ">99.9 %", "100 %", "not finite")
     ]

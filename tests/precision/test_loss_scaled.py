@@ -47,11 +47,11 @@ def scaled_optimizer(name):
     return loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=2.0**10, period=2))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "multi_steps", "clipped"])
 def test_scaled_gradients_make_the_same_steps(name):
     # Bit for bit: multiplying and dividing by a power of two moves the exponent and rounds nothing.
-    # Not compiled as a whole: the compiler may fuse the division into a norm and sum it in another
-    # order.
+    # Unscaling and optimizer are not compiled together: the compiler may fuse the division into a norm and sum it in
+    # another order.
     plain, tx = OPTIMIZERS[name](), scaled_optimizer(name)
     expected = weights = params()
     plain_state, state = plain.init(params()), tx.init(params())
@@ -87,8 +87,7 @@ def compiled(name):
     return step, history, traces
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("at", range(STEPS))
+@pytest.mark.parametrize(("at", "bad"), [(0, np.inf), (1, np.nan), (2, -np.inf), (3, np.nan)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_overflow_at_any_step_is_as_if_the_step_had_not_been(name, at, bad):
     step, history, traces = compiled(name)
@@ -209,8 +208,9 @@ def test_donating_the_state_leaves_the_callers_scale():
     assert scale.counter == 0
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, (jnp.float16, jnp.bfloat16)[i % 2]) for i, name in enumerate(OPTIMIZERS)]
+)
 def test_half_parameters_keep_the_states_dtypes(name, dtype):
     tx = loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=4.0))
     first = weights = jax.tree.map(lambda x: x.astype(dtype), params())
@@ -314,21 +314,19 @@ SHAPES = [(), (3,), (5000,), (0, 4), (2, 3), (100_000, 2), (3, 3, 16, 64), (512,
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_one_bad_number_anywhere_is_found(shape, bad):
+def test_one_bad_number_anywhere_is_found(shape):
     tx = loss_scaled(optax.sgd(1.0), NoOpLossScale())
     grads = {"other": jnp.ones((2, 2)), "this": np.ones(shape, np.float32)}
     state, update = tx.init(grads), jax.jit(tx.update)
     assert update(grads, state)[1].grads_finite
     size = grads["this"].size
-    for place in {0, size // 2, size - 1} if size else ():
+    for place, bad in zip((0, size // 2, size - 1), (np.inf, -np.inf, np.nan), strict=True) if size else ():
         spoiled = grads["this"].copy()
         spoiled.flat[place] = bad
         assert not update(grads | {"this": spoiled}, state)[1].grads_finite
 
 
-@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
-@pytest.mark.parametrize("spec", [("x", None), (None, "x")])
+@pytest.mark.parametrize(("axis_type", "spec"), [("Auto", ("x", None)), ("Explicit", (None, "x"))])
 def test_gradients_that_are_sharded_are_checked_too(axis_type, spec):
     """As in fully sharded training, with shardings in the types of the arrays (Explicit) or not."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(getattr(jax.sharding.AxisType, axis_type),))

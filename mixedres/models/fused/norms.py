@@ -1,18 +1,18 @@
-"""Batch normalisation by a map's own statistics, and what a ResNet does next, each with its own backward pass.
+"""Batch normalization fused with the ops that follow it in a ResNet, with custom backward passes.
 
-XLA's derivative of the same formulas writes the masked gradient to memory and reads it again for the second sum, and
-keeps masks as maps of booleans. Here every backward pass reads what it must: a first pass over map and gradient makes
-the sums, a second one the gradient of the map. Between them the mask of the ReLU is computed again.
+XLA's derivative of the same formulas writes the masked gradient to memory, reads it again for the second sum, and
+saves masks as boolean maps. Here the backward pass makes two passes over map and gradient: the first computes the sums,
+the second the gradient of the map. Both recompute the mask of the ReLU.
 
-The barriers are what keeps XLA from computing a pass together with another one, and so from writing what both need.
-They cost nothing: none is left in the compiled program.
+The barriers prevent XLA from fusing the passes and writing what both need to memory. They are free: none is left in the
+compiled program.
 
-What is kept for the backward pass: the maps that come in, a few vectors, and the result of `norm_add_relu`, which the
-next convolution keeps anyway. Nothing here can be differentiated in forward mode.
+Saved for the backward pass are the input maps, a few vectors, and the result of `norm_add_relu`, which the next
+convolution saves anyway. Forward-mode differentiation is not supported.
 
-Shapes: the maps y, x and z are (batch, ..., channels), all alike, scales and biases (channels,), in any float dtypes.
-Arithmetic is float32, or the maps' dtype where it is wider; the result has the shape of y and `how.dtype`, a gradient
-the dtype of what it is of. All four raise ValueError for other shapes and dtypes.
+Shapes: the maps y, x and z are (batch, ..., channels), scales and biases (channels,), in any float dtypes. Arithmetic
+is in float32, or in the maps' dtype if it is wider; the result has the shape of y and `how.dtype`, a gradient the dtype
+of its argument. All four functions raise ValueError for other shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from mixedres.models.fused.statistics import (
     sums,
 )
 
-_barrier = jax.lax.optimization_barrier
+_barrier: Callable[[Any], Any] = jax.lax.optimization_barrier
 
 
-def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` of arrays that fit, and vary over the same axes of a `shard_map`, as its gradients do."""
+def _checked(fn: Any) -> Any:
+    """`fn` with checks of shapes and dtypes, and arguments that vary over the same axes of a `shard_map`."""
     signature = inspect.signature(fn)
 
     @wraps(fn)
@@ -52,11 +52,12 @@ def _checked(fn: Callable[..., Any]) -> Callable[..., Any]:
         how = given.pop("how")
         shape = given["y"].shape
         if len(shape) < 2 or 0 in shape:
-            raise ValueError(f"y has the shape {shape}; it must be (batch, ..., channels) with something in it")
+            raise ValueError(f"y has the shape {shape}; it must be (batch, ..., channels) and not empty")
         for name, array in given.items():
             wanted = shape if name in ("x", "y", "z") else shape[-1:]
             if array.shape != wanted or not jnp.issubdtype(array.dtype, jnp.floating):
-                raise ValueError(f"{name} is {array.dtype}{list(array.shape)}; beside y it must be float{list(wanted)}")
+                kind = f"{array.dtype}{list(array.shape)}"
+                raise ValueError(f"{name} is {kind}; for this y it must be float{list(wanted)}")
         return fn(*jax_compat.vary_alike(*given.values()), how)
 
     return call
@@ -87,10 +88,10 @@ def _norm_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
 
 
 def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
-    """g where z > 0, else 0, as a product: of a comparison XLA for GPUs makes a map of booleans.
+    """g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map.
 
-    Where z is not finite, or g is not and z <= 0, it is NaN: a loss scale then sees an overflow that was masked, too.
-    In the stem it would make a float32 map.
+    The result is NaN if z is not finite, or if g is not finite and z <= 0: a loss scale detects masked overflows too.
+    In the stem the product would write a float32 map.
     """
     return g * jnp.maximum(jnp.sign(z), 0)
 
@@ -100,7 +101,7 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
 
 
 def _relu_backward(how: NormConfig, saved: Any, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
-    """Gradients of (y, scale, bias) from that of relu(norm(y)); `mask` is for the sums."""
+    """Gradients of (y, scale, bias) from the gradient of relu(norm(y)); `mask` is used for the sums."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
     s1, s2 = sums(mask(v.applied(y1), g1.astype(accum_dtype(y))), y1, v)
@@ -126,10 +127,10 @@ norm_relu.__wrapped__.defvjp(_norm_relu_forward, _norm_relu_backward)
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[jax.Array, Statistics]:
-    """max_pool(relu(norm(y))), as `mixedres.models.fused.pool.max_pool` does it, and the statistics of y.
+    """max_pool(relu(norm(y))), with `mixedres.models.fused.pool.max_pool`, and the statistics of y.
 
-    For y of (b, h, w, c) alone; the result is (b, ceil(h / 2), ceil(w / 2), c). What is pooled is neither written nor
-    kept.
+    y must be (b, h, w, c); the result is (b, ceil(h / 2), ceil(w / 2), c). The input of the pool is not written to
+    memory.
     """
     return _norm_relu_pool_forward(y, scale, bias, how)[0]
 
@@ -167,7 +168,7 @@ def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: j
     vectors, statistics = batch_statistics(y, scale, bias, how)
     y_here, x_here, here = _barrier((y, x, vectors))
     out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), how.dtype)
-    # An empty array of the dtype of `x`, as only arrays can be kept.
+    # An empty array with the dtype of `x`: only arrays can be residuals.
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
 
@@ -223,8 +224,8 @@ def _norms_add_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g = _mask(vy.applied(y1) + vz.applied(z1), g1)
-    s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centred(y1), g.astype(accum_dtype(z)) * vz.centred(z1))
-    # XLA writes one map and two sums in a pass. Which two would be its own choice, and it would read a map more.
+    s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centered(y1), g.astype(accum_dtype(z)) * vz.centered(z1))
+    # XLA writes one map and two sums in a pass; without the barrier it could choose two that need another map.
     (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)))
     correct_y, correct_z = correction(s1, s2_y, y, of_y, how), correction(s1, s2_z, z, of_z, how)
     y2, z2, g2, vy, vz, correct_y, correct_z = _barrier((y, z, g, of_y, of_z, correct_y, correct_z))

@@ -1,7 +1,8 @@
-"""Max-pooling of 3x3 windows every two pixels, padded by one, that remembers where each maximum was.
+"""3x3 max-pooling with stride 2 and padding 1 that saves the position of each maximum.
 
-XLA's own writes a float32 map and four of integers forward, and scatters by atomic additions backward. This one writes
-one byte a maximum, and its gradient gathers: deterministic, and without a pass over the zeros.
+XLA's pooling writes a float32 map and four integer maps in the forward pass and scatters by atomic additions in the
+backward pass. This one writes one byte per maximum, and its gradient is a gather: deterministic, without a pass over
+zeros.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 
 
 def max_pool(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(b, h, w, c) -> maxima (b, ceil(h / 2), ceil(w / 2), c) and which of its nine values each was, uint8.
+    """(b, h, w, c) -> maxima (b, ceil(h / 2), ceil(w / 2), c) and their positions 0 to 8 in the windows, uint8.
 
-    The first of equal ones, row by row. A NaN in a window is its maximum.
+    Positions are row by row; of equal values the first is the maximum. A NaN in a window is its maximum.
     """
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
     rows, columns = -(-x.shape[1] // 2), -(-x.shape[2] // 2)
@@ -31,10 +32,10 @@ def max_pool(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The gradient of a `max_pool` of (b, h, w, c) = `shape`, from that of its maxima, in the dtype of `g`.
+    """The gradient of `max_pool` for an input of `shape` (b, h, w, c), given the gradient `g` of the maxima.
 
-    An even row lies in one row of windows, as its middle; an odd one in two: as the last of one and the first of the
-    next. So do columns.
+    An even row is in one row of windows, as the middle; an odd one in two, as the last and the first. The same holds
+    for columns.
     """
     after = ((0, 0), (0, 1), (0, 1), (0, 0))
     g_padded, where_padded = jnp.pad(g, after), jnp.pad(where, after, constant_values=9)

@@ -1,13 +1,13 @@
-"""Batch normalisation of a map by its own statistics: vectors per channel, and what its gradient needs.
+"""Batch statistics of a feature map, and the formulas of batch normalization and its gradient.
 
-With y the map, m its mean, r the inverse deviation 1/sqrt(v + epsilon), f = r * scale and n values in a channel:
+With y the map, m its mean, v its variance, r = 1/sqrt(v + epsilon), f = r * scale and n values in a channel:
 
     z  = (y - m) f + bias
     s1 = sum g,  s2 = sum g (y - m)                       for a gradient g of z
     d bias = s1,  d scale = r s2
-    dy = f (g - s1 / n - (y - m) r^2 s2 / n)              (Ioffe and Szegedy, arXiv 1502.03167, put together)
+    dy = f (g - s1 / n - (y - m) r^2 s2 / n)              (from Ioffe and Szegedy, arXiv 1502.03167)
 
-Centring before the products costs nothing and loses no digits to cancellation.
+Centering before the products costs nothing and avoids cancellation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import jax.numpy as jnp
 
 
 class NormConfig(NamedTuple):
-    """What is fixed when a function is traced.
+    """The static options of a fused norm.
 
     Attributes:
       epsilon: added to the variance.
-      dtype: of the result.
-      axis_name: mesh axis to average statistics over; None: per device.
+      dtype: dtype of the result.
+      axis_name: mesh axis over which statistics are averaged; None for statistics per device.
     """
 
     epsilon: float
@@ -34,52 +34,52 @@ class NormConfig(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance of a map, (channels,), float32 or wider. No gradient flows through them."""
+    """Mean and biased variance of a map, (channels,), float32 or wider, without gradients."""
 
     mean: jax.Array
     var: jax.Array
 
 
 class Vectors(NamedTuple):
-    """What normalises a map, each (channels,): its mean, 1 / deviation, that times scale, and bias."""
+    """The vectors of a normalization, each (channels,): mean, 1 / deviation, scale / deviation and bias."""
 
     mean: jax.Array
     inverse: jax.Array
     factor: jax.Array
     bias: jax.Array
 
-    def centred(self, y: jax.Array) -> jax.Array:
+    def centered(self, y: jax.Array) -> jax.Array:
         """y - mean, in the dtype of the vectors."""
         return y.astype(self.mean.dtype) - _over(self.mean, y)
 
     def applied(self, y: jax.Array) -> jax.Array:
-        """The normalised map, in the dtype of the vectors."""
-        return self.centred(y) * _over(self.factor, y) + _over(self.bias, y)
+        """The normalized map, in the dtype of the vectors."""
+        return self.centered(y) * _over(self.factor, y) + _over(self.bias, y)
 
 
 class Correction(NamedTuple):
-    """What the statistics take away from the gradient of a map: dy = factor * g + constant + slope * (y - mean)."""
+    """The gradient through the statistics: dy = factor * g + constant + slope * (y - mean)."""
 
     constant: jax.Array
     slope: jax.Array
 
 
 def _over(v: jax.Array, y: jax.Array) -> jax.Array:
-    """A vector at every place of a map."""
+    """`v` broadcast over the shape of `y`."""
     return jax.lax.broadcast_in_dim(v, y.shape, (y.ndim - 1,))
 
 
 def accum_dtype(y: jax.Array) -> Any:
-    """float32, or the dtype of `y` where it is wider: that of sums and of the arithmetic in between."""
+    """The dtype of sums and arithmetic: float32, or the dtype of `y` if it is wider."""
     return jnp.promote_types(y.dtype, jnp.float32)
 
 
 def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[Vectors, Statistics]:
-    """The statistics of `y` (batch, ..., channels) over all axes but the last, in one pass, and what follows."""
+    """The statistics of `y` (batch, ..., channels) over all axes but the last, in one pass."""
     x = y.astype(accum_dtype(y))
     mean, mean_of_squares = channel_sums(x, jnp.square(x)) / count(y)
     if how.axis_name is not None:
-        mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), how.axis_name)
+        mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), how.axis_name)  # type: ignore[no-untyped-call]
     var = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(var + how.epsilon)
     vectors = Vectors(mean, inverse, inverse * scale.astype(x.dtype), bias.astype(x.dtype))
@@ -87,15 +87,15 @@ def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormC
 
 
 def count(y: jax.Array) -> int:
-    """NormConfig many values a channel has."""
+    """Number of values in a channel."""
     return y.size // y.shape[-1]
 
 
 def channel_sums(*maps: jax.Array) -> jax.Array:
     """The sum of every channel of each map, (maps, channels), in two stages.
 
-    XLA for GPUs makes two stages of such sums by itself, and then a kernel of its own of each second stage. Here there
-    is one for all maps.
+    XLA for GPUs makes two stages of such sums by itself, with one kernel for each second stage. Here one kernel
+    computes the second stage of all maps.
     """
     parts = _parts(count(maps[0]))
     partial_sums = [x.reshape(parts, -1, x.shape[-1]).sum(1) for x in maps]
@@ -103,26 +103,26 @@ def channel_sums(*maps: jax.Array) -> jax.Array:
 
 
 def _parts(values: int) -> int:
-    """In how many parts to sum up so many values: the least divisor from 1.5 times their square root on.
+    """The number of parts of the first stage: the least divisor of `values` from 1.5 times its square root on.
 
-    With fewer, XLA for GPUs takes small maps for too few to keep the device busy, and writes products of two passes to
-    memory. With eight times as many, the partial sums would be many bytes themselves; a number without a divisor in
-    between is not divided.
+    With fewer parts XLA for GPUs considers small maps too small to fill the device and writes products of two passes to
+    memory. With eight times as many, the partial sums would be large themselves; a number without a divisor in this
+    range is not divided.
     """
     least = max(1, math.isqrt(9 * values // 4))
     return next((n for n in range(least, min(values, 8 * least) + 1) if values % n == 0), 1)
 
 
 def sums(g: jax.Array, y: jax.Array, vectors: Vectors) -> tuple[jax.Array, jax.Array]:
-    """(sum of g, sum of g (y - mean)), for `g` in the dtype of the vectors."""
-    s1, s2 = channel_sums(g, g * vectors.centred(y))
+    """(s1, s2) of the formulas above, for `g` in the dtype of the vectors."""
+    s1, s2 = channel_sums(g, g * vectors.centered(y))
     return s1, s2
 
 
 def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, how: NormConfig) -> Correction:
-    """What follows of `sums`, those of all devices where the statistics are."""
+    """The correction of a gradient from its `sums`, averaged over devices like the statistics."""
     if how.axis_name is not None:
-        s1, s2 = jax.lax.pmean((s1, s2), how.axis_name)
+        s1, s2 = jax.lax.pmean((s1, s2), how.axis_name)  # type: ignore[no-untyped-call]
     n = count(y)
     return Correction(-vectors.factor * s1 / n, -vectors.factor * jnp.square(vectors.inverse) * s2 / n)
 
@@ -130,4 +130,4 @@ def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, how
 def gradient(g: jax.Array, y: jax.Array, vectors: Vectors, correction: Correction) -> jax.Array:
     """dy, in the dtype of `y`, for `g` in the dtype of the vectors."""
     factor, slope, constant = (_over(v, y) for v in (vectors.factor, correction.slope, correction.constant))
-    return (factor * g + (slope * vectors.centred(y) + constant)).astype(y.dtype)
+    return (factor * g + (slope * vectors.centered(y) + constant)).astype(y.dtype)

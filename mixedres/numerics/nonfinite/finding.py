@@ -1,4 +1,4 @@
-"""What was measured, and where numbers stopped being finite."""
+"""The result of `first_nonfinite`, and the search for the origin of infinities and NaNs in measured arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from mixedres.numerics.nonfinite.tensors import DEVICES, FINITE, MASKED, SCAN, Frame, Index, Path, Place, Tensor
 
 FORWARD, BACKWARD = "forward", "backward"
-# They compute nothing: what is not finite in their result was written there.
+# These compute nothing: infinities in their results were written by the program.
 _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
 
@@ -21,13 +21,13 @@ class ArrayRecord:
     """One array of the program, over all devices and iterations.
 
     Attributes:
-      path: the modules and named scopes around the operation, 'ResNet/block_layer1_1/conv1'; of an argument its name.
+      path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
       direction: 'forward', or 'backward' in the transpose of a function.
-      primitive: the operation that computed it; '' for an argument.
-      source: 'file:line (function)' of the code that wrote the operation; '' where JAX does not know.
-      dtype, shape: its own, on one device.
-      finite: whether every element is.
-      largest: the largest finite magnitude in it.
+      primitive: operation that computed the array; '' for an argument.
+      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
+      dtype, shape: dtype and shape on one device.
+      finite: whether every element is finite.
+      largest: largest finite magnitude.
     """
 
     path: str
@@ -47,14 +47,14 @@ class ArrayRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The first array that is not finite although all it was computed from is, or an argument that is not finite.
+    """The first array with infinities or NaNs that was computed from finite arrays, or an argument with them.
 
     Attributes:
-      row: the array, with `largest` over the devices and of the iteration in which it went wrong.
-      inputs: what it was computed from, constants aside.
-      devices: positions in the mesh of the devices where it is not finite; () outside shard_map.
-      iterations: of the loops around it, from the outside in.
-      position: of the array in the arrays of the finding.
+      array: the array; `largest` is over the devices in the iteration that failed.
+      inputs: the arrays that it was computed from, without constants.
+      devices: mesh positions of the devices where it is not finite; () outside shard_map.
+      iterations: iterations of the surrounding loops, outermost first.
+      position: index of the array in the arrays of the finding.
     """
 
     array: ArrayRecord
@@ -65,18 +65,18 @@ class Origin:
 
     @property
     def is_argument(self) -> bool:
-        """Whether the function was given it."""
+        """Whether the array is an argument of the function."""
         return not self.array.primitive
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What `first_nonfinite` found.
+    """The result of `first_nonfinite`.
 
     Attributes:
-      arrays: every array of floating-point numbers, arguments included, in order of evaluation.
+      arrays: all floating-point arrays, arguments included, in order of evaluation.
       nonfinite_results: names of the results that are not finite.
-      origin: where that began; None where all results are finite.
+      origin: the first array that is not finite; None if all results are finite.
     """
 
     arrays: tuple[ArrayRecord, ...]
@@ -85,7 +85,7 @@ class Finding:
 
 
 def module_path(scope: str) -> str:
-    """'ResNet/stem_norm' of 'transpose(jvp(ResNet))/stem_norm/stem_norm._average'."""
+    """The modules of a name stack: 'ResNet/stem_norm' for 'transpose(jvp(ResNet))/stem_norm/stem_norm._average'."""
     plain, count = scope, 1
     while count:
         plain, count = re.subn(r"\w+\(([^()]*)\)", r"\1", plain)
@@ -98,15 +98,15 @@ def module_path(scope: str) -> str:
 
 
 class Measurements:
-    """The statistics of a program's arrays, by place."""
+    """The statistics of all arrays of a program."""
 
     def __init__(self, frames: Mapping[Path, Frame], numbers: Mapping[Path, Any]):
-        """`numbers`: by the path of a frame, float32 (iterations and devices of the frames around ..., tensors, 2)."""
+        """`numbers`: for the path of each frame, float32 (iterations and devices of the frames ..., tensors, 2)."""
         self._frames = frames
         self._numbers = {path: np.asarray(x) for path, x in numbers.items()}
 
     def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
-        """What was found in a program with these named results."""
+        """The finding of a program with these named results."""
         tensors = [tensor for frame in self._frames.values() for tensor in frame.tensors]
         tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda tensor: tensor.path)
         bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
@@ -117,10 +117,10 @@ class Measurements:
         )
 
     def _origin(self, bad: list[Place], tensors: list[Tensor]) -> Origin | None:
-        """Back from the results `bad` through what is not finite: the earliest that was computed from finite numbers.
+        """The earliest array on a path of nonfinite arrays to the results `bad` that was computed from finite ones.
 
-        An infinity that reaches no result, such as the padding of a max pool, is not on the way. A mask of -inf is
-        where something else makes a NaN of it; it is blamed where nothing else can be.
+        Infinities that reach no result, such as the padding of a max pool, are not on such a path. A mask of -inf may
+        be on one; it is the origin only if there is no other.
         """
         seen: set[Place] = set()
         reached_by: dict[Place, Place] = {}
@@ -139,7 +139,7 @@ class Measurements:
         if not origins:
             return None
         tensor, index = first = min(origins, key=lambda found: (self._is_mask(found), found[0].order(found[1])))
-        # An argument is one array over all devices; what every device saw of it stands where it enters the shard_map.
+        # An argument is one array over all devices; its statistics per device are those where it enters the shard_map.
         where = first
         while not tensor.primitive and where in reached_by and not reached_by[where][0].primitive:
             where = reached_by[where]
@@ -152,11 +152,11 @@ class Measurements:
         )
 
     def _all(self, tensor: Tensor) -> np.ndarray:
-        """(devices and iterations, 2) of a tensor."""
+        """The statistics of a tensor, (devices and iterations, 2)."""
         return self._numbers[tensor.frame.path][..., tensor.row, :].reshape(-1, 2)
 
     def _at(self, place: Place) -> np.ndarray:
-        """(devices, 2) of a tensor in one iteration."""
+        """The statistics of a tensor in one iteration, (devices, 2)."""
         tensor, index = place
         iterations = iter(index)
         chain = tensor.frame.chain()[1:]
@@ -167,7 +167,7 @@ class Measurements:
         return bool((self._at(place)[:, 0] == FINITE).all())
 
     def _is_mask(self, place: Place) -> bool:
-        """Whether somebody wrote -inf there, and nothing else is wrong with it."""
+        """Whether the array was written with -inf as its only nonfinite value."""
         tensor, index = place
         written = tensor.primitive in _WRITES or not tensor.links(index)
         return written and bool((self._at(place)[:, 0] >= MASKED).all())
@@ -192,7 +192,7 @@ class Measurements:
 
 
 def _outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:
-    """What an argument of a body is called outside: the array that enters it."""
+    """The arrays outside of a body that its argument `tensor` stands for."""
     index = (0,) * len(tensor.frame.scans()) if index is None else index
     for found, at in tensor.links(index):
         if found.name or found.primitive:

@@ -1,4 +1,4 @@
-"""`first_nonfinite`: runs a function once and measures every array inside."""
+"""`first_nonfinite`: runs a function once and measures every array in it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mixedres.numerics.nonfinite.tensors import Tensor
 
 
 def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Finding:
-    """Runs `fn(*args)` and finds where its numbers stopped being finite.
+    """Runs `fn(*args)` and finds the first array that is not finite.
 
-    Every array of floating-point numbers is measured: whether it is finite, and its largest finite magnitude. Functions
-    that `fn` calls, its derivatives and the bodies of scan and shard_map are looked into; a `while` loop and a `cond`
-    count as one operation. Results are rounded to their dtype after every operation, as the program is written; a
-    compiler may keep more digits in between, and so a larger range.
+    For every floating-point array it measures whether it is finite and its largest finite magnitude, in called
+    functions, derivatives and the bodies of scan and shard_map too; a `while` loop or a `cond` counts as one operation.
+    Results are rounded to their dtype after every operation, as the program is written; compiled normally, it may
+    compute intermediate values with more digits and a larger range.
 
     Args:
-      fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax's modules open, become paths.
-      *args: its arguments; sharded arrays keep their devices.
-      names: of the arguments, for the finding: ('params', 'batch'); without them 'argument 0' and so on.
+      fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax modules open, become paths.
+      *args: its arguments, which may be sharded.
+      names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
 
     Returns:
       A `Finding`.
 
     Raises:
-      ValueError: for more or fewer names than arguments.
+      ValueError: if the number of names is not that of the arguments.
     """
     names = list(names) or [f"argument {i}" for i in range(len(args))]
     if len(names) != len(args):
@@ -56,7 +56,7 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
 
 
 def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
-    """[('root/params/kernel', leaf), ...]."""
+    """The leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
     leaves = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

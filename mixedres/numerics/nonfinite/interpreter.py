@@ -1,7 +1,7 @@
 """Evaluates a traced program and measures every floating-point array in it, in one compiled program.
 
-Calls are inlined; scan and shard_map are entered, with statistics of their own for every iteration and device. The
-loops of `while` and the branches of `cond` are taken as one operation each.
+Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
+are single operations.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from mixedres.numerics.nonfinite.tensors import (
 )
 
 _INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
-# They hand on the elements of their operand, so one measurement is enough.
+# Their results have the elements of their operand, so one measurement is enough.
 _SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
 _SAME_ELEMENTS |= {"pvary", "pcast"}
 Statistics = dict[Path, jax.Array]
 
 
 class Value(NamedTuple):
-    """An array, and the measured tensor whose elements it holds; None for what is no float or was not computed."""
+    """An array and the measured tensor with its elements; None for integers and constants."""
 
     array: Any
     tensor: Tensor | None = None
@@ -50,27 +50,27 @@ class Value(NamedTuple):
 
 @dataclasses.dataclass
 class _Tape:
-    """The statistics of a frame while it is traced, and those of the frames inside."""
+    """The statistics of a frame and of the frames inside while it is traced."""
 
     frame: Frame
     numbers: list[Any] = dataclasses.field(default_factory=list)
     inner: Statistics = dataclasses.field(default_factory=dict)
 
     def collected(self) -> Statistics:
-        """Float32 (tensors, 2) of this frame by its path, and those inside."""
+        """Float32 (tensors, 2) for this frame and the frames inside, by path."""
         own = {self.frame.path: jnp.stack(self.numbers)} if self.numbers else {}
         return own | self.inner
 
 
 @jax.jit
 def statistics(array: jax.Array) -> jax.Array:
-    """Float32 [FINITE, MASKED (also -inf, but neither NaN nor inf) or 0, the largest finite magnitude]."""
+    """Float32 [status, largest finite magnitude]; the status is FINITE, MASKED (only -inf) or 0 (NaN or inf)."""
     real = jnp.issubdtype(array.dtype, jnp.floating)
     finite = lax.is_finite(array) if real else jnp.isfinite(array)
     magnitude = lax.abs(array).astype(jnp.float32)
     masked = MASKED * (array.astype(jnp.float32) == -jnp.inf) if real else jnp.zeros(array.shape, jnp.float32)
     operands = jnp.where(finite, FINITE, masked), jnp.where(finite, magnitude, 0.0)
-    # One reduction with two results: with thousands of arrays most of the time is that of compiling.
+    # One reduction with two results: with thousands of arrays compilation takes most of the time.
     both = lax.reduce(operands, (np.float32(1), np.float32(0)), _smaller_and_larger, tuple(range(array.ndim)))
     return jnp.stack(both)
 
@@ -88,7 +88,7 @@ def _is_widening(eqn: jax_compat.Equation) -> bool:
 
 
 class _Site(NamedTuple):
-    """Of an equation: the indices that lead to it, the named scopes around it, and the line that wrote it."""
+    """The place of an equation: indices that lead to it, surrounding named scopes, and its source line."""
 
     path: Path = ()
     scope: str = ""
@@ -96,13 +96,13 @@ class _Site(NamedTuple):
 
 
 class Recorder:
-    """Evaluates programs; `frames` are those of the newest evaluation, by their paths."""
+    """Evaluates programs; `frames` are the frames of the last evaluation by path."""
 
     def __init__(self) -> None:
         self.frames: dict[Path, Frame] = {}
 
     def program(self, jaxpr: Any, names: Sequence[str], arrays: Sequence[Any]) -> tuple[list[Value], Statistics]:
-        """Results and statistics of a closed jaxpr on `arrays`, its arguments, which are called `names`."""
+        """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
         tape = self._tape(Frame(PROGRAM, ()))
         args = [
             self._argument(tape, array, (-1, i), name=name)
@@ -134,7 +134,7 @@ class Recorder:
 
         def equation(i: int, eqn: jax_compat.Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
-            # What JAX wrote itself, such as the inside of jnp.where, has the line of the call.
+            # Operations in JAX itself, such as the inside of jnp.where, have the line of the call.
             here = _Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
             return self._equation(tape, eqn, here, operands)
 

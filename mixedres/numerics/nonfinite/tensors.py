@@ -1,7 +1,7 @@
-"""The floating-point arrays of a traced program, and which of them each was computed from.
+"""The floating-point arrays of a traced program and the data flow between them.
 
-A body that runs more than once, in a loop or on several devices, is a frame. An array in it stands for one array an
-iteration; which of them is meant is said by an index, the iterations of the loops around it from the outside in.
+The body of a loop or of a shard_map is a frame. A tensor in it stands for one array per iteration; an index, the
+iterations of the surrounding loops from the outermost inward, selects one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 Path = tuple[int, ...]
 Index = tuple[int, ...]
 PROGRAM, SCAN, DEVICES = "program", "scan", "devices"
-# How bad the worst element of an array is, in its statistics: not at all, -inf as in a mask, or else 0.
+# The status of an array in its statistics; 0 is neither.
 FINITE, MASKED = 1.0, 0.5
 
 
@@ -26,9 +26,9 @@ class Frame:
     Attributes:
       kind: PROGRAM, SCAN or DEVICES.
       path: indices of the equations that lead to the call.
-      parent: the frame around it; None for the program.
-      length: iterations of a scan; reverse: whether it runs from the last to the first.
-      tensors: the arrays measured in it, in order of evaluation.
+      parent: the surrounding frame; None for the program.
+      length, reverse: number and order of the iterations of a scan.
+      tensors: the measured arrays in order of evaluation.
     """
 
     kind: str
@@ -39,11 +39,11 @@ class Frame:
     tensors: list[Tensor] = dataclasses.field(default_factory=list)
 
     def chain(self) -> list[Frame]:
-        """The frames around it and itself, from the outside in."""
+        """The surrounding frames and this one, outermost first."""
         return [*(self.parent.chain() if self.parent else []), self]
 
     def scans(self) -> list[Frame]:
-        """The loops among these."""
+        """The scans in `chain`."""
         return [frame for frame in self.chain() if frame.kind == SCAN]
 
 
@@ -51,7 +51,7 @@ Place = tuple["Tensor", Index]
 
 
 def nothing(index: Index) -> list[Place]:
-    """The links of an array that was computed from no other."""
+    """The links of an array without operands."""
     return []
 
 
@@ -60,14 +60,14 @@ class Tensor:
     """One array of the program.
 
     Attributes:
-      frame, row: where its statistics stand.
+      frame, row: position of its statistics.
       path: indices of the equations that lead to the one that computes it.
-      primitive: of that equation; '' for an argument.
-      name: of an argument; '' for a result.
-      scope: the named scopes around it as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
-      source: 'file:line (function)' of the code that wrote the equation; '' where JAX does not know.
-      dtype, shape: its own, on one device.
-      links: the arrays that it was computed from, of the iteration `index`.
+      primitive: primitive of that equation; '' for an argument.
+      name: name of an argument; '' for a result.
+      scope: the surrounding named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
+      source: 'file:line (function)' of the code of the equation; '' if unknown to JAX.
+      dtype, shape: dtype and shape on one device.
+      links: function of an index to the arrays that it was computed from.
     """
 
     frame: Frame
@@ -92,11 +92,11 @@ class Tensor:
 
 
 def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
-    """`tensor` as seen from inside: the iterations of inner loops are no concern of it. Constants are None."""
+    """The place of `tensor`, None for a constant, given the index of a frame inside its own."""
     if tensor is not None:
         yield tensor, index[: len(tensor.frame.scans())]
 
 
 def link(*tensors: Tensor | None) -> Callable[[Index], list[Place]]:
-    """The links of an array that was computed from `tensors`, of its own frame or of one around it."""
+    """The links of an array that was computed from `tensors` of its own frame or of surrounding ones."""
     return lambda index: [found for tensor in tensors for found in place(tensor, index)]

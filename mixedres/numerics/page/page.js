@@ -2,21 +2,21 @@
 // The arithmetic of the page. It knows no DOM, so that tests can load it.
 
 const SCALED = new Set(["gradient", "weight gradient"]); // the kinds that a loss scale moves
-const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // colours, and the shares of the first and the last
+const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // colors, and the fractions of the first and the last
 const LOWEST = -72, HIGHEST = 40; // what lies beyond is shown in the outermost cells
 const LEVELS = {
   "non-finite": "bad", "OVERFLOW": "bad", "LOST": "bad", "headroom < 4x": "warn", "flushing": "warn", "low": "warn",
   "all zero": "none", "ok": "good",
 };
 
-// What float16 does to a row at the scale 2**shift; shares of mass are of the sum of magnitudes. Of a row that was seen
+// What float16 does to a row at the scale 2**log2Scale; fractions of mass are of the sum of magnitudes. Of a row that was seen
 // in several examinations, the worst one counts.
-function judge(row, shift, rules) {
-  const s = SCALED.has(row.kind) ? shift : 0, whole = tally(row, s, rules);
+function judge(row, log2Scale, rules) {
+  const s = SCALED.has(row.kind) ? log2Scale : 0, whole = tally(row, s, rules);
   const parts = row.parts && row.parts.length ? row.parts.map(part => tally(part, s, rules)) : [whole];
   const lost = Math.max(...parts.map(part => part.lostMass)), low = Math.max(...parts.map(part => part.small));
   return { verdict: verdictOf(), lost, flushed: whole.flushed, subnormal: whole.subnormal,
-    overflowing: whole.overflowing, top: whole.top, shift: s };
+    overflowing: whole.overflowing, top: whole.top, log2Scale: s };
 
   function verdictOf() {
     if (row.infinite || row.nan) return "non-finite";
@@ -50,20 +50,20 @@ function tally(part, s, rules) {
 function isProblem(verdict) { return LEVELS[verdict] === "bad" || LEVELS[verdict] === "warn"; }
 
 // Number of rows by verdict, in the order of severity.
-function countVerdicts(rows, shift, rules) {
+function countVerdicts(rows, log2Scale, rules) {
   const counts = Object.fromEntries(Object.keys(LEVELS).map(verdict => [verdict, 0]));
-  for (const row of rows) counts[judge(row, shift, rules).verdict] += 1;
+  for (const row of rows) counts[judge(row, log2Scale, rules).verdict] += 1;
   return counts;
 }
 
 // The exponents where float16's window at a scale begins, becomes normal, and ends (exclusive).
-function windowAt(shift, rules) {
-  return { left: rules.smallest - 1 - shift, normal: rules.smallest_normal - shift, right: rules.top + 1 - shift };
+function windowAt(log2Scale, rules) {
+  return { left: rules.smallest - 1 - log2Scale, normal: rules.smallest_normal - log2Scale, right: rules.top + 1 - log2Scale };
 }
 
 // The exponents [low, high) that a panel shows: those of all rows, and of the windows at these scales.
-function axisOf(rows, shifts, rules) {
-  const windows = shifts.map(shift => windowAt(shift, rules));
+function axisOf(rows, log2Scales, rules) {
+  const windows = log2Scales.map(log2Scale => windowAt(log2Scale, rules));
   let low = Math.min(...windows.map(w => w.left)), high = Math.max(...windows.map(w => w.right));
   for (const row of rows) {
     const used = row.counts.map((count, i) => count ? row.first + i : null).filter(e => e !== null);
@@ -83,10 +83,10 @@ function cellsOf(row, axis) {
   return cells;
 }
 
-// The colour of a share on a log scale; -1 for none.
-function colourOf(share) {
-  if (!(share > 0)) return -1;
-  const t = Math.log(share / FAINT) / Math.log(STRONG / FAINT);
+// The color of a fraction on a log scale; -1 for none.
+function colorOf(fraction) {
+  if (!(fraction > 0)) return -1;
+  const t = Math.log(fraction / FAINT) / Math.log(STRONG / FAINT);
   return Math.min(Math.max(Math.floor(t * STEPS), 0), STEPS - 1);
 }
 
@@ -118,23 +118,23 @@ function power(exponent) {
   return "2" + digits.join("");
 }
 
-function percent(share) {
-  if (share === null || share === undefined || !Number.isFinite(share)) return "not finite";
-  if (!share) return "0 %";
-  const x = share * 100;
+function percent(fraction) {
+  if (fraction === null || fraction === undefined || !Number.isFinite(fraction)) return "not finite";
+  if (!fraction) return "0 %";
+  const x = fraction * 100;
   if (x < 0.01) return "<0.01 %";
-  if (share < 1 && x > 99.9) return ">99.9 %";
+  if (fraction < 1 && x > 99.9) return ">99.9 %";
   return `${x >= 100 ? "100" : x.toFixed(x < 1 ? 2 : 1)} %`;
 }
 
 // A loss scale in full: 131,072 or 1/8.
-function plain(shift) {
-  const grouped = (2 ** Math.abs(shift)).toLocaleString("en-US");
-  return shift < 0 ? `1/${grouped}` : grouped;
+function plain(log2Scale) {
+  const grouped = (2 ** Math.abs(log2Scale)).toLocaleString("en-US");
+  return log2Scale < 0 ? `1/${grouped}` : grouped;
 }
 
 if (typeof module !== "undefined")
-  module.exports = { judge, isProblem, countVerdicts, windowAt, axisOf, cellsOf, colourOf, align, power, percent, plain };
+  module.exports = { judge, isProblem, countVerdicts, windowAt, axisOf, cellsOf, colorOf, align, power, percent, plain };
 // What is seen: tables and controls here, the heat map in page_map.js.
 
 const $ = id => document.getElementById(id);
@@ -143,7 +143,7 @@ const NAMES = {
   "weight gradient": "weight gradients",
 };
 const SIGNS = { bad: "✕", warn: "!", good: "✓", none: "·" };
-const view = { data: null, shift: 0, present: 0, kinds: new Set(), words: "", problems: false };
+const view = { data: null, log2Scale: 0, present: 0, kinds: new Set(), words: "", problems: false };
 
 // An element; texts are never read as HTML.
 function make(tag, attributes = {}, ...children) {
@@ -164,7 +164,7 @@ function tableOf(heads, lines, nameColumn = -1) {
     make("tbody", {}, ...lines.map(line => row("td", line))));
 }
 
-function scaleText(shift) { return shift === null || shift === undefined ? "none" : `${power(shift)} = ${plain(shift)}`; }
+function scaleText(log2Scale) { return log2Scale === null || log2Scale === undefined ? "none" : `${power(log2Scale)} = ${plain(log2Scale)}`; }
 
 function showFacts(data) {
   const limit = data.limited_by;
@@ -181,14 +181,14 @@ function showFacts(data) {
     make("table", { className: "facts" }, make("tbody", {}, ...rows)),
     data.keep_float32.length ? keepBox(data) : null)];
   if (data.probes.length > 1) {
-    const lines = data.probes.map(p => [String(p.step), ...["enough", "recommended", "largest_safe"].map(key =>
-      p[`${key}_shift`] === null ? "–" : power(p[`${key}_shift`]))]);
+    const lines = data.probes.map(p => [String(p.step), ...["min_sufficient", "recommended", "max_safe"].map(key =>
+      p[`${key}_log2_scale`] === null ? "–" : power(p[`${key}_log2_scale`]))]);
     boxes.push(make("div", {}, make("h2", {}, "over the steps"),
       tableOf(["step", "enough", "recommended", "largest safe"], lines)));
   }
   if (data.comparison.length) {
     const lines = data.comparison.map(c =>
-      [c.preset, power(c.shift), percent(c.median), percent(c.worst), c.worst_name || ""]);
+      [c.preset, power(c.log2_scale), percent(c.median), percent(c.worst), c.worst_name || ""]);
     boxes.push(make("div", {}, make("h2", {}, "error of weight gradients against float32"),
       tableOf(["preset", "scale", "median", "worst", "worst in"], lines, 4)));
   }
@@ -214,7 +214,7 @@ function keepBox(data) {
 }
 
 function showLegend() {
-  const strip = make("span", { className: "strip" }, make("b", {}, "share of the tensor in an octave: 10⁻⁵"));
+  const strip = make("span", { className: "strip" }, make("b", {}, "fraction of the tensor in an octave: 10⁻⁵"));
   for (let i = 0; i < STEPS; i++) strip.append(make("i", { style: { background: `var(--c${i})` } }));
   strip.append(make("b", {}, "0.3"));
   const key = (name, text) => make("span", {}, make("i", { className: name }), text);
@@ -224,16 +224,16 @@ function showLegend() {
 }
 
 function showMarks(data) {
-  const place = shift => `${(Math.min(Math.max(shift, -24), 40) + 24) / 64 * 100}%`;
+  const place = log2Scale => `${(Math.min(Math.max(log2Scale, -24), 40) + 24) / 64 * 100}%`;
   const marks = $("marks"), { min_sufficient_log2_scale: enough, max_safe_log2_scale: largest } = data;
   if (enough !== null && largest !== null && enough <= largest)
     marks.append(make("div", { style: { left: place(enough), right: `calc(100% - ${place(largest)})` } }));
-  for (const [name, shift] of [["now", view.present], ["recommended", data.recommended_log2_scale]])
-    marks.append(make("i", { style: { left: place(shift), background: `var(--${name})` } }));
+  for (const [name, log2Scale] of [["now", view.present], ["recommended", data.recommended_log2_scale]])
+    marks.append(make("i", { style: { left: place(log2Scale), background: `var(--${name})` } }));
   const jumps = [["now", "now", view.present], ["recommended", "recommended", data.recommended_log2_scale]];
   if (largest !== null) jumps.push(["largest", "largest safe", largest]);
-  $("jumps").append(...jumps.map(([name, text, shift]) => make("button",
-    { type: "button", className: name, onclick: () => setShift(shift) }, `${text} ${power(shift)}`)));
+  $("jumps").append(...jumps.map(([name, text, log2Scale]) => make("button",
+    { type: "button", className: name, onclick: () => setLog2Scale(log2Scale) }, `${text} ${power(log2Scale)}`)));
 }
 
 function showKinds(data) {
@@ -253,42 +253,42 @@ function showKinds(data) {
 // The counts of verdicts, now and at the slider, of what the scale moves; and the problems of every kind.
 function showCounts() {
   const { rows, rules } = view.data, moved = rows.filter(row => SCALED.has(row.kind));
-  const now = countVerdicts(moved, view.present, rules), then = countVerdicts(moved, view.shift, rules);
+  const now = countVerdicts(moved, view.present, rules), then = countVerdicts(moved, view.log2Scale, rules);
   const parts = Object.keys(LEVELS).filter(verdict => now[verdict] || then[verdict]).map(verdict => {
     const level = LEVELS[verdict], change = now[verdict] === then[verdict] ? "" : `${now[verdict]} → `;
     return make("span", { className: level }, `${SIGNS[level]} ${verdict} `, change,
       make("b", {}, String(then[verdict])));
   });
   $("counts").replaceChildren(
-    make("span", { className: "soft" }, `${moved.length} gradients, now → at ${power(view.shift)}:`), ...parts);
+    make("span", { className: "soft" }, `${moved.length} gradients, now → at ${power(view.log2Scale)}:`), ...parts);
   for (const label of $("kinds").children) {
-    const kind = label.firstChild.value, counts = countVerdicts(rows.filter(row => row.kind === kind), view.shift, rules);
+    const kind = label.firstChild.value, counts = countVerdicts(rows.filter(row => row.kind === kind), view.log2Scale, rules);
     const troubles = Object.keys(counts).filter(isProblem).reduce((sum, verdict) => sum + counts[verdict], 0);
     label.lastChild.textContent = troubles ? ` ! ${troubles}` : "";
     label.lastChild.className = "trouble warn";
   }
 }
 
-function setShift(shift) {
-  if (!Number.isFinite(shift)) return;
-  view.shift = Math.min(Math.max(Math.round(shift), -24), 40);
-  $("slider").value = view.shift;
-  if (Number($("shift").value) !== view.shift || !$("shift").value) $("shift").value = view.shift;
-  $("value").textContent = `= ${plain(view.shift)}`;
+function setLog2Scale(log2Scale) {
+  if (!Number.isFinite(log2Scale)) return;
+  view.log2Scale = Math.min(Math.max(Math.round(log2Scale), -24), 40);
+  $("slider").value = view.log2Scale;
+  if (Number($("log2-scale").value) !== view.log2Scale || !$("log2-scale").value) $("log2-scale").value = view.log2Scale;
+  $("value").textContent = `= ${plain(view.log2Scale)}`;
   showCounts();
   updateMaps();
 }
 
 function listen() {
-  $("slider").addEventListener("input", event => setShift(event.target.valueAsNumber));
-  $("shift").addEventListener("input", event => setShift(event.target.valueAsNumber));
+  $("slider").addEventListener("input", event => setLog2Scale(event.target.valueAsNumber));
+  $("log2-scale").addEventListener("input", event => setLog2Scale(event.target.valueAsNumber));
   $("words").addEventListener("input", event => { view.words = event.target.value.toLowerCase(); updateMaps(); });
   $("problems").addEventListener("input", event => { view.problems = event.target.checked; updateMaps(); });
   document.addEventListener("keydown", event => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step || event.target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    setShift(view.shift + step);
+    setLog2Scale(view.log2Scale + step);
   });
   // The head of the map sticks below the bar, however many lines the bar has.
   new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${$("bar").offsetHeight}px`))
@@ -313,11 +313,11 @@ function start() {
   showMarks(data);
   listen();
   drawMaps();
-  setShift(data.recommended_log2_scale);
+  setLog2Scale(data.recommended_log2_scale);
 }
 // The heat map: tables whose rows are layers; float16's windows lie over them, tints below.
 
-const GROUPS = [["activation", "gradient"], ["parameter", "weight gradient"]]; // they share rows
+const GROUPS = [["activation", "gradient"], ["parameter", "weight gradient"]]; // which share rows
 const COLUMNS = {
   fixed: [["zero", 58], ["lost", 58], ["verdict", 106]],
   scaled: [["zero", 58], ["lost now", 60], ["lost at slider", 60], ["verdict now → at slider", 158]],
@@ -354,17 +354,17 @@ function drawMaps() {
   // Stacked, what the scale moves comes first.
   const groups = panelsOf().flatMap(panels => fit(panels) ? [panels] : [...panels].reverse().map(panel => [panel]));
   const style = getComputedStyle(document.documentElement);
-  const colours = Array.from({ length: STEPS }, (_, i) => style.getPropertyValue(`--c${i}`).trim());
+  const colors = Array.from({ length: STEPS }, (_, i) => style.getPropertyValue(`--c${i}`).trim());
   maps = groups.map(panels => {
     const names = namesOf(panels, room);
-    return buildMap(panels, names, octave(panels, names, room), colours);
+    return buildMap(panels, names, octave(panels, names, room), colors);
   });
   $("maps").replaceChildren(...maps.map(map => map.element));
   if (!maps.length) $("maps").append(make("p", { className: "soft" }, "no panel is chosen"));
   updateMaps();
 }
 
-function buildMap(panels, names, fitting, colours) {
+function buildMap(panels, names, fitting, colors) {
   const pixels = Math.max(fitting, 2), columns = [names];
   let left = names;
   const parts = [], heads = [make("th", { scope: "col", className: "names" }, GROUPS[0].includes(panels[0].kind) ? "layer" : "parameter")];
@@ -382,7 +382,7 @@ function buildMap(panels, names, fitting, colours) {
         style: i === panel.columns.length - 1 ? { textAlign: "left", paddingLeft: "12px" } : {} }, ...broken(title))));
     left += width + panel.text;
   }
-  const lines = align(panels.map(panel => panel.rows)).map(line => buildLine(line, panels, colours));
+  const lines = align(panels.map(panel => panel.rows)).map(line => buildLine(line, panels, colors));
   const table = make("table", { style: { width: `${left}px` } },
     make("colgroup", {}, ...columns.map(width => make("col", { style: { width: `${width}px` } }))),
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines.map(line => line.element)));
@@ -401,7 +401,7 @@ function broken(title) {
   return rest.length ? [first, make("br"), rest.join(" ")] : [first];
 }
 
-function buildLine(line, panels, colours) {
+function buildLine(line, panels, colors) {
   const cut = line.name.lastIndexOf("/") + 1;
   const name = make("div", { className: "name", title: line.name },
     make("span", { className: "head" }, line.name.slice(0, cut)), make("span", { className: "tail" }, line.name.slice(cut)));
@@ -416,7 +416,7 @@ function buildLine(line, panels, colours) {
       element.append(make("td", { colSpan: panel.columns.length + 1 }));
       return;
     }
-    const now = judge(row, view.present, view.data.rules), heat = canvasOf(row, panel, colours);
+    const now = judge(row, view.present, view.data.rules), heat = canvasOf(row, panel, colors);
     const texts = panel.columns.map(([title]) => make("td", { className: title.startsWith("verdict") ? "verdict" : "" }));
     texts[0].textContent = percent(row.size ? row.zeros / row.size : 0);
     setLost(texts[1], now);
@@ -427,14 +427,14 @@ function buildLine(line, panels, colours) {
 }
 
 // One pixel an octave, widened by the style: crisp at every size.
-function canvasOf(row, panel, colours) {
+function canvasOf(row, panel, colors) {
   const cells = cellsOf(row, panel.axis);
   const canvas = make("canvas", { width: cells.length, height: 1, style: { width: `${cells.length * panel.pixels}px` } });
   const context = canvas.getContext("2d");
   cells.forEach((count, i) => {
-    const colour = colourOf(count / row.size);
-    if (colour < 0) return;
-    context.fillStyle = colours[colour];
+    const color = colorOf(count / row.size);
+    if (color < 0) return;
+    context.fillStyle = colors[color];
     context.fillRect(i, 0, 1, 1);
   });
   return canvas;
@@ -462,10 +462,10 @@ function updateMaps() {
     for (const line of map.lines) {
       let problem = false;
       for (const cell of line.cells) {
-        const then = cell.panel.scaled ? judge(cell.row, view.shift, view.data.rules) : cell.now;
+        const then = cell.panel.scaled ? judge(cell.row, view.log2Scale, view.data.rules) : cell.now;
         problem ||= isProblem(then.verdict);
-        if (cell.at !== view.shift && cell.panel.scaled) setLost(cell.texts[2], then);
-        cell.at = view.shift;
+        if (cell.at !== view.log2Scale && cell.panel.scaled) setLost(cell.texts[2], then);
+        cell.at = view.log2Scale;
         // What stays as it is would cost a new layout.
         if (cell.then === then.verdict) continue;
         cell.then = then.verdict;
@@ -488,13 +488,13 @@ function updateMaps() {
 }
 
 function drawWindows(panel) {
-  const { data, present, shift } = view, { axis, pixels } = panel, end = axis.high - axis.low;
+  const { data, present, log2Scale } = view, { axis, pixels } = panel, end = axis.high - axis.low;
   const at = e => Math.min(Math.max(e - axis.low, 0), end);
   const span = (from, to) => ({ left: `${at(from) * pixels}px`, width: `${Math.max(at(to) - at(from), 0) * pixels}px` });
   const windows = panel.scaled
     ? [["now", data.present_log2_scale === null ? "no scale" : `now ${power(present)}`, present],
        ["recommended", `recommended ${power(data.recommended_log2_scale)}`, data.recommended_log2_scale],
-       ["slider", `slider ${power(shift)}`, shift]]
+       ["slider", `slider ${power(log2Scale)}`, log2Scale]]
     : [["fixed", "float16", 0]];
   const title = make("div", { className: "title" }, NAMES[panel.kind], make("small", {}, "log₂ |x|, unscaled"));
   const head = [title], over = [], under = [];
@@ -506,7 +506,7 @@ function drawWindows(panel) {
     if (name !== "slider" || !windows.some(([other, , o]) => other !== name && o === s))
       over.push(make("div", { className: `window ${name}`, style: { ...span(w.left, w.right), ...edges(w) } }));
   });
-  const w = windowAt(panel.scaled ? shift : 0, data.rules);
+  const w = windowAt(panel.scaled ? log2Scale : 0, data.rules);
   under.push(make("div", { className: "tint zero", style: span(axis.low, w.left) }),
     make("div", { className: "tint fewer", style: span(w.left, w.normal) }),
     make("div", { className: "tint over", style: span(w.right, axis.high) }));
@@ -556,9 +556,9 @@ function details({ row, now, panel }) {
   const runs = row.executions === 1 ? "" : `, ${row.executions} executions`;
   texts.push(`${row.dtype}, ${numbers(row.size)} elements${runs}; ${numbers(row.zeros)} zero, ` +
     `${numbers(row.infinite)} infinite, ${numbers(row.nan)} NaN`);
-  const results = panel.scaled ? [["now", now], ["slider", judge(row, view.shift, view.data.rules)]] : [["float16", now]];
+  const results = panel.scaled ? [["now", now], ["slider", judge(row, view.log2Scale, view.data.rules)]] : [["float16", now]];
   for (const [name, r] of results)
-    texts.push(`${name}${panel.scaled ? ` ${power(r.shift)}` : ""}: ${r.verdict}; of the nonzero ${percent(r.flushed)} ` +
+    texts.push(`${name}${panel.scaled ? ` ${power(r.log2Scale)}` : ""}: ${r.verdict}; of the nonzero ${percent(r.flushed)} ` +
       `become zero (${percent(r.lost)} of the mass), ${percent(r.subnormal)} subnormal, ${percent(r.overflowing)} overflow`);
   return texts;
 }

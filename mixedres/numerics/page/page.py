@@ -1,4 +1,4 @@
-"""The numerics report as one self-contained page: a heat map of exponents, and float16's window to move over it."""
+"""The numerics report as one self-contained HTML page: a heat map of exponents with a movable float16 window."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FORMAT = 1
 
 
 def render(document: dict[str, Any]) -> str:
-    """The HTML text of a document; numbers in it that are not finite become null.
+    """The HTML page of a `Report.to_json` document; numbers that are not finite become null.
 
     Raises:
-      ValueError: for a document of another format.
+      ValueError: for a document of another format version.
     """
     if document.get("format") != FORMAT:
         raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")
@@ -27,7 +27,7 @@ def render(document: dict[str, Any]) -> str:
         "data": _embedded(document),
         "script": _read("page.js"),
     }
-    # In one pass: what is put in may hold the marks of other parts.
+    # In one pass, as inserted texts may contain the placeholders of other parts.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
 
 
@@ -36,12 +36,12 @@ def _read(name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Lone surrogates, which a name may hold, have no UTF-8.
+    # Names may contain lone surrogates, which UTF-8 cannot encode.
     return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _embedded(document: dict[str, Any]) -> str:
-    """JSON that can stand in a script element: no tag can begin or end in it, nor a line as JavaScript sees lines."""
+    """JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
     text = json.dumps(finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -49,7 +49,7 @@ def _embedded(document: dict[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """A document of JSON's kinds with None in place of the numbers that JSON does not hold."""
+    """A copy of a JSON-like value with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -77,13 +77,13 @@ class Sampler:
         return lines
 
     def _words(self, row: TensorRow, report: Report) -> str:
-        lost = row.lost(report.shift)
-        at = f" at loss scale {2.0**report.shift:g}" if row.is_scaled else ""
+        lost = row.lost(report.log2_scale)
+        at = f" at loss scale {2.0**report.log2_scale:g}" if row.is_scaled else ""
         if lost > LOST:
             return f"float16 loses {lost:.1%} of the {row}{at}"
         # A dynamic scale grows until something overflows; that is how it finds its level.
         is_dynamic = self._experiment.precision.loss_scale == "dynamic" and row.is_scaled
-        if row.is_near_overflow(report.shift) and row.is_finite and not is_dynamic:
+        if row.is_near_overflow(report.log2_scale) and row.is_finite and not is_dynamic:
             return f"the {row} is within 4x of float16's largest number{at}"
         return ""
 
@@ -102,7 +102,7 @@ def scalars(report: Report) -> dict[str, float | None]:
         name = _tag(row)
         values[f"{name}/largest_log2"] = row.exponents.top
         values[f"{name}/zeros"] = row.exponents.zeros
-        values[f"{name}/lost"] = row.lost(report.shift)
+        values[f"{name}/lost"] = row.lost(report.log2_scale)
     return values
 
 
