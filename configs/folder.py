@@ -3,11 +3,11 @@
 python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=DIR
 
 ResNet-18 from random weights, 60 epochs of cosine schedule. The number of classes comes from the data. Without val/, a
-fifth of every class is held out for testing (config.data.eval_fraction), always the same one. For more than some 100,000
-images model=resnet50 is worth its time; for small ones --config.data.image_size=64,model=cifar_resnet20 is enough.
+fifth of every class is held out for testing (config.data.eval_fraction), always the same images. From about 100,000
+images on, model=resnet50 is worth its time; for small images data.image_size=64,model=cifar_resnet20 is enough.
 
 Hardware: one GPU, or patience. Two CPU cores learn ten photographs from 640 crops at 32 pixels in a minute, to 94 to
-99 % on 160 others (tests/test_folder_run.py).
+99 % on 160 others (tests/train/test_folder_run.py).
 """
 
 from mixedres import config as base

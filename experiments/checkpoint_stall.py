@@ -3,8 +3,8 @@
 python -m experiments.checkpoint_stall --saves=10
 
 The state of ResNet-50 with SGD (parameters and momentum, float32), and the same with a moving average, saved again and
-again by `mixedres.checkpoints.manager`, as the loop does it. Stall: seconds within `save` and `poll`. Time: from the call until
-the checkpoint has its name. The share is that of an interval of 100 steps of 0.5 s. Writes
+again by `mixedres.checkpoints.manager`, as in the loop. Stall: seconds within `save` and `poll`. Time: from the call
+until the checkpoint has its name. The fraction is that of an interval of 100 steps of 0.5 s. Writes
 experiments/results/checkpoint_stall.json.
 """
 
@@ -21,8 +21,8 @@ import jax
 
 from configs import imagenet
 from experiments.lib import runs
+from mixedres._internal import environment
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import summary
 from mixedres.train.builder import build
 
 INTERVAL = 100 * 0.5
@@ -71,7 +71,7 @@ def main() -> None:
             f"{found['stall_seconds']['median']:.2f} s ({found['stall_share']:.2%} of the interval), "
             f"whole after {found['seconds']['median']:.2f} s"
         )
-    print(runs.write("checkpoint_stall", {"versions": summary.versions(), "states": results}))
+    print(runs.write("checkpoint_stall", {"versions": environment.versions(), "states": results}))
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ import psutil
 from experiments.input_pipeline import make_images
 from experiments.lib import runs
 from mixedres import data, models, precision
+from mixedres._internal import environment
 from mixedres.data.datasets import folder
 from mixedres.data.images import loader, preprocessing, worker_processes
-from mixedres.predict import predict
 from mixedres.predict.classifier import Classifier
-from mixedres.train import summary
+from mixedres.predict.predictions import predictions
 
 IMAGES, SIZES, BATCH = 1000, (16, 32), 64
 
@@ -58,7 +58,7 @@ def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
 
 def say(paths: list[str], chosen: Classifier) -> Iterator[int]:
     """All of them through prediction; how many have come, after every batch."""
-    for count, found in enumerate(predict.predictions(chosen, paths, 5, BATCH), start=1):
+    for count, found in enumerate(predictions(chosen, paths, 5, BATCH), start=1):
         assert not found.error
         if count % BATCH == 0 or count == len(paths):
             yield count
@@ -85,7 +85,7 @@ def main() -> None:
         results = {"images": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
         for size in SIZES:
             results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)
-    results |= {"device": summary.device(jax.devices()), "versions": summary.versions()}
+    results |= {"device": environment.device(jax.devices()), "versions": environment.versions()}
     print(runs.write("predict_rate", results))
 
 
