@@ -4,7 +4,7 @@ python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.dir=DIR
 python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.name=synthetic --config.steps=100
 
 SGD with momentum 0.9, rate 0.1 per 128 images without warm-up, divided by 10 after 91 and 136 epochs of 182, weight
-decay 2e-4 on everything, batch norm included. The images are padded by 4, cropped, flipped and standardised one by one.
+decay 2e-4 on everything, batch norm included. The images are padded by 4, cropped, flipped and standardized one by one.
 An epoch is 390 whole batches; the original's boundaries count 50000 / 128 = 390.6 of them.
 
 DIR holds cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not, or a copy of cifar10 by TensorFlow Datasets.

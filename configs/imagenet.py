@@ -9,7 +9,7 @@ Recipes (recipe=NAME after the colon):
 official  SGD with momentum 0.9, rate 0.1 per 256 images, 5 epochs of warm-up, divided by 10 after 30, 60 and 80. The
           schedule of TensorFlow's ResNet with Keras policies and a custom loop, which published 76.15 % in float16 on
           8 GPUs at batch 2048. Its l2(1e-4) adds 1e-4 * sum(w²) to the loss, whose gradient is 2e-4 * w. Images
-          are cropped and normalised as there (data.preprocessing=official).
+          are cropped and normalized as there (data.preprocessing=official).
 cosine    NVIDIA's 90-epoch recipe for v1.5 (published: 76.9 to 77.2 % in mixed precision): rate 0.256 per 256 images,
           8 epochs of warm-up, cosine to 0, momentum 0.875, weight decay 1/32768, label smoothing 0.1, and
           data.preprocessing=torch.

@@ -54,7 +54,7 @@ def lock(path: pathlib.Path) -> IO[str]:
 
 
 def is_locked(path: pathlib.Path) -> bool:
-    """Whether a process holds the lock of this file, as far as the file system tells."""
+    """Whether a process holds the lock of this file, as far as the file system reports."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

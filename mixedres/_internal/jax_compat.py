@@ -166,7 +166,7 @@ def named_scopes(eqn: Equation) -> tuple[str, ...]:
         if isinstance(part, source_info_util.Scope):
             segment += [name for name in part.name.split("/") if name != "rematted_computation"]
             continue
-        # Backward passes of jax.checkpoint and custom_jvp begin anew: 'transpose(jvp(a))/jvp(a)/b'.
+        # Backward passes of jax.checkpoint and custom_jvp begin again: 'transpose(jvp(a))/jvp(a)/b'.
         names = segment if segment[: len(names)] == names else names + segment
         segment = []
     return tuple(names)

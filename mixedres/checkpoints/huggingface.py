@@ -11,9 +11,9 @@ CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 # What transformers calls the parts of a ResNet (ResNetConfig, transformers 5.23).
 _WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
 # ConvNextImageProcessor, which transformers' own ResNets have: below 384 pixels the shorter side is made
-# `shortest_edge / crop_pct` and the centre cut out; Pillow's number of the bilinear filter.
+# `shortest_edge / crop_pct` and the center cut out; Pillow's number of the bilinear filter.
 _PROCESSOR, _CROPPED_BELOW, _CROP_PCT, _BILINEAR = "ConvNextImageProcessor", 384, 224 / 256, 2
-# One that cuts out the centre at any size.
+# A processor that cuts out the center at any size.
 _CROPPING = "BitImageProcessor"
 
 

@@ -77,7 +77,7 @@ def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | 
 
 
 def in_use(workdir: pathlib.Path) -> bool:
-    """Whether a run is under way in `workdir`, as far as its lock tells."""
+    """Whether a run is under way in `workdir`, judging by its lock."""
     return is_locked(workdir / LOCK)
 
 

@@ -150,7 +150,7 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
-    """The config of which `flatten`, written as JSON and read again, made `flat`.
+    """The config that `flatten` turned into `flat`, which may have been written and read as JSON since.
 
     Raises:
       ConfigError: for an unknown key and for a value of the wrong type.

@@ -26,8 +26,8 @@ network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes()))
 labels = json.loads((here / "{labels}").read_text())
 images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.uint8)
 found = {{name: np.asarray(values) for name, values in network(images).items()}}
-for index, shares in zip(found["classes"], found["probabilities"]):
-    print(f"{{shares[index]:7.2%}}  {{labels[index]}}")
+for index, row in zip(found["classes"], found["probabilities"]):
+    print(f"{{row[index]:7.2%}}  {{labels[index]}}")
 '''
 
 _README = """\

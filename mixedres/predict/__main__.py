@@ -59,7 +59,9 @@ def predict(given: Sequence[str]) -> None:
         _show(found, chosen.class_names, as_json=options.json)
         unreadable += bool(found.error)
         if options.out and found.square is not None and len(on_sheet) < MOST_ON_SHEET:
-            guesses = [contact_sheet.Prediction(chosen.class_names[index], share) for index, share in found.top[:3]]
+            guesses = [
+                contact_sheet.Prediction(chosen.class_names[index], probability) for index, probability in found.top[:3]
+            ]
             on_sheet.append(contact_sheet.Cell(os.path.basename(found.path), found.square, guesses))
     if unreadable == len(paths):
         raise ConfigError(f"none of the {len(paths)} files could be classified")
@@ -130,10 +132,10 @@ def _below(match: str) -> list[str]:
 def _show(found: Prediction, names: Sequence[str], *, as_json: bool) -> None:
     path = os.fsencode(found.path).decode(errors="backslashreplace")  # not every name is UTF-8
     if as_json:
-        top = [{"class": names[index], "index": index, "probability": share} for index, share in found.top]
+        top = [{"class": names[index], "index": index, "probability": probability} for index, probability in found.top]
         print(json.dumps({"file": path} | ({"error": found.error} if found.error else {"top": top})))
     elif not found.error:
-        print(path, *(f"  {share:7.2%}  {names[index]}" for index, share in found.top), sep="\n")
+        print(path, *(f"  {probability:7.2%}  {names[index]}" for index, probability in found.top), sep="\n")
     if found.error:
         print(f"{path}: {found.error}", file=sys.stderr)
 

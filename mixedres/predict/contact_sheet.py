@@ -58,9 +58,9 @@ def _draw_cell(sheet: Image.Image, cell: Cell, x: int, y: int) -> None:
     pen.text((x, y), _fitted(pen, cell.title, font, _SIDE, keep_end=True), _FAINT, font)
     for prediction in cell.predictions:
         y += _LINE
-        share = f"{prediction.probability:.1%}"
+        percent = f"{prediction.probability:.1%}"
         pen.rectangle((x, y + _LINE - 3, x + round(prediction.probability * (_SIDE - 1)), y + _LINE - 2), _BAR)
-        pen.text((x + _SIDE - pen.textlength(share, font), y), share, _INK, font)
+        pen.text((x + _SIDE - pen.textlength(percent, font), y), percent, _INK, font)
         pen.text((x, y), _fitted(pen, prediction.name, font, _SIDE - 46), _INK, font)
 
 

@@ -59,16 +59,16 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     with Prefetch(_batched(decoded, batch_size), put) as ready:
         for batch, images in ready:
             probabilities = np.asarray(run(variables, images))
-            for path, found, shares in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
+            for path, found, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
                 if isinstance(found, str):
                     yield Prediction(path, [], error=found)
                     continue
-                if not np.isfinite(shares).all():
+                if not np.isfinite(row).all():
                     error = f"the network's output is not finite in {chosen.precision.name}; try --precision=fp32"
                     yield Prediction(path, [], error=error)
                     continue
-                order = np.argsort(-shares, kind="stable")[:top]
-                yield Prediction(path, [(int(index), float(shares[index])) for index in order], found)
+                order = np.argsort(-row, kind="stable")[:top]
+                yield Prediction(path, [(int(index), float(row[index])) for index in order], found)
 
 
 def _batched(items: Iterable[np.ndarray | str], size: int) -> Iterator[list[np.ndarray | str]]:

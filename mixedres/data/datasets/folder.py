@@ -13,7 +13,7 @@ import numpy as np
 from mixedres.data.examples import Dataset, Example
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
-# Image formats that are not read, which the user is told.
+# Image formats that are not read; the user gets a note.
 _NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
 TRAIN_FOLDERS = ("train",)
 EVAL_FOLDERS = ("val", "validation", "valid", "test")

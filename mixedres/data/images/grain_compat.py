@@ -14,7 +14,7 @@ def let_grain_start_processes() -> None:
 
 
 def free_shared_memory() -> None:
-    """Waits until Grain has freed what its processes shared; it does so in a thread, with no way to wait for it.
+    """Waits until Grain's thread has freed the memory that its processes shared.
 
     Without this a program that ends at once leaves the blocks to Python's resource tracker, which complains about them.
     """

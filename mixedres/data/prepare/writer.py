@@ -81,7 +81,7 @@ def final_directory(data_dir: pathlib.Path, name: str, version: str) -> pathlib.
     """The directory of the finished data set; raises `ConfigError` where it exists."""
     final = data_dir / name / version
     if final.exists():
-        raise ConfigError(f"{final} is already prepared; remove it, or name another --data_dir, to prepare it anew")
+        raise ConfigError(f"{final} is already prepared; remove it, or name another --data_dir, to prepare it again")
     return final
 
 
@@ -127,7 +127,7 @@ def _locked(directory: pathlib.Path) -> IO[str]:
 
 def _agree(incomplete: pathlib.Path, plan: dict[str, Any]) -> None:
     """Writes `plan` into the directory; raises `ConfigError` where it holds another plan or other files."""
-    way_out = f"remove {incomplete} to start anew"
+    way_out = f"remove {incomplete} to start over"
     earlier = read_json(incomplete / PLAN)
     if earlier is None:
         # A start that was killed at once leaves no more than this.
