@@ -11,6 +11,8 @@ import pytest
 from tests import ROOT
 from tests.data import made
 
+pytestmark = pytest.mark.slow
+
 START = """
 import contextlib, glob, hashlib, itertools, json, multiprocessing, os, signal, sys, time
 from mixedres.data import DataError, load
