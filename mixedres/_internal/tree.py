@@ -14,6 +14,11 @@ def leaf_path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def leaves_by_path(tree: Any) -> list[tuple[str, Any]]:
+    """[(path, leaf), ...] in the order of `jax.tree.leaves`; paths need not differ ('1' and 1 as keys)."""
+    return [(leaf_path(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
 def named_leaves(tree: Any) -> dict[str, Any]:
     """{'params/head/kernel': leaf, ...}; a leaf is whatever has a dtype, such as Orbax's description of an array."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "dtype"))

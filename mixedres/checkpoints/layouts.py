@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import MismatchError
+from mixedres._internal.tree import named_leaves
 
 LAYOUTS = ("torchvision", "transformers", "mixedres")
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
@@ -180,12 +181,9 @@ def _listed(names: list[str], what: str, most: int = 8) -> str:
     return f"{len(names)} {what}: {', '.join(names[:most])}{more}"
 
 
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
+def _leaves(tree: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+    """[(('params', 'head', 'kernel'), leaf), ...]."""
+    return [(tuple(path.split("/")), leaf) for path, leaf in named_leaves(tree).items()]
 
 
 def _head(layout: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres import models
+from mixedres._internal.tree import leaf_path
 from mixedres.export import files, saved_model
 from mixedres.predict.classifier import Classifier
 
@@ -29,7 +30,7 @@ def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array
     model = chosen.model
 
     def stored(path: Any, leaf: np.ndarray) -> np.ndarray:
-        *module, name = (key.key for key in path)
+        *module, name = leaf_path(path).split("/")
         if name != "kernel":
             return leaf
         return leaf.astype(models.policy_at(module[1:], model.policy, model.keep_float32).compute_dtype)

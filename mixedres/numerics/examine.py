@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import leaves_by_path
 from mixedres.numerics import taps
 from mixedres.numerics.exponents import Exponents, exponents
 from mixedres.numerics.report import Report, ordered
@@ -48,8 +49,8 @@ def examine(
         a float scalar, a `select` that matches no name, and a tap that was never executed.
     """
     log2_scale = log2_of_scale(scale)
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in leaves]
+    leaves = leaves_by_path(params)
+    names = [path or "params" for path, _ in leaves]
     arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import leaves_by_path
 from mixedres.numerics.nonfinite.finding import Finding, Measurements
 from mixedres.numerics.nonfinite.interpreter import Recorder, Statistics
 from mixedres.numerics.nonfinite.tensors import Tensor
@@ -57,8 +58,4 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
 
 def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
     """The leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
-    leaves = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves]
+    return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
