@@ -184,7 +184,7 @@ def check_settings(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
 
 
-@check_settings(20)
+@check_settings(15)
 @given(program=programs(), dtype=st.sampled_from(["float16", "bfloat16"]))
 def test_results(program, dtype):
     fn, args = function(program), arguments()
