@@ -196,12 +196,6 @@ def test_no_scale_widens_where_the_others_do():
     np.testing.assert_array_equal(unscaled["half"], np.float32(half))
 
 
-def test_they_are_loss_scales_of_jmp():
-    assert isinstance(NoOpLossScale(), jmp.NoOpLossScale)
-    assert isinstance(StaticLossScale(2.0), jmp.StaticLossScale)
-    assert isinstance(DynamicLossScale(), jmp.DynamicLossScale)
-
-
 def short(x):
     return repr(x)[:8]
 
@@ -254,9 +248,11 @@ def test_a_number_makes_a_static_scale(spec):
 
 
 def test_specs_by_name():
-    assert isinstance(make_loss_scale("none"), NoOpLossScale)
+    """They are loss scales of jmp as well."""
     scale = make_loss_scale("dynamic", loss_scale=4.0, period=7, max_loss_scale=8.0)
-    assert isinstance(scale, DynamicLossScale)
+    kinds = [(make_loss_scale("none"), NoOpLossScale), (make_loss_scale(2), StaticLossScale), (scale, DynamicLossScale)]
+    for made, kind in kinds:
+        assert isinstance(made, kind) and isinstance(made, getattr(jmp, kind.__name__))
     assert (scale.loss_scale, scale.period, scale.max_loss_scale) == (4, 7, 8)
     for made in (NoOpLossScale(), StaticLossScale(4.0), DynamicLossScale()):
         assert make_loss_scale(made) is made
