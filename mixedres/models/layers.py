@@ -208,28 +208,20 @@ class Norms:
         """relu(norm(y))."""
         if not self.fused:
             return nn.relu(self._plain(name, y))
-        own = self._held(name, y)
-        with jax.named_scope(name):
-            out, statistics = fused.norm_relu(y, own.scale, own.bias, self._how(own.dtype))
-        own.update_running_stats(*statistics)
-        return out
+        return self._fused_relu(fused.norm_relu, name, y)
 
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
         """max_pool(relu(norm(y)))."""
         if not self.fused:
             return max_pool(self.relu(name, y))
-        own = self._held(name, y)
-        with jax.named_scope(name):
-            out, statistics = fused.norm_relu_pool(y, own.scale, own.bias, self._how(own.dtype))
-        own.update_running_stats(*statistics)
-        return out
+        return self._fused_relu(fused.norm_relu_pool, name, y)
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
         """relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), x, dtype))
-        own = self._held(name, y, **options)
-        out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._how(dtype))
+        own = self._params(name, y, **options)
+        out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._config(dtype))
         own.update_running_stats(*statistics)
         return out
 
@@ -239,10 +231,9 @@ class Norms:
         """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
             return nn.relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
-        of_y, of_z = self._held(name, y, **options), self._held(name_z, z)
-        out, statistics_y, statistics_z = fused.norms_add_relu(
-            y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias, self._how(dtype)
-        )
+        of_y, of_z = self._params(name, y, **options), self._params(name_z, z)
+        args = y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias
+        out, statistics_y, statistics_z = fused.norms_add_relu(*args, self._config(dtype))
         of_y.update_running_stats(*statistics_y)
         of_z.update_running_stats(*statistics_z)
         return out
@@ -250,21 +241,23 @@ class Norms:
     def _plain(self, name: str, y: jax.Array, **options: Any) -> jax.Array:
         return BatchNorm(name=name, **self._options, **options)(y, self.train)
 
-    def _held(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
+    def _fused_relu(self, function: Callable[..., Any], name: str, y: jax.Array) -> jax.Array:
+        own = self._params(name, y)
+        with jax.named_scope(name):
+            out, statistics = function(y, own.scale, own.bias, self._config(own.dtype))
+        own.update_running_stats(*statistics)
+        return out
+
+    def _params(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
-    def _how(self, dtype: Any) -> NormConfig:
+    def _config(self, dtype: Any) -> NormConfig:
         return NormConfig(self.epsilon, dtype, self.axis_name)
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy,
-            "momentum": self.momentum,
-            "epsilon": self.epsilon,
-            "axis_name": self.axis_name,
-            "keep_float32": self.keep_float32,
-        }
+        names = ("policy", "momentum", "epsilon", "axis_name", "keep_float32")
+        return {name: getattr(self, name) for name in names}
 
 
 def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:

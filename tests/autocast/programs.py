@@ -40,50 +40,15 @@ for _activation in (jnp.tanh, nn.silu, nn.gelu, nn.relu, nn.softplus, nn.elu):
 
 
 @program(X, W)
-def scan(x, w):
-    return lax.scan(lambda c, y: (jnp.tanh(c @ w + y), jnp.sin(c @ w) @ w), x, jnp.stack([x, x / 2]))
-
-
-@program(X, W)
-def scan_of_products(x, w):
-    return lax.scan(lambda c, y: (c, jnp.tanh(y @ w) @ w), x, jnp.stack([x, x / 2]))[1] @ w
-
-
-@program(X, W)
-def fori(x, w):
-    return lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ w), x)
-
-
-@program(X, W)
-def while_loop(x, w):
-    return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)), (0, x))[1]
-
-
-@program(X, W)
-def cond(x, w):
-    return lax.cond(x[0, 0] > 0, lambda a: a @ w, lambda a: jnp.sin(a), x) @ w
-
-
-@program(X, W)
 def switch(x, w):
     number = (x[0, 0] * 0).astype(int) + 2
     return lax.switch(number, [lambda a: a @ w, lambda a: a, lambda a: jnp.tanh(a @ w) @ w], x)
 
 
 @program(X, W)
-def remat(x, w):
-    return jax.checkpoint(lambda a: jnp.sin(a @ w) @ w)(x) @ w
-
-
-@program(X, W)
 def remat_with_policy(x, w):
     save = jax.checkpoint_policies.dots_saveable
     return jax.checkpoint(lambda a: jnp.sin(a @ w) @ w, policy=save)(x) @ w
-
-
-@program(X, W)
-def jit(x, w):
-    return jax.jit(lambda a: jnp.sin(a @ w))(x) @ w
 
 
 @jax.custom_vjp
@@ -100,27 +65,12 @@ def _sine_backward(saved, g):
 _sine.defvjp(lambda x, w: (_sine(x, w), (x, w)), _sine_backward)
 
 
-@program(X, W)
-def custom_vjp(x, w):
-    return jnp.sin(_sine(x, w)) @ w
-
-
-@program(X, W)
-def custom_vjp_in_scan(x, w):
-    return lax.scan(lambda c, _: (_sine(c, w), None), x, None, length=3)[0]
-
-
 @jax.custom_vjp
 def _opaque(x):
     return jnp.sin(x)
 
 
 _opaque.defvjp(lambda x: (_opaque(x), x), lambda x, g: (g * jnp.cos(x),))
-
-
-@program(X, W)
-def opaque_custom_vjp(x, w):
-    return _opaque(x @ w) @ w
 
 
 @jax.custom_vjp
@@ -153,28 +103,8 @@ def _cosine_jvp(primals, tangents):
     return _cosine(x, w), -jnp.sin(x @ w) * (dx @ w + x @ dw)
 
 
-@program(X, W)
-def custom_jvp(x, w):
-    return jnp.sin(_cosine(x, w)) @ w
-
-
 def convolve(x, kernel):
     return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-@program(IMAGES, KERNEL)
-def convolution(x, kernel):
-    return convolve(jnp.tanh(convolve(x, kernel)), kernel)
-
-
-@program(IMAGES, KERNEL)
-def max_pool(x, kernel):
-    return convolve(nn.max_pool(convolve(x, kernel), (2, 2), (2, 2)), kernel)
-
-
-@program(IMAGES, KERNEL)
-def average_pool(x, kernel):
-    return convolve(nn.avg_pool(convolve(x, kernel), (2, 2), (2, 2)), kernel)
 
 
 @functools.cache
@@ -191,16 +121,6 @@ def _mapped(function):
 
 
 @program(WIDE, W)
-def shard_map(x, w):
-    return _mapped(_mean_over_devices)(x, w) @ w
-
-
-@program(WIDE, W)
-def autocast_in_shard_map(x, w):
-    return _mapped(autocast(_mean_over_devices))(x, w)
-
-
-@program(WIDE, W)
 def shardings(x, w):
     rows = NamedSharding(mesh(), P("d"))
 
@@ -208,11 +128,6 @@ def shardings(x, w):
         return lax.with_sharding_constraint(jnp.sin(a @ w), rows)
 
     return jax.jit(inner, in_shardings=rows, out_shardings=rows)(x) @ w
-
-
-@program(X, W)
-def embedding(table, w):
-    return table[jnp.array([0, 1, 1, 5])] @ w
 
 
 @program(X, W)
@@ -227,26 +142,37 @@ def layer_norm(x, w):
     return jnp.tanh(nn.LayerNorm().apply(scale, x @ w)) @ w
 
 
-@program(X, W)
-def dropout(x, w):
-    return jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, x.shape), x @ w, 0) @ w
-
-
-@program(X, W)
-def sort(x, w):
-    return jnp.sort(x @ w) @ w
-
-
-@program(W)
-def associative_scan(w):
-    return lax.associative_scan(lambda a, b: a @ b, jnp.stack([w, w, w]))
-
-
-@program(X, W)
-def mapped_rows(x, w):
-    return lax.map(lambda row: jnp.tanh(row @ w) @ w, x)
-
-
-@program(X, W)
-def einsum(x, w):
-    return jnp.einsum("ij,jk,lk->il", x, w, w)
+# Programs of one expression.
+_ON_MATRICES = {
+    "scan": lambda x, w: lax.scan(lambda c, y: (jnp.tanh(c @ w + y), jnp.sin(c @ w) @ w), x, jnp.stack([x, x / 2])),
+    "scan_of_products": lambda x, w: lax.scan(lambda c, y: (c, jnp.tanh(y @ w) @ w), x, jnp.stack([x, x / 2]))[1] @ w,
+    "fori": lambda x, w: lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ w), x),
+    "while_loop": lambda x, w: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)), (0, x))[1],
+    "cond": lambda x, w: lax.cond(x[0, 0] > 0, lambda a: a @ w, lambda a: jnp.sin(a), x) @ w,
+    "remat": lambda x, w: jax.checkpoint(lambda a: jnp.sin(a @ w) @ w)(x) @ w,
+    "jit": lambda x, w: jax.jit(lambda a: jnp.sin(a @ w))(x) @ w,
+    "custom_vjp": lambda x, w: jnp.sin(_sine(x, w)) @ w,
+    "custom_vjp_in_scan": lambda x, w: lax.scan(lambda c, _: (_sine(c, w), None), x, None, length=3)[0],
+    "opaque_custom_vjp": lambda x, w: _opaque(x @ w) @ w,
+    "custom_jvp": lambda x, w: jnp.sin(_cosine(x, w)) @ w,
+    "embedding": lambda table, w: table[jnp.array([0, 1, 1, 5])] @ w,
+    "dropout": lambda x, w: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, x.shape), x @ w, 0) @ w,
+    "sort": lambda x, w: jnp.sort(x @ w) @ w,
+    "mapped_rows": lambda x, w: lax.map(lambda row: jnp.tanh(row @ w) @ w, x),
+    "einsum": lambda x, w: jnp.einsum("ij,jk,lk->il", x, w, w),
+}
+_ON_IMAGES = {
+    "convolution": lambda x, kernel: convolve(jnp.tanh(convolve(x, kernel)), kernel),
+    "max_pool": lambda x, kernel: convolve(nn.max_pool(convolve(x, kernel), (2, 2), (2, 2)), kernel),
+    "average_pool": lambda x, kernel: convolve(nn.avg_pool(convolve(x, kernel), (2, 2), (2, 2)), kernel),
+}
+_ON_DEVICES = {
+    "shard_map": lambda x, w: _mapped(_mean_over_devices)(x, w) @ w,
+    "autocast_in_shard_map": lambda x, w: _mapped(autocast(_mean_over_devices))(x, w),
+}
+PROGRAMS |= {
+    "associative_scan": (lambda w: lax.associative_scan(lambda a, b: a @ b, jnp.stack([w, w, w])), (W,)),
+}
+PROGRAMS |= {name: (fn, (X, W)) for name, fn in _ON_MATRICES.items()}
+PROGRAMS |= {name: (fn, (IMAGES, KERNEL)) for name, fn in _ON_IMAGES.items()}
+PROGRAMS |= {name: (fn, (WIDE, W)) for name, fn in _ON_DEVICES.items()}

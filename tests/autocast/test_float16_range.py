@@ -239,7 +239,7 @@ def test_gated_state_does_not_stop_where_half_would(dtype):
 
 
 @HALF
-@pytest.mark.parametrize(("form", "uses"), [("scan", 3000), ("unrolled", 600)])
+@pytest.mark.parametrize(("form", "uses"), [("scan", 3000), pytest.param("unrolled", 600, marks=pytest.mark.slow)])
 def test_gradient_of_a_weight_that_is_used_often(dtype, form, uses):
     # All contributions are 1.203125, exact in bfloat16: summed in half, they would be rounded to 1 from 512 on.
     x = jnp.full((1, 2), 1.203125)

@@ -20,15 +20,9 @@ def names(lists):
 def test_lists_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         LISTS.allow = frozenset()
-    for category in CATEGORIES:
-        assert isinstance(getattr(Lists(**{c: set(getattr(LISTS, c)) for c in CATEGORIES}), category), frozenset)
-
-
-def test_lists_of_the_same_names_are_equal_and_hash_alike():
     same = Lists(**{category: list(getattr(LISTS, category)) for category in CATEGORIES})
-    assert same == LISTS
-    assert hash(same) == hash(LISTS)
-    assert LISTS.replace({"deny": {"tanh"}}) != LISTS
+    assert all(isinstance(getattr(same, category), frozenset) for category in CATEGORIES)
+    assert same == LISTS != LISTS.replace({"deny": {"tanh"}}) and hash(same) == hash(LISTS)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -51,11 +45,6 @@ def test_default_lists_are_disjoint(dtype):
 )
 def test_category(category, members):
     assert {LISTS.category(name) for name in members.split()} == {category}
-
-
-def test_category_of_every_member():
-    for category in CATEGORIES:
-        assert {LISTS.category(name) for name in getattr(LISTS, category)} == {category}
 
 
 def test_bfloat16_may_square():
@@ -129,16 +118,7 @@ def test_a_call_can_be_on_no_list(name):
         LISTS.replace({"deny": {name}})
     with pytest.raises(ValueError, match=f"'{name}' is a call"):
         Lists(clear={name})
-
-
-def test_a_call_as_an_object_can_be_on_no_list():
-    with pytest.raises(ValueError, match="'scan' is a call"):
-        LISTS.replace({"deny": {primitives.scan_p}})
-
-
-def test_known_primitives_hold_the_public_ones_and_no_call():
-    assert set(PUBLIC) - STRUCTURE <= known_primitives()
-    assert not known_primitives() & STRUCTURE
+    assert name not in known_primitives()
 
 
 @pytest.mark.parametrize(
@@ -191,9 +171,3 @@ def test_levels():
     unsafe = LISTS.at_level("infer_as_deny")
     assert (unsafe.infer, unsafe.deny) == (empty, LISTS.deny | LISTS.infer)
     assert (unsafe.allow, unsafe.clear) == (LISTS.allow, LISTS.clear)
-
-
-@pytest.mark.parametrize("level", ["O1", "", None])
-def test_an_unknown_level_is_named(level):
-    with pytest.raises(ValueError, match=f"level {level!r} is unknown; use one of default, allow_only, infer_as_deny"):
-        LISTS.at_level(level)

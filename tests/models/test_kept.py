@@ -55,7 +55,11 @@ def backward(apply, variables):
     [
         *((pattern, "fp16", "12"[i % 2]) for i, pattern in enumerate(PATTERNS) if pattern != "no such module"),
         (PATTERNS[4], "bf16", "1"),
-        *((PATTERNS[i], "fp16_rewrite", "12"[i % 2]) for i in (0, 3, 5)),
+        (PATTERNS[3], "fp16_rewrite", "2"),
+        *(
+            pytest.param(PATTERNS[i], "fp16_rewrite", v, marks=pytest.mark.slow)
+            for i, v in ((0, "1"), (4, "1"), (5, "2"))
+        ),
     ],
 )
 def test_products_are_float32_where_kept_and_half_elsewhere_forward_and_backward(pattern, preset, version):

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from mixedres.models.layers import BatchNorm
 from tests.models import reference
+from tests.models.networks import FULL, MESH, relative
 
-FULL = jmp.get_policy("params=float32,compute=float32,output=float32")
 HALF = jmp.get_policy("params=float32,compute=float16,output=float16")
 # What the models use by default: float32 arithmetic on and for float16 neighbors.
 MIXED = jmp.get_policy("params=float32,compute=float32,output=float16")
@@ -49,22 +49,23 @@ def _train(norm, variables, x):
     return y, updates["batch_stats"]
 
 
-def _relative(actual, expected):
-    expected = np.asarray(expected, np.float64)
-    return np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
-
-
-@pytest.mark.parametrize("shape", [SHAPE, (64, 7)], ids=["images", "features"])
-@pytest.mark.parametrize("momentum", [0.9, 0.3])
-def test_train_output_and_running_averages(shape, momentum):
-    variables, x = _variables(), _inputs(shape=shape)
-    norm = BatchNorm(FULL, momentum=momentum, epsilon=EPSILON)
-    y, stats = _train(norm, variables, x)
+# (dtype, shape, momentum, bounds of output and statistics): some ten float32 roundings, of 6e-8 each; those of the
+# output are larger by |x| / deviation.
+@pytest.mark.parametrize(
+    ("dtype", "shape", "momentum", "bounds"),
+    [
+        ("float32", SHAPE, 0.9, (2e-6, 1e-6, 1e-6)),
+        ("float32", (64, 7), 0.3, (2e-6, 1e-6, 1e-6)),
+        ("float64", SHAPE, 0.9, (1e-14,) * 3),
+    ],
+)
+def test_train_output_and_running_averages(dtype, shape, momentum, bounds):
+    with jax.enable_x64(dtype == "float64"):
+        variables, x = jax.tree.map(np.dtype(dtype).type, _variables()), _inputs(shape=shape).astype(dtype)
+        y, stats = _train(BatchNorm(jmp.get_policy(dtype), momentum=momentum, epsilon=EPSILON), variables, x)
     expected = reference.batch_norm_train(np.float64(x), *_reference_args(variables), momentum, EPSILON)
-    # Some ten float32 roundings, of 6e-8 each; the output's are larger by |x| / deviation.
-    assert _relative(y, expected[0]) < 2e-6
-    assert _relative(stats["mean"], expected[1]) < 1e-6
-    assert _relative(stats["var"], expected[2]) < 1e-6
+    for found, wanted, bound in zip((y, stats["mean"], stats["var"]), expected, bounds, strict=True):
+        assert relative(found, wanted) < bound
 
 
 def test_eval_output():
@@ -72,51 +73,8 @@ def test_eval_output():
     norm = BatchNorm(FULL, epsilon=EPSILON)
     y, updates = norm.apply(variables, x, False, mutable=["batch_stats"])
     expected = reference.batch_norm_eval(np.float64(x), *_reference_args(variables), EPSILON)
-    assert _relative(y, expected) < 1e-6
+    assert relative(y, expected) < 1e-6
     jax.tree.map(np.testing.assert_array_equal, updates["batch_stats"], variables["batch_stats"])
-
-
-def test_gradients():
-    variables, x = _variables(), _inputs()
-    y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))
-    norm = BatchNorm(FULL, epsilon=EPSILON)
-
-    def weighted_sum(x, params):
-        y, _ = _train(norm, {**variables, "params": params}, x)
-        return (y * y_grad).sum()
-
-    x_grad, params_grad = jax.grad(weighted_sum, argnums=(0, 1))(x, variables["params"])
-    expected = reference.batch_norm_grads(
-        np.float64(x), np.float64(variables["params"]["scale"]), np.float64(y_grad), EPSILON
-    )
-    # Sums of 240 terms that largely cancel: an order above the output's error.
-    assert _relative(x_grad, expected[0]) < 1e-5
-    assert _relative(params_grad["scale"], expected[1]) < 1e-5
-    assert _relative(params_grad["bias"], expected[2]) < 1e-5
-
-
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-def test_parity_with_flax(train):
-    variables, x = _variables(), _inputs()
-    flax_norm = nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=EPSILON)
-    theirs, their_updates = flax_norm.apply(variables, x, mutable=["batch_stats"])
-    norm = BatchNorm(FULL, momentum=0.9, epsilon=EPSILON)
-    ours, our_updates = norm.apply(variables, x, train, mutable=["batch_stats"])
-    assert _relative(ours, theirs) < 1e-6
-    assert _relative(our_updates["batch_stats"]["mean"], their_updates["batch_stats"]["mean"]) < 1e-6
-    assert _relative(our_updates["batch_stats"]["var"], their_updates["batch_stats"]["var"]) < 1e-6
-
-
-def test_arithmetic_in_float64():
-    policy = jmp.get_policy("float64")
-    with jax.enable_x64(True):
-        variables = jax.tree.map(np.float64, _variables())
-        x = np.float64(_inputs())
-        y, stats = _train(BatchNorm(policy, epsilon=EPSILON), variables, x)
-    expected = reference.batch_norm_train(x, *_reference_args(variables), 0.9, EPSILON)
-    assert _relative(y, expected[0]) < 1e-14
-    assert _relative(stats["mean"], expected[1]) < 1e-14
-    assert _relative(stats["var"], expected[2]) < 1e-14
 
 
 @pytest.mark.parametrize("policy", [MIXED, HALF], ids=["mixed", "half"])
@@ -129,11 +87,11 @@ def test_float16_inputs_around_300(policy):
     train, stats = _train(norm, variables, x)
     evaluated = norm.apply({**variables, "batch_stats": stats}, x, False)
     expected, mean, var = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.0, EPSILON)
-    assert _relative(stats["mean"], mean) < 1e-6
+    assert relative(stats["mean"], mean) < 1e-6
     # E[x²] is twice the variance here, so float32 loses a bit.
-    assert _relative(stats["var"], var) < 5e-6
+    assert relative(stats["var"], var) < 5e-6
     # Half an ulp of float16 is 5e-4; three roundings in half arithmetic, one otherwise.
-    assert _relative(train, expected) < (2e-3 if policy is HALF else 5e-4)
+    assert relative(train, expected) < (2e-3 if policy is HALF else 5e-4)
     assert train.dtype == evaluated.dtype == jnp.float16
     # momentum 0 stores the batch's own statistics: training and evaluation are one computation.
     np.testing.assert_array_equal(train, evaluated)
@@ -164,8 +122,8 @@ def test_compute_dtype_of_the_policy_is_that_of_the_arithmetic():
         assert y.dtype == jnp.float32
         for name, expected_stat in (("mean", mean), ("var", var)):
             assert stats[name].dtype == jnp.float32
-            assert _relative(stats[name], expected_stat) < 1e-6
-        errors[compute] = _relative(y, expected)
+            assert relative(stats[name], expected_stat) < 1e-6
+        errors[compute] = relative(y, expected)
     # An ulp is 1.2e-7, 7.8e-3 and 9.8e-4 of the value.
     assert errors["float32"] < 1e-6
     assert 1e-4 < errors["float16"] < 3e-3
@@ -188,7 +146,7 @@ def test_initializing_leaves_the_running_statistics_at_0_and_1(policy, train):
 
 def _over_devices(axis_name):
     """BatchNorm over 8 devices; statistics of all of them, stacked, whatever they are."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("data",), **MESH)
     norm = BatchNorm(FULL, epsilon=EPSILON, axis_name=axis_name)
     over_data, everywhere = PartitionSpec("data"), PartitionSpec()
 
@@ -208,27 +166,29 @@ def test_synchronized_statistics_are_those_of_the_full_batch():
     variables, x = _variables(), _uneven_inputs()
     y, stats = _over_devices("data")(variables, x)
     expected = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.9, EPSILON)
-    assert _relative(y, expected[0]) < 2e-6
+    assert relative(y, expected[0]) < 2e-6
     for device in range(8):
-        assert _relative(stats["mean"][device], expected[1]) < 2e-6
-        assert _relative(stats["var"][device], expected[2]) < 2e-6
+        assert relative(stats["mean"][device], expected[1]) < 2e-6
+        assert relative(stats["var"][device], expected[2]) < 2e-6
 
 
-def test_synchronized_gradients_are_those_of_the_full_batch():
+@pytest.mark.parametrize("devices", [1, 8])
+def test_gradients(devices):
+    """Of a norm on one device, and of one whose statistics are those of eight."""
     variables, x = _variables(), _uneven_inputs()
     y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))
-    norm = _over_devices("data")
+    norm = _over_devices("data") if devices == 8 else lambda v, x: _train(BatchNorm(FULL, epsilon=EPSILON), v, x)
 
     def weighted_sum(x, params):
         return (norm({**variables, "params": params}, x)[0] * y_grad).sum()
 
-    x_grad, params_grad = jax.grad(weighted_sum, argnums=(0, 1))(x, variables["params"])
+    x_grad, params_grad = jax.jit(jax.grad(weighted_sum, argnums=(0, 1)))(x, variables["params"])
     expected = reference.batch_norm_grads(
         np.float64(x), np.float64(variables["params"]["scale"]), np.float64(y_grad), EPSILON
     )
-    assert _relative(x_grad, expected[0]) < 1e-5
-    assert _relative(params_grad["scale"], expected[1]) < 1e-5
-    assert _relative(params_grad["bias"], expected[2]) < 1e-5
+    # Sums of 240 terms that largely cancel: an order above the output's error.
+    for found, wanted in zip((x_grad, params_grad["scale"], params_grad["bias"]), expected, strict=True):
+        assert relative(found, wanted) < 1e-5
 
 
 def test_statistics_are_per_device_without_an_axis_name():
@@ -238,6 +198,6 @@ def test_statistics_are_per_device_without_an_axis_name():
         expected = reference.batch_norm_train(
             np.float64(x[device : device + 1]), *_reference_args(variables), 0.9, EPSILON
         )
-        assert _relative(y[device : device + 1], expected[0]) < 1e-5
-        assert _relative(stats["mean"][device], expected[1]) < 1e-5
-        assert _relative(stats["var"][device], expected[2]) < 1e-5
+        assert relative(y[device : device + 1], expected[0]) < 1e-5
+        assert relative(stats["mean"][device], expected[1]) < 1e-5
+        assert relative(stats["var"][device], expected[2]) < 1e-5

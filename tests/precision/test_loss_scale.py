@@ -83,51 +83,36 @@ def test_the_rule_in_a_compiled_loop(rule, verdicts):
     assert all(low <= scale <= high for scale, *_ in actual)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
-@given(rules(), st.lists(VERDICT, min_size=1, max_size=12))
-def test_the_rule_step_by_step(rule, verdicts):
-    scale = DynamicLossScale(**rule)
+def test_adjust_alone_takes_the_same_steps():
+    rule = {"loss_scale": 6.0, "period": 2, "factor": 3.0, "min_loss_scale": 1.0, "max_loss_scale": 40.0}
+    scale, verdicts = DynamicLossScale(**rule), (True, True, False, True)
     for finite, expected in zip(verdicts, expected_history(rule, verdicts), strict=True):
         scale = scale.adjust(finite)
         assert tuple(float(x) for x in observed(scale)) == expected
 
 
-def scales_after(loss_scale, verdicts):
-    history = scanned(loss_scale, np.array(verdicts, bool))
-    return [float(x) for x in history[0]]
-
-
-def test_growth_comes_with_the_last_step_of_the_period():
-    # flax's DynamicScale grows one step later: 8, 8, 8, 16.
-    grown = scales_after(DynamicLossScale(loss_scale=8.0, period=3), [1, 1, 1, 1, 1, 1, 1])
-    assert grown == [8, 8, 16, 16, 16, 32, 32]
-
-
-def test_an_overflow_starts_the_period_anew():
-    scales = scales_after(DynamicLossScale(loss_scale=8.0, period=3), [1, 1, 0, 1, 1, 1, 0, 0])
-    assert scales == [8, 8, 4, 4, 4, 8, 4, 2]
-
-
-def test_a_product_above_the_maximum_leaves_the_scale():
-    # Clipping would give 12, which is no power of two: unscaling would then round.
-    scale = DynamicLossScale(loss_scale=4.0, period=1, max_loss_scale=12.0)
-    assert scales_after(scale, [1, 1, 1, 0, 1]) == [8, 8, 8, 4, 8]
-    exact = DynamicLossScale(loss_scale=4.0, period=1, max_loss_scale=16.0)
-    assert scales_after(exact, [1, 1, 1]) == [8, 16, 16]
-
-
-def test_the_scale_never_becomes_infinite():
-    largest = 2.0**127
-    scale = DynamicLossScale(loss_scale=2.0**125, period=1, max_loss_scale=largest)
-    assert scales_after(scale, [1, 1, 1, 1]) == [2.0**126, largest, largest, largest]
-
-
-def test_the_floor():
-    # The quotient is clamped, so a floor that no division meets is reached all the same.
-    scale = DynamicLossScale(loss_scale=16.0, min_loss_scale=3.0)
-    assert scales_after(scale, [0, 0, 0, 0]) == [8, 4, 3, 3]
-    # jmp's own class forgets its floor at this jit boundary and goes on to 1.
-    assert scales_after(DynamicLossScale(loss_scale=16.0), [0] * 6) == [8, 4, 2, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("options", "verdicts", "expected"),
+    [
+        # Growth comes with the last step of the period; flax's DynamicScale grows one step later: 8, 8, 8, 16.
+        ({"loss_scale": 8.0, "period": 3}, [1, 1, 1, 1, 1, 1, 1], [8, 8, 16, 16, 16, 32, 32]),
+        # An overflow starts the period anew.
+        ({"loss_scale": 8.0, "period": 3}, [1, 1, 0, 1, 1, 1, 0, 0], [8, 8, 4, 4, 4, 8, 4, 2]),
+        # A product above the maximum leaves the scale. Clipping would give 12, and unscaling would then round.
+        ({"loss_scale": 4.0, "period": 1, "max_loss_scale": 12.0}, [1, 1, 1, 0, 1], [8, 8, 8, 4, 8]),
+        ({"loss_scale": 4.0, "period": 1, "max_loss_scale": 16.0}, [1, 1, 1], [8, 16, 16]),
+        # The scale never becomes infinite.
+        ({"loss_scale": 2.0**125, "period": 1, "max_loss_scale": 2.0**127}, [1, 1, 1], [2.0**126, 2.0**127, 2.0**127]),
+        # The quotient is clamped, so a floor that no division meets is reached all the same.
+        ({"loss_scale": 16.0, "min_loss_scale": 3.0}, [0, 0, 0, 0], [8, 4, 3, 3]),
+        # jmp's own class forgets its floor at this jit boundary and goes on to 1.
+        ({"loss_scale": 16.0}, [0] * 6, [8, 4, 2, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_scales_after_steps(options, verdicts, expected):
+    history = scanned(DynamicLossScale(**options), np.array(verdicts, bool))
+    assert [float(x) for x in history[0]] == expected
 
 
 def test_the_defaults_are_those_of_the_original():
@@ -211,12 +196,6 @@ def test_no_scale_widens_where_the_others_do():
     np.testing.assert_array_equal(unscaled["half"], np.float32(half))
 
 
-def test_they_are_loss_scales_of_jmp():
-    assert isinstance(NoOpLossScale(), jmp.NoOpLossScale)
-    assert isinstance(StaticLossScale(2.0), jmp.StaticLossScale)
-    assert isinstance(DynamicLossScale(), jmp.DynamicLossScale)
-
-
 def short(x):
     return repr(x)[:8]
 
@@ -269,9 +248,11 @@ def test_a_number_makes_a_static_scale(spec):
 
 
 def test_specs_by_name():
-    assert isinstance(make_loss_scale("none"), NoOpLossScale)
+    """They are loss scales of jmp as well."""
     scale = make_loss_scale("dynamic", loss_scale=4.0, period=7, max_loss_scale=8.0)
-    assert isinstance(scale, DynamicLossScale)
+    kinds = [(make_loss_scale("none"), NoOpLossScale), (make_loss_scale(2), StaticLossScale), (scale, DynamicLossScale)]
+    for made, kind in kinds:
+        assert isinstance(made, kind) and isinstance(made, getattr(jmp, kind.__name__))
     assert (scale.loss_scale, scale.period, scale.max_loss_scale) == (4, 7, 8)
     for made in (NoOpLossScale(), StaticLossScale(4.0), DynamicLossScale()):
         assert make_loss_scale(made) is made

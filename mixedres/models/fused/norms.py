@@ -11,8 +11,8 @@ Saved for the backward pass are the input maps, a few vectors, and the result of
 convolution saves anyway. Forward-mode differentiation is not supported.
 
 Shapes: the maps y, x and z are (batch, ..., channels), scales and biases (channels,), in any float dtypes. Arithmetic
-is in float32, or in the maps' dtype if it is wider; the result has the shape of y and `how.dtype`, a gradient the dtype
-of its argument. All four functions raise ValueError for other shapes and dtypes.
+is in float32, or in the maps' dtype if it is wider; the result has the shape of y and `config.dtype`, a gradient the
+dtype of its argument. All four functions raise ValueError for other shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _checked(fn: Any) -> Any:
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        how = given.pop("how")
+        config = given.pop("config")
         shape = given["y"].shape
         if len(shape) < 2 or 0 in shape:
             raise ValueError(f"y has the shape {shape}; it must be (batch, ..., channels) and not empty")
@@ -58,7 +58,7 @@ def _checked(fn: Any) -> Any:
             if array.shape != wanted or not jnp.issubdtype(array.dtype, jnp.floating):
                 kind = f"{array.dtype}{list(array.shape)}"
                 raise ValueError(f"{name} is {kind}; for this y it must be float{list(wanted)}")
-        return fn(*jax_compat.vary_alike(*given.values()), how)
+        return fn(*jax_compat.vary_alike(*given.values()), config)
 
     return call
 
@@ -72,19 +72,19 @@ def _relu(x: jax.Array, dtype: Any) -> jax.Array:
 
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def norm_relu(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[jax.Array, Statistics]:
+def norm_relu(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[jax.Array, Statistics]:
     """relu(norm(y)) and the statistics of y."""
-    return _norm_relu_forward(y, scale, bias, how)[0]
+    return _norm_relu_forward(y, scale, bias, config)[0]
 
 
-def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> Any:
-    vectors, statistics = batch_statistics(y, scale, bias, how)
+def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> Any:
+    vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, here = _barrier((y, vectors))
-    return (_relu(here.applied(y_here), how.dtype), statistics), (y, vectors, scale, bias)
+    return (_relu(here.applied(y_here), config.dtype), statistics), (y, vectors, scale, bias)
 
 
-def _norm_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
-    return _relu_backward(how, saved, gradients[0], _mask_by_product)
+def _norm_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+    return _relu_backward(config, saved, gradients[0], _mask_by_product)
 
 
 def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
@@ -100,12 +100,12 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.where(z > 0, g, 0)
 
 
-def _relu_backward(how: NormConfig, saved: Any, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
+def _relu_backward(config: NormConfig, saved: Any, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
     """Gradients of (y, scale, bias) from the gradient of relu(norm(y)); `mask` is used for the sums."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
     s1, s2 = sums(mask(v.applied(y1), g1.astype(accum_dtype(y))), y1, v)
-    correct = correction(s1, s2, y, vectors, how)
+    correct = correction(s1, s2, y, vectors, config)
     y2, g2, v, correct = _barrier((y, g, vectors, correct))
     dy = gradient(_mask(v.applied(y2), g2.astype(accum_dtype(y))), y2, v, correct)
     return dy, *_of_vectors(s1, s2, vectors, scale, bias)
@@ -126,27 +126,27 @@ norm_relu.__wrapped__.defvjp(_norm_relu_forward, _norm_relu_backward)
 
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[jax.Array, Statistics]:
+def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[jax.Array, Statistics]:
     """max_pool(relu(norm(y))), with `mixedres.models.fused.pool.max_pool`, and the statistics of y.
 
     y must be (b, h, w, c); the result is (b, ceil(h / 2), ceil(w / 2), c). The input of the pool is not written to
     memory.
     """
-    return _norm_relu_pool_forward(y, scale, bias, how)[0]
+    return _norm_relu_pool_forward(y, scale, bias, config)[0]
 
 
-def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> Any:
+def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> Any:
     if y.ndim != 4:
         raise ValueError(f"y has the shape {y.shape}; to pool it must be (batch, height, width, channels)")
-    vectors, statistics = batch_statistics(y, scale, bias, how)
+    vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, here = _barrier((y, vectors))
-    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), how.dtype)))
+    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), config.dtype)))
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
 
-def _norm_relu_pool_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_relu_pool_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
     of_relu, where = saved
-    return _relu_backward(how, of_relu, unpool(gradients[0], where, of_relu[0].shape), _mask)
+    return _relu_backward(config, of_relu, unpool(gradients[0], where, of_relu[0].shape), _mask)
 
 
 norm_relu_pool.__wrapped__.defvjp(_norm_relu_pool_forward, _norm_relu_pool_backward)
@@ -158,26 +158,26 @@ norm_relu_pool.__wrapped__.defvjp(_norm_relu_pool_forward, _norm_relu_pool_backw
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def norm_add_relu(
-    y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig
+    y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig
 ) -> tuple[jax.Array, Statistics]:
     """relu(norm(y) + x) and the statistics of y; `x` has the shape of `y`, in any float dtype."""
-    return _norm_add_relu_forward(y, x, scale, bias, how)[0]
+    return _norm_add_relu_forward(y, x, scale, bias, config)[0]
 
 
-def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> Any:
-    vectors, statistics = batch_statistics(y, scale, bias, how)
+def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> Any:
+    vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, x_here, here = _barrier((y, x, vectors))
-    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), how.dtype)
+    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), config.dtype)
     # An empty array with the dtype of `x`: only arrays can be residuals.
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
 
-def _norm_add_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_add_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
     y, out, vectors, scale, bias, like_x = saved
     y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
     g = _mask(out1, g1)
     s1, s2 = sums(g.astype(accum_dtype(y)), y1, v)
-    correct = correction(s1, s2, y, vectors, how)
+    correct = correction(s1, s2, y, vectors, config)
     y2, g2, v, correct = _barrier((y, g, vectors, correct))
     dy = gradient(g2.astype(accum_dtype(y)), y2, v, correct)
     return dy, g.astype(like_x.dtype), *_of_vectors(s1, s2, vectors, scale, bias)
@@ -198,36 +198,29 @@ def norms_add_relu(
     z: jax.Array,
     scale_z: jax.Array,
     bias_z: jax.Array,
-    how: NormConfig,
+    config: NormConfig,
 ) -> tuple[jax.Array, Statistics, Statistics]:
     """relu(norm(y) + norm(z)) and the statistics of y and of z."""
-    return _norms_add_relu_forward(y, scale_y, bias_y, z, scale_z, bias_z, how)[0]
+    return _norms_add_relu_forward(y, scale_y, bias_y, z, scale_z, bias_z, config)[0]
 
 
-def _norms_add_relu_forward(
-    y: jax.Array,
-    scale_y: jax.Array,
-    bias_y: jax.Array,
-    z: jax.Array,
-    scale_z: jax.Array,
-    bias_z: jax.Array,
-    how: NormConfig,
-) -> Any:
-    of_y, statistics_y = batch_statistics(y, scale_y, bias_y, how)
-    of_z, statistics_z = batch_statistics(z, scale_z, bias_z, how)
+def _norms_add_relu_forward(*args: Any) -> Any:
+    y, scale_y, bias_y, z, scale_z, bias_z, config = args
+    of_y, statistics_y = batch_statistics(y, scale_y, bias_y, config)
+    of_z, statistics_z = batch_statistics(z, scale_z, bias_z, config)
     y_here, z_here, here_y, here_z = _barrier((y, z, of_y, of_z))
-    out = _relu(here_y.applied(y_here) + here_z.applied(z_here), how.dtype)
+    out = _relu(here_y.applied(y_here) + here_z.applied(z_here), config.dtype)
     return (out, statistics_y, statistics_z), ((y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z))
 
 
-def _norms_add_relu_backward(how: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norms_add_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g = _mask(vy.applied(y1) + vz.applied(z1), g1)
     s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centered(y1), g.astype(accum_dtype(z)) * vz.centered(z1))
     # XLA writes one map and two sums in a pass; without the barrier it could choose two that need another map.
     (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)))
-    correct_y, correct_z = correction(s1, s2_y, y, of_y, how), correction(s1, s2_z, z, of_z, how)
+    correct_y, correct_z = correction(s1, s2_y, y, of_y, config), correction(s1, s2_z, z, of_z, config)
     y2, z2, g2, vy, vz, correct_y, correct_z = _barrier((y, z, g, of_y, of_z, correct_y, correct_z))
     dy = gradient(g2.astype(accum_dtype(y)), y2, vy, correct_y)
     dz = gradient(g2.astype(accum_dtype(z)), z2, vz, correct_z)

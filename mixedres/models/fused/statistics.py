@@ -74,14 +74,14 @@ def accum_dtype(y: jax.Array) -> Any:
     return jnp.promote_types(y.dtype, jnp.float32)
 
 
-def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, how: NormConfig) -> tuple[Vectors, Statistics]:
+def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[Vectors, Statistics]:
     """The statistics of `y` (batch, ..., channels) over all axes but the last, in one pass."""
     x = y.astype(accum_dtype(y))
     mean, mean_of_squares = channel_sums(x, jnp.square(x)) / count(y)
-    if how.axis_name is not None:
-        mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), how.axis_name)  # type: ignore[no-untyped-call]
+    if config.axis_name is not None:
+        mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), config.axis_name)  # type: ignore[no-untyped-call]
     var = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
-    inverse = jax.lax.rsqrt(var + how.epsilon)
+    inverse = jax.lax.rsqrt(var + config.epsilon)
     vectors = Vectors(mean, inverse, inverse * scale.astype(x.dtype), bias.astype(x.dtype))
     return vectors, Statistics(mean, var)
 
@@ -119,10 +119,10 @@ def sums(g: jax.Array, y: jax.Array, vectors: Vectors) -> tuple[jax.Array, jax.A
     return s1, s2
 
 
-def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, how: NormConfig) -> Correction:
+def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, config: NormConfig) -> Correction:
     """The correction of a gradient from its `sums`, averaged over devices like the statistics."""
-    if how.axis_name is not None:
-        s1, s2 = jax.lax.pmean((s1, s2), how.axis_name)  # type: ignore[no-untyped-call]
+    if config.axis_name is not None:
+        s1, s2 = jax.lax.pmean((s1, s2), config.axis_name)  # type: ignore[no-untyped-call]
     n = count(y)
     return Correction(-vectors.factor * s1 / n, -vectors.factor * jnp.square(vectors.inverse) * s2 / n)
 

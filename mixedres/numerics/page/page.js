@@ -1,16 +1,16 @@
 "use strict";
-// The arithmetic of the page. It knows no DOM, so that tests can load it.
+// The arithmetic of the page, without the DOM, so that tests can load it.
 
 const SCALED = new Set(["gradient", "weight gradient"]); // the kinds that a loss scale moves
-const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // colors, and the fractions of the first and the last
-const LOWEST = -72, HIGHEST = 40; // what lies beyond is shown in the outermost cells
+const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // number of colors; fractions of the first and the last
+const LOWEST = -72, HIGHEST = 40; // exponents; the outermost cells include all beyond
 const LEVELS = {
   "non-finite": "bad", "OVERFLOW": "bad", "LOST": "bad", "headroom < 4x": "warn", "flushing": "warn", "low": "warn",
   "all zero": "none", "ok": "good",
 };
 
-// What float16 does to a row at the scale 2**log2Scale; fractions of mass are of the sum of magnitudes. Of a row that was seen
-// in several examinations, the worst one counts.
+// The effect of float16 on a row at the scale 2**log2Scale; the mass is the sum of magnitudes. For a row with
+// several examinations the worst one counts.
 function judge(row, log2Scale, rules) {
   const s = SCALED.has(row.kind) ? log2Scale : 0, whole = tally(row, s, rules);
   const parts = row.parts && row.parts.length ? row.parts.map(part => tally(part, s, rules)) : [whole];
@@ -29,7 +29,7 @@ function judge(row, log2Scale, rules) {
   }
 }
 
-// Shares of the nonzero elements; lostMass of the sum of magnitudes.
+// Fractions of the nonzero elements; lostMass is a fraction of the sum of magnitudes.
 function tally(part, s, rules) {
   let mass = 0, lostMass = 0, number = 0, lost = 0, subnormal = 0, overflowing = 0, top = null;
   part.counts.forEach((count, i) => {
@@ -135,7 +135,7 @@ function plain(log2Scale) {
 
 if (typeof module !== "undefined")
   module.exports = { judge, isProblem, countVerdicts, windowAt, axisOf, cellsOf, colorOf, align, power, percent, plain };
-// What is seen: tables and controls here, the heat map in page_map.js.
+// The view: tables and controls, then the heat map.
 
 const $ = id => document.getElementById(id);
 const NAMES = {
