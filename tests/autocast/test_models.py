@@ -155,7 +155,10 @@ def test_resnet_gradient_error(name, version):
 # Networks of flax layers
 
 
-@pytest.mark.parametrize(("name", "half"), [*((name, jnp.float16) for name in NETWORKS), ("mlp", jnp.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [("mlp", jnp.bfloat16), *(pytest.param(name, jnp.float16, marks=pytest.mark.slow) for name in NETWORKS)],
+)
 def test_network_products_are_half(name, half):
     loss, arguments = network(name)
     args = jax.eval_shape(arguments, jax.random.key(0))

@@ -178,7 +178,7 @@ def test_blocks_start_as_the_identity_with_zero_init_last_alone(version, last):
     assert np.std(params["kernel"]) > 0.1 if version == "2" else (params["scale"] == 1).all()
 
 
-@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("version", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_every_residual_branch_can_leave_its_initial_zero(version):
     """A branch of which no parameter has a gradient never trains.
 
@@ -204,7 +204,7 @@ def test_every_residual_branch_can_leave_its_initial_zero(version):
     ("kernel_init", "std"),
     [
         ("he_normal", lambda fan_in, fan_out: math.sqrt(2 / fan_in)),
-        ("he_normal_fan_out", lambda fan_in, fan_out: math.sqrt(2 / fan_out)),
+        pytest.param("he_normal_fan_out", lambda fan_in, fan_out: math.sqrt(2 / fan_out), marks=pytest.mark.slow),
         pytest.param("lecun_normal", lambda fan_in, fan_out: math.sqrt(1 / fan_in), marks=pytest.mark.slow),
         ("glorot_uniform", lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out))),
     ],

@@ -1,5 +1,6 @@
 """`examine`: its histograms against numpy, its order, its recommendation against every scale, and its errors."""
 
+import dataclasses
 import json
 import math
 
@@ -232,6 +233,7 @@ def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     assert str(both) == both.to_text() and len(both.to_text(problems_only=True)) < len(both.to_text())
     document = json.loads(json.dumps(both.to_json(), allow_nan=False))
     assert [row["name"] for row in document["rows"]] == [row.name for row in both.rows]
+    assert document["probes"] == [dataclasses.asdict(probe) for probe in both.probes]
     for row, written in zip(both.rows, document["rows"], strict=True):
         assert sum(written["counts"]) + written["zeros"] == row.exponents.size
     both.to_html(tmp_path / "page.html")

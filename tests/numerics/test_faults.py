@@ -246,6 +246,7 @@ class Scanned(nn.Module):
         return nn.Dense(10, dtype=F16, name="head")(stack(name="layers")(x.astype(F16), None)[0])
 
 
+@pytest.mark.slow
 def test_the_layer_of_a_scan_that_overflows_is_named_by_its_number():
     model, (x, labels) = Scanned(), examples(4)
     params = jax.tree.map(np.array, model.init(jax.random.key(0), x)["params"])
@@ -261,6 +262,7 @@ def test_the_layer_of_a_scan_that_overflows_is_named_by_its_number():
     assert file == __file__ and 'name="dense"' in line
 
 
+@pytest.mark.slow  # devices and iterations of small functions: test_first_nonfinite.py
 def test_an_infinite_input_that_is_sharded_over_eight_devices_is_named():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     model, (x, labels) = Dense(), examples(16)

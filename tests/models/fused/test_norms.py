@@ -116,7 +116,8 @@ def both(name, shape, dtype, seed=0):
     [
         *((name, "map", "float64", 1e-12) for name in FUNCTIONS),
         *((name, "vector", "float64", 1e-12) for name in ("norm_relu", "norms_add_relu")),
-        *((name, "large", "float32", 5e-5) for name in FUNCTIONS),
+        ("norm_relu_pool", "large", "float32", 5e-5),
+        *(pytest.param(name, "large", "float32", 5e-5, marks=pytest.mark.slow) for name in FUNCTIONS),
     ],
 )
 def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
