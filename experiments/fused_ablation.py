@@ -47,7 +47,7 @@ def _as_it_is(tree: Any) -> Any:
 # What stands in the place of a construct: (where, name, what).
 WITHOUT: dict[str, list[tuple[Any, str, Any]]] = {
     "nothing": [],
-    "barriers before the passes": [(norms, "_together", _as_it_is)],
+    "barriers before the passes": [(norms, "_barrier", _as_it_is)],
     "the mask as a product": [(norms, "_mask_by_product", norms._mask)],
     "the pool of the stem": [(Norms, "relu_pool", _plain_pool)],
     "two stages of sums": [(statistics, "channel_sums", _one_stage), (norms, "channel_sums", _one_stage)],
