@@ -37,9 +37,10 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from experiments.lib import hlo, runs
 from experiments.lib.gpus import GPUS
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.mesh import make_mesh
 from mixedres.config import flags as command_flags
-from mixedres.train import step, summary
 from mixedres.train.builder import build
 
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
@@ -86,7 +87,7 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=GPUS[case.gpu].target_config(), topology="1x1x1", topology_name=""
     )
-    experiment = dataclasses.replace(experiment, mesh=step.make_mesh(list(topology.devices)))
+    experiment = dataclasses.replace(experiment, mesh=make_mesh(list(topology.devices)))
     with _without_cache():
         compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
     return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}
@@ -263,7 +264,7 @@ def main(argv: list[str]) -> int:
         print(f"{len(over)} limits are passed" if over else "every figure is within its limits")
         return 1 if over else 0
     name = options.name or f"aot_{'_'.join(options.gpu)}"
-    print(runs.write(name, {"versions": summary.versions(), "rows": rows}))
+    print(runs.write(name, {"versions": environment.versions(), "rows": rows}))
     return 0
 
 

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.lib import networks, runs
+from mixedres._internal import environment
 from mixedres._internal.jax_compat import equations
 from mixedres.autocast import autocast
 from mixedres.autocast.explain import casts
-from mixedres.train import summary
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 RESNETS = {f"resnet{size} v{version}": (f"resnet{size}", version) for size in (18, 50) for version in ("1.5", "2")}
@@ -170,7 +170,7 @@ def main() -> None:
         rows += compare(name, jnp.dtype(options.dtype), options.rounds, options.seeds)
         print("\n".join(table(rows[-len(VARIANTS) :], options.dtype)), flush=True)
     print("\n".join(["", *table(rows, options.dtype)]))
-    facts = {"device": summary.device(jax.devices()[:1]), "versions": summary.versions()}
+    facts = {"device": environment.device(jax.devices()[:1]), "versions": environment.versions()}
     result = "autocast_comparison" if options.dtype == "float16" else f"autocast_comparison_{options.dtype}"
     print(runs.write(result, facts | {"dtype": options.dtype, "rounds": options.rounds, "rows": rows}))
 

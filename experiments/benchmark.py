@@ -35,9 +35,10 @@ import jax
 from experiments.lib import hlo, plots, runs
 from experiments.lib.gpus import GPUS
 from mixedres import data
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.config import flags as command_flags
-from mixedres.train import start, summary
+from mixedres.train import start
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
@@ -109,7 +110,7 @@ def prepare(preset: str, norms: str, arguments: list[str], stack: contextlib.Exi
 
 def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
     """What is told of a preset."""
-    experiment, median = contender.setup, statistics.median(contender.seconds)
+    experiment, median = contender.experiment, statistics.median(contender.seconds)
     by_label = {one.label: one for one in all_of_them}
     bases = {base: label(base, contender.norms) for base in ("fp32", "tf32")}
     bases |= {"plain": label(contender.preset, "plain")}
@@ -136,12 +137,12 @@ def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
 
 def _roofline(contender: Contender, seconds: float) -> dict[str, Any]:
     """Bytes that the kernels of one device move in a step, and the share of its bandwidth; empty elsewhere."""
-    kind = contender.setup.devices[0].device_kind
+    kind = contender.experiment.devices[0].device_kind
     known = [gpu for gpu in GPUS.values() if gpu.name == kind]
     if not known:
         return {}
     moved = sum(kernel.bytes for kernel in hlo.kernels(contender.step.as_text()))
-    images = contender.setup.batch_size / len(contender.setup.devices)
+    images = contender.experiment.batch_size / len(contender.experiment.devices)
     return {"mb_per_image": moved / images / 1e6, "bandwidth_share": moved / seconds / known[0].bandwidth}
 
 
@@ -234,9 +235,9 @@ def main(argv: list[str]) -> int:
                         contender.take(PROFILED)
     rows = [row(contender, contenders) for contender in contenders]
     print("\n".join(["", *table(rows)]))
-    experiment = contenders[0].setup
-    device = summary.device(experiment.devices)
-    result = {"device": device, "versions": summary.versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    experiment = contenders[0].experiment
+    device = environment.device(experiment.devices)
+    result = {"device": device, "versions": environment.versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
     result |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size, "rows": rows}
     name = f"benchmark_{options.name or device['kind'].lower().replace(' ', '_')}"
     path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})

@@ -21,8 +21,8 @@ import jax
 
 from configs import imagenet
 from experiments.lib import runs
+from mixedres._internal import environment
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import summary
 from mixedres.train.builder import build
 
 INTERVAL = 100 * 0.5
@@ -71,7 +71,7 @@ def main() -> None:
             f"{found['stall_seconds']['median']:.2f} s ({found['stall_share']:.2%} of the interval), "
             f"whole after {found['seconds']['median']:.2f} s"
         )
-    print(runs.write("checkpoint_stall", {"versions": summary.versions(), "states": results}))
+    print(runs.write("checkpoint_stall", {"versions": environment.versions(), "states": results}))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 
 from experiments import aot
 from experiments.lib import runs
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.models import kernel_layout
 from mixedres.models.fused import norms, statistics
 from mixedres.models.layers import Norms, max_pool
-from mixedres.train import summary
 from mixedres.train.experiment import Experiment
 
 
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         print(f"fused_ablation: {error}", file=sys.stderr)
         return 2
     print("\n".join(["", *table(rows)]))
-    print(runs.write("fused_ablation", {"versions": summary.versions(), "rows": rows}))
+    print(runs.write("fused_ablation", {"versions": environment.versions(), "rows": rows}))
     return 0
 
 

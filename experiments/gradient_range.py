@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.lib import plots, runs
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import flags as command_flags
 from mixedres.models.layers import Conv
-from mixedres.train import losses, summary
+from mixedres.train import losses
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
@@ -113,7 +114,7 @@ def main(argv: list[str]) -> int:
     for share in shares:
         print(f"| {share['scale']:g} | {share['lost']:.2%} | {share['subnormal']:.2%} | {share['overflow']:.2%} |")
     counts, _ = np.histogram(np.log2(magnitudes), BINS)
-    result = {"versions": summary.versions(), "step": int(state.step), "shares": shares}
+    result = {"versions": environment.versions(), "step": int(state.step), "shares": shares}
     result |= {"log2_from": int(BINS[0]), "share_per_octave": (counts / magnitudes.size).tolist()}
     path = runs.write(f"gradient_range_{options.name}", result)
     title = f"{config.model.name} on {config.data.name}, batch {experiment.batch_size}, step {int(state.step)}"

@@ -28,7 +28,7 @@ import numpy as np
 import simplejpeg
 
 from experiments.lib import runs
-from mixedres.train import summary
+from mixedres._internal import environment
 
 PROGRAMS = pathlib.Path(__file__).parent / "pipelines"
 # (contender, against it, figure, what the ratio must be)
@@ -144,7 +144,7 @@ def main() -> None:
         "mean_kilobytes": kilobytes,
         "load_average": os.getloadavg(),
         "cores": len(os.sched_getaffinity(0)),
-        "versions": summary.versions(),
+        "versions": environment.versions(),
         "medians": medians,
         "rows": rows,
         "memory": memory | {"growth": growth},

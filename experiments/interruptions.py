@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from experiments.lib import runs
-from mixedres.train import summary
+from mixedres._internal import environment
 
 CONFIG = (
     "--config=configs/digits.py:fp16",
@@ -148,7 +148,7 @@ def main() -> int:
             result["differs_in"] = [part for part in expected if found[part] != expected[part]]
             results[kind] = result
             print(f"  {result['interruptions']} times; differs in: {result['differs_in'] or 'nothing'}", flush=True)
-    versions = summary.versions()
+    versions = environment.versions()
     shown = {"fingerprint": expected["fingerprint"], "eval": expected["eval"], "lines": len(expected["metrics"])}
     print(runs.write("interruptions", {"versions": versions, "undisturbed": shown, "runs": results}))
     return int(any(result["differs_in"] for result in results.values()))

@@ -22,8 +22,11 @@ import optax
 
 from experiments.lib import runs
 from mixedres import data, models, precision
+from mixedres._internal import environment
+from mixedres._internal.mesh import make_mesh
 from mixedres.models import normalize
-from mixedres.train import optimizers, step, summary
+from mixedres.train import optimizers, step
+from mixedres.train.gradients import StepOptions
 
 BATCH = 128
 
@@ -53,14 +56,12 @@ def make(tx: optax.GradientTransformation, preset: str, name: str = "cifar_resne
         norm_policy=chosen.norm_policy,
         precision=chosen.matmul_precision,
     )
-    mesh = step.make_mesh(jax.devices()[:1])
+    mesh = make_mesh(jax.devices()[:1])
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     state = jax.device_put(step.init_state(variables, tx, ema=False), sharding)
     batch = jax.device_put(next(source.train_batches(BATCH, seed=0)), sharding)
-    train_step = step.jit_train_step(
-        mesh, apply_fn=model.apply, normalize=normalize.by_channel(source.mean, source.std), tx=tx
-    )
+    train_step = step.jit_train_step(mesh, StepOptions(model.apply, normalize.by_channel(source.mean, source.std), tx))
     return train_step.lower(state, batch).compile(), state, batch
 
 
@@ -102,8 +103,8 @@ def main() -> None:
         "rounds": options.rounds,
         "load_average": os.getloadavg(),
         "median_ms": {name: 1e3 * statistics.median(values) for name, values in times.items()},
-        "device": summary.device(jax.devices()[:1]),
-        "versions": summary.versions(),
+        "device": environment.device(jax.devices()[:1]),
+        "versions": environment.versions(),
         "rows": rows,
     }
     print(runs.write("loss_scale_overhead", results))

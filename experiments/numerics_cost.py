@@ -17,8 +17,9 @@ import time
 import jax
 
 from experiments.lib import runs
+from mixedres._internal import environment
 from mixedres.config.flags import parse
-from mixedres.train import start, summary
+from mixedres.train import start
 from mixedres.train.builder import build
 from mixedres.train.debug import compare
 
@@ -88,8 +89,8 @@ def main() -> None:
         "compile_seconds": compile_seconds,
         "temporary_mb": memory,
         "rows": rows,
-        "device": summary.device(experiment.devices),
-        "versions": summary.versions(),
+        "device": environment.device(experiment.devices),
+        "versions": environment.versions(),
     }
     print(runs.write(f"numerics_cost_{experiment.devices[0].platform}", results))
 

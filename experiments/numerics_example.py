@@ -20,7 +20,7 @@ import optax
 
 from experiments.lib import runs
 from mixedres import numerics
-from mixedres.train import summary
+from mixedres._internal import environment
 
 
 class LayerScale(nn.Module):
@@ -105,7 +105,7 @@ def main() -> None:
     }
     for name in ("float16", "float16 as advised", "bfloat16"):
         print(f"{name + ':':<20} worst {results[name]['worst']:.2%}, median {results[name]['median']:.2%}")
-    print(runs.write("numerics_example", results | {"versions": summary.versions()}))
+    print(runs.write("numerics_example", results | {"versions": environment.versions()}))
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ import psutil
 from experiments.input_pipeline import make_pictures
 from experiments.lib import runs
 from mixedres import data, models, precision
+from mixedres._internal import environment
 from mixedres.data.datasets import folder
 from mixedres.data.images import loader, preprocessing, worker_processes
 from mixedres.predict import predict
 from mixedres.predict.classifier import Classifier
-from mixedres.train import summary
 
 PICTURES, SIZES, BATCH = 1000, (16, 32), 64
 
@@ -85,7 +85,7 @@ def main() -> None:
         results = {"pictures": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
         for size in SIZES:
             results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)
-    results |= {"device": summary.device(jax.devices()), "versions": summary.versions()}
+    results |= {"device": environment.device(jax.devices()), "versions": environment.versions()}
     print(runs.write("predict_rate", results))
 
 

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from experiments.lib import runs
-from mixedres.train import summary
+from mixedres._internal import environment
 
 STEADY = 200  # steps until caches are filled
 PART = 0.1  # share of the samples that make the beginning and the end
@@ -83,7 +83,7 @@ def main() -> int:
         f"{found['threads']['begin']:g} and {found['threads']['end']:g}, files {found['files']['begin']:g} and "
         f"{found['files']['end']:g}; compiled after the first step: {compiled or 'nothing'}"
     )
-    result = {"versions": summary.versions(), "steps": steps, "compiled_in_loop": compiled} | found
+    result = {"versions": environment.versions(), "steps": steps, "compiled_in_loop": compiled} | found
     print(runs.write("soak", result))
     return int(found["rss_growth"] >= 0.05 or bool(compiled))
 

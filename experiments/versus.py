@@ -31,8 +31,8 @@ import jax
 from experiments.lib import plots, runs
 from experiments.peers import flax_example, ours, pytorch
 from experiments.peers.task import Contender, MissingError, Task
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
-from mixedres.train import summary
 
 DTYPES = tuple(ours.PRESETS)
 
@@ -158,8 +158,8 @@ def main(argv: list[str]) -> int:
         ]
         if options.flax is None:
             missing.append("Flax example: give a checkout of its repository with --flax=DIR")
-        device = summary.device(jax.devices()[:1])
-        versions = summary.versions() | pytorch.versions() | flax_example.versions(options.flax)
+        device = environment.device(jax.devices()[:1])
+        versions = environment.versions() | pytorch.versions() | flax_example.versions(options.flax)
         result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
         result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
         name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
-from mixedres.train import summary
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
@@ -43,7 +43,7 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     `results` can name a date and a processor of its own, where they are older than the file.
     """
     path = RESULTS / f"{name}.json"
-    header = {"command": command(), "date": datetime.date.today().isoformat(), "processor": summary.processor()}
+    header = {"command": command(), "date": datetime.date.today().isoformat(), "processor": environment.processor()}
     path.write_text(json.dumps(header | results, indent=2) + "\n")
     return path
 
