@@ -76,6 +76,30 @@ def test_polynomial():
     np.testing.assert_allclose(cubic, [0, 2, 4, 2.25, 2.03125, 2, 2], rtol=1e-6)
 
 
+@pytest.mark.parametrize("end", [0.0, 0.1])
+def test_decays_are_those_of_optax(end):
+    """But for the last bits, which differ; its `linear_schedule` is too far off for a warm-up."""
+    steps = np.arange(0, 572, 13)
+    for name, theirs in (
+        ("cosine", optax.cosine_decay_schedule(0.05, 572, alpha=end)),
+        ("polynomial", optax.polynomial_schedule(0.05, 0.05 * end, 2.0, 572)),
+    ):
+        ours = rates(name, steps, peak=0.05, total_steps=572, end_factor=end)
+        np.testing.assert_allclose(ours, [float(theirs(step)) for step in steps], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_piecewise_keeps_its_bits(warmup):
+    """The formula in plain float32: the rate times the last factor whose boundary lies behind."""
+    boundaries, factors = (5, 9, 30), (0.3, 0.0, 0.07)
+    options = {"peak": 0.1, "total_steps": 50, "warmup_steps": warmup}
+    rate = optimizers.schedule("piecewise", boundaries=boundaries, factors=factors, **options)
+    for step in range(50):
+        shape = np.float32([1.0, *(f for b, f in zip(boundaries, factors, strict=True) if step > b)][-1])
+        warm = np.minimum(np.float32(step) / np.float32(warmup), np.float32(1)) if warmup else np.float32(1)
+        assert np.asarray(rate(step)) == np.float32(0.1) * warm * shape, step
+
+
 def test_constant():
     steps = [0, 1, 2, 4, 5, 1000]
     warm = rates("constant", steps, peak=0.5, total_steps=10, warmup_steps=4)
