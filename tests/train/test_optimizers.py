@@ -239,14 +239,13 @@ def network_params(version):
 
 
 # Stem, head, two convolutions in each of three blocks, and projections in the last two blocks.
-@pytest.mark.parametrize(("version", "kernels"), [("1", 10), ("2", 10)])
-@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_exactly_the_kernels_of_a_network_decay(name, version, kernels):
+@pytest.mark.parametrize(("name", "version"), [("sgd", "1"), ("lars", "2"), ("adamw", "1")])
+def test_exactly_the_kernels_of_a_network_decay(name, version):
     shapes = network_params(version)
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
     tx = optimizers.create(name, lambda count: 0.5, weight_decay=0.25, trust_coefficient=1.0)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = tx.update(zeros, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(zeros, tx.init(params), params)
     moved = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda u: bool(u.any()), updates))
     decays = {jax.tree_util.keystr(path) for path, any_moved in moved if any_moved}
     # Kernels are the parameters with more than one axis: independent of their names.
@@ -254,7 +253,7 @@ def test_exactly_the_kernels_of_a_network_decay(name, version, kernels):
     matrices = {jax.tree_util.keystr(path) for path, leaf in leaves if leaf.ndim > 1}
     assert decays == matrices
     assert len(matrices) == len([path for path in matrices if path.endswith("['kernel']")])
-    assert len(matrices) == kernels
+    assert len(matrices) == 10
 
 
 def test_paths_of_the_mask():

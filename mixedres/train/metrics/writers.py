@@ -1,4 +1,4 @@
-"""Metrics in files: lines of JSON and TensorBoard events, whatever the disk does."""
+"""Metrics in files: lines of JSON and TensorBoard events. A full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tensorboardX.record_writer import register_writer_factory
 from mixedres._internal.files import replace_text, without_nan
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
-# Bookkeeping that makes no curve.
+# Values without a curve.
 NOT_PLOTTED = {"epoch", "examples"}
-# Seconds between two flushes of the events, for whoever watches the curves.
+# Seconds between two flushes of the events.
 _FLUSH_SECONDS = 10
-# Tells apart the files that one process starts within a second.
+# Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
 
 
 class Histogram(NamedTuple):
-    """Counts of the numbers in [first, first + 1), [first + 1, first + 2) and so on."""
+    """Counts of numbers in [first, first + 1), [first + 1, first + 2) and so on."""
 
     first: int
     counts: list[int]
 
 
 class MetricWriter:
-    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow, and for a tracker.
+    """Writes metrics as lines of JSON, as TensorBoard events, and to a tracker.
 
-    A disk that is full or gone does not end a run: lines wait in memory until they can be written, and curves end.
+    If the disk is full or gone, lines wait in memory until they can be written, and curves end.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class MetricWriter:
         evaluated: bool = True,
         tracker: WandbWriter | None = None,
     ):
-        """Appends to `jsonl` and to events beside it, without the lines that the run will write again.
+        """Appends to `jsonl` and writes events beside it.
 
-        These are the ones of steps after `first_step`, and its evaluation where that was not `evaluated` yet when its
-        checkpoint was written. `tracker` gets what makes a curve as well, and is not closed.
+        Removes the lines that the run writes again: those of steps after `first_step`, and the evaluation of
+        `first_step` unless it was `evaluated` before the checkpoint. `tracker` gets the curves, too, and is not closed.
 
         Raises:
-          OSError: where a file cannot be opened.
+          OSError: if `jsonl` cannot be opened.
         """
         if jsonl.exists():
             lines = jsonl.read_text().splitlines(keepends=True)
@@ -79,21 +79,21 @@ class MetricWriter:
         self._curves.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
 
     def problem(self) -> str | None:
-        """Why lines wait in memory; None where all are on their way to the disk."""
+        """Why lines wait in memory; None if none do."""
         return self._lines.problem
 
     def sync(self) -> bool:
-        """Brings all lines to the disk, so that not even a loss of power takes them; whether that was possible."""
+        """Writes all lines to the disk, safe from a loss of power; returns whether that was possible."""
         return self._lines.sync()
 
     def close(self) -> None:
-        """Flushes both."""
+        """Flushes and closes the files."""
         self._lines.close()
         self._curves.close()
 
 
 class NullMetricWriter:
-    """In the place of `MetricWriter` where another process writes."""
+    """The `MetricWriter` of a process that writes nothing."""
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Does nothing."""
@@ -102,10 +102,10 @@ class NullMetricWriter:
         """Does nothing."""
 
     def problem(self) -> None:
-        """None: nothing waits."""
+        """Returns None: no line waits."""
 
     def sync(self) -> bool:
-        """True: nothing is to be written."""
+        """Returns True: there is nothing to write."""
         return True
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class NullMetricWriter:
 
 
 class _Lines:
-    """A file to which lines are appended; what cannot be written waits."""
+    """A file to which lines are appended; lines that cannot be written wait in memory."""
 
     def __init__(self, path: pathlib.Path):
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -123,7 +123,7 @@ class _Lines:
     def write(self, line: str) -> None:
         self._waiting += line.encode()
         try:
-            while self._waiting:  # a disk may take a part of it
+            while self._waiting:  # the system may write only a part
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
             self.problem = None
         except OSError as error:
@@ -181,7 +181,7 @@ class _LosableFile:
     def __init__(self, path: str):
         self._file: BinaryIO | None = None
         with contextlib.suppress(OSError):
-            self._file = open(path, "wb")
+            self._file = open(path, "wb")  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         self._attempt(lambda file: file.write(data))
@@ -217,7 +217,7 @@ register_writer_factory(_SCHEME, _LosableFiles())
 
 
 def _is_of(line: str, last: Mapping[str, int]) -> bool:
-    """Whether a line of metrics is of a step up to the last one of its kind; one that a crash cut off is not."""
+    """Whether a line belongs to a step up to the last one of its kind; False for one that a crash cut off."""
     try:
         values = json.loads(line)
         return values["step"] <= last[values["kind"]]
