@@ -18,7 +18,6 @@ assert len(names) <= 10
 from mixedres import autocast, numerics, precision  # noqa: E402
 
 
-
 def blocks(page):
     return re.findall(r"```python\n(.*?)```", (root / page).read_text(), re.DOTALL)
 

@@ -49,10 +49,10 @@ def replay(given: Sequence[str]) -> None:
     if finding.origin is None and preset is not None:
         print(f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}")
         return
-    for line in diagnosis.before(finding):
+    for line in diagnosis.products_before(finding):
         print(f"  {line}")
-    print(diagnosis.where(finding, len(experiment.devices)))
-    print(diagnosis.why(finding, experiment.precision.name, state.loss_scale))
+    print(diagnosis.location(finding, len(experiment.devices)))
+    print(diagnosis.cause(finding, experiment.precision.name, state.loss_scale))
     if finding.nonfinite_results:
         print(f"not finite in the end: {len(finding.nonfinite_results)} of loss and gradients")
 

@@ -64,7 +64,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
 def name(file: WeightsFile) -> str | None:
     """The network's name, such as 'resnet50'; None where the architecture has no name."""
     found = layouts.architecture(file.tensors, file.layout)
-    return found and models.name_of(found.bottleneck, found.stage_sizes)
+    return models.name_of(found.bottleneck, found.stage_sizes) if found else None
 
 
 def variables(file: WeightsFile) -> dict[str, Any]:

@@ -203,7 +203,7 @@ class Checkpoints:
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
         host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         arrays = self._manager.restore(step, args=ocp.args.StandardRestore(host))
-        place = jax.make_array_from_process_local_data
+        place: Any = jax.make_array_from_process_local_data
         return jax.tree.map(lambda x, a: a if isinstance(x, np.ndarray) else place(x.sharding, a), like, arrays)
 
     def _drain(self) -> None:

@@ -1,4 +1,4 @@
-"""From a config to the objects that it names; nothing is written here, so that a mistake costs nothing."""
+"""From a config to the objects that it names. Nothing is written here, so that a mistake costs nothing."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from mixedres.train.experiment import Experiment
 
 
 def _devices(wanted: int | None) -> list[jax.Device]:
-    """As many of every process, in the order of the processes, so that a process's `shard` is on its own devices."""
+    """The devices of the run: equally many of every process, in the order of the processes."""
     devices, hosts = jax.devices(), jax.process_count()
     count = wanted or len(devices)
     if count > len(devices):
-        there = "this machine has" if hosts == 1 else f"the {hosts} processes have"
-        raise ConfigError(f"config.num_devices is {count}, but {there} {len(devices)} ({devices[0].platform})")
-    each = [[device for device in devices if device.process_index == host] for host in range(hosts)]
-    if count % hosts or min(map(len, each)) < count // hosts:
-        have = ", ".join(str(len(own)) for own in each)
+        owner = "this machine has" if hosts == 1 else f"the {hosts} processes have"
+        raise ConfigError(f"config.num_devices is {count}, but {owner} {len(devices)} ({devices[0].platform})")
+    by_host = [[device for device in devices if device.process_index == host] for host in range(hosts)]
+    if count % hosts or min(map(len, by_host)) < count // hosts:
+        have = ", ".join(str(len(own)) for own in by_host)
         raise ConfigError(
             f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
             "give all of them as many, or set config.num_devices to a number that they can share"
         )
-    return [device for own in each for device in own[: count // hosts]]
+    return [device for own in by_host for device in own[: count // hosts]]
 
 
 def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
-    """The mesh, and the global batch size, which the devices and microbatches divide.
+    """The mesh and the global batch size.
 
     Raises:
-      ConfigError: for devices that are not there or cannot be shared equally, and for a batch that they do not divide.
+      ConfigError: if devices are missing or not equally many in every process, or if devices and microbatches do not
+        divide the batch.
     """
     devices = _devices(config.num_devices)
     count = len(devices)
@@ -59,8 +60,8 @@ def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
     return make_mesh(devices), batch_size
 
 
-# Platforms on which every benchmark in experiments/results has the step faster with fused norms. On the CPU it is the
-# same within 6 %, and a GPU was not at hand; docs/performance.md has the numbers.
+# Platforms on which fused norms make the step faster in every benchmark in experiments/results. On the CPU it is the
+# same within 6 %; docs/performance.md has the numbers.
 FUSED_IS_FASTER_ON: frozenset[str] = frozenset()
 
 
@@ -120,7 +121,7 @@ def build(config: ConfigDict) -> Experiment:
 
 
 def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform: str) -> bool:
-    """Whether batch norms are fused with what follows them; raises ConfigError where they cannot be and must."""
+    """Whether batch norms are fused with what follows them; raises ConfigError if they must be and cannot."""
     obstacle = chosen.why_not_fusable
     if config.batch_norm.frozen:
         obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
@@ -130,17 +131,18 @@ def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform
 
 
 def _check_paths(experiment: Experiment) -> None:
-    """Raises ConfigError where an expression that is searched in paths is found in none."""
-    pattern, kept = experiment.config.trainable, experiment.precision.keep_float32
-    params = experiment.variable_shapes["params"] if pattern or kept else {}
+    """Raises ConfigError if `trainable` or `keep_float32` matches no path."""
+    trainable, keep_float32 = experiment.config.trainable, experiment.precision.keep_float32
+    params = experiment.variable_shapes["params"] if trainable or keep_float32 else {}
     paths = models.module_paths(params)
-    if kept and not any(re.search(kept, path) for path in paths):
+    if keep_float32 and not any(re.search(keep_float32, path) for path in paths):
         raise ConfigError(
-            f"config.precision.keep_float32={kept} is found in no module path; they look like {nearest(kept, paths)}"
+            f"config.precision.keep_float32={keep_float32} is found in no module path; they look like "
+            f"{nearest(keep_float32, paths)}"
         )
-    if pattern and not any(jax.tree.leaves(optimizers.path_mask(pattern)(params))):
+    if trainable and not any(jax.tree.leaves(optimizers.path_mask(trainable)(params))):
         raise ConfigError(
-            f"config.trainable={pattern} is found in no parameter path; they look like /head/kernel and "
+            f"config.trainable={trainable} is found in no parameter path; they look like /head/kernel and "
             "/block_layer1_1/conv1/kernel"
         )
 
@@ -148,7 +150,7 @@ def _check_paths(experiment: Experiment) -> None:
 def _optimizer(
     config: ConfigDict, batch_size: int, total_steps: int, in_steps: Callable[[Any], int]
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The schedule, its peak scaled with the batch, and the optimizer that follows it."""
+    """The schedule, with its peak scaled to the batch, and the optimizer."""
     options = config.optimizer.to_dict()
     reference, layer_decay = options.pop("lr_reference_batch"), options.pop("layer_decay")
     peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)

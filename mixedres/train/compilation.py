@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, and a counter of the programs that are compiled."""
+"""JAX's persistent compilation cache, and a counter of compiled programs."""
 
 from __future__ import annotations
 
@@ -21,73 +21,73 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 
 @contextlib.contextmanager
-def compilation_cache(where: str, workdir: pathlib.Path, group: SingleProcess = SINGLE) -> Iterator[None]:
+def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess = SINGLE) -> Iterator[None]:
     """Enables JAX's persistent compilation cache inside the block.
 
-    A cache that JAX has already, such as one from JAX_COMPILATION_CACHE_DIR, stays in use. JAX makes the directory with
-    the first program, process 0 alone writes there, and a program that cannot be read is compiled again.
+    A cache that JAX already uses, such as that of JAX_COMPILATION_CACHE_DIR, stays. JAX creates the directory with the
+    first program, only process 0 writes to it, and a program that cannot be read is compiled again.
 
     Args:
-      where: the key `compilation_cache` of a config: a directory, 'auto' or 'none'.
-      workdir: directory of the run; 'auto' is the directory `NAME` beside it, or no cache where it cannot be written.
-      group: the processes that run together, which all call this.
+      setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'.
+      workdir: directory of the run; 'auto' is the directory `NAME` beside it, or no cache if it cannot be written.
+      group: the processes of the run, which all call this.
 
     Raises:
-      ConfigError: where a directory that was named cannot be written.
+      ConfigError: if the directory that the config names cannot be written.
     """
     enabled = bool(jax.config.jax_compilation_cache_dir) or not jax.config.jax_enable_compilation_cache
-    directory = None if enabled or not group.is_primary else _directory(where, workdir)
+    directory = None if enabled or not group.is_primary else _directory(setting, workdir)
     directory = group.broadcast("compilation cache", directory)
     if enabled or directory is None:
         yield
         return
     options = {
         "jax_compilation_cache_dir": directory,
-        # All programs: JAX leaves out those that took less than a second, which most of a start are.
+        # By default JAX leaves out programs that compile in less than a second, which are most of a start.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        # XLA's own caches are named by their path, which would become part of what a program is found by: a directory
-        # that was moved, or is mounted elsewhere, would be of no use.
+        # The path of XLA's own caches would become part of a program's key, and a directory that was moved or is
+        # mounted elsewhere would be useless.
         "jax_persistent_cache_enable_xla_caches": "none",
     }
-    before = {name: getattr(jax.config, name) for name in options}
+    previous = {name: getattr(jax.config, name) for name in options}
     try:
         _set(options)
         yield
     finally:
-        _set(before)
+        _set(previous)
 
 
 def _set(options: dict[str, Any]) -> None:
     for name, value in options.items():
         jax.config.update(name, value)
-    reset_cache()  # JAX opens its cache once, and would keep to the directory of that time
+    reset_cache()  # JAX would go on with the directory that it opened first
 
 
-def _directory(where: str, workdir: pathlib.Path) -> str | None:
+def _directory(setting: str, workdir: pathlib.Path) -> str | None:
     """The directory to use; None for no cache."""
-    if where == "none":
+    if setting == "none":
         return None
-    directory = workdir.absolute().parent / NAME if where == "auto" else pathlib.Path(where).expanduser().absolute()
+    directory = workdir.absolute().parent / NAME if setting == "auto" else pathlib.Path(setting).expanduser().absolute()
     existing = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return str(directory)
-    if where == "auto":
+    if setting == "auto":
         return None
     raise ConfigError(
-        f"config.compilation_cache={where} cannot be written; name another directory, none, or auto for {NAME}/ beside "
-        "the workdir"
+        f"config.compilation_cache={setting} cannot be written; name another directory, none, or auto for {NAME}/ "
+        "beside the workdir"
     )
 
 
 class CompilationCounter:
     """A context that records every program that JAX compiles in it, in any thread of the process.
 
-    A loop that compiles is slow without saying so.
+    A loop that compiles is slow without an error.
 
     Attributes:
-      names: names of the compiled functions, such as 'jit(train_step)', in order; one from the cache counts.
-      from_cache: number of programs from the compilation cache since the beginning.
+      names: names of the compiled functions, such as 'jit(train_step)', in order; programs from the cache count.
+      from_cache: number of programs from the compilation cache since the start of the context.
     """
 
     def __init__(self) -> None:
@@ -109,12 +109,12 @@ class CompilationCounter:
         return names
 
     def describe_cache(self) -> str:
-        """', 2 of 3 programs from the cache'; empty where none was."""
+        """', 2 of 3 programs from the cache'; empty if there is none."""
         return f", {self.from_cache} of {len(self.names)} programs from the cache" if self.from_cache else ""
 
-    def _listen(self, event: str, duration: float, **details: Any) -> None:
+    def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == _COMPILED:
             self.names.append(str(details.get("fun_name", "a program")))
 
-    def _count(self, event: str, **_: Any) -> None:
+    def _count(self, event: str, **_: str | int) -> None:
         self.from_cache += event == _FROM_CACHE

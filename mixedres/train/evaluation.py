@@ -1,4 +1,4 @@
-"""Evaluation: one loop over the test images, for one network or for the same weights in several precisions."""
+"""Evaluation: a loop over the test images, for one network or for the same weights in several precisions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BASELINE = "fp32"
 def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE) -> dict[str, Any]:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
-    Without a run there, it evaluates the weights of ``config.init_from``. Writes nothing but compiled programs.
+    Without a run there, it evaluates the weights of ``config.init_from``. Writes only compiled programs.
 
     Raises:
-      ConfigError: for a mistake in the config, and where there are no weights for it.
+      ConfigError: for a mistake in the config, and if there are no weights.
     """
     experiment = build(config)
     with compilation_cache(config.compilation_cache, directory, group):
@@ -46,19 +46,19 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
 def compare(
     config: ConfigDict, directory: pathlib.Path, presets: Sequence[str], *, group: SingleProcess = SINGLE
 ) -> dict[str, dict[str, Any]]:
-    """Evaluates one set of weights under several presets, on the same images, and prints a line for each.
+    """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
     Args:
       config, directory, group: as for `evaluate`.
-      presets: names; `BASELINE` is added where it is missing.
+      presets: names; `BASELINE` is added if it is missing.
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the
-      number of test images whose most probable class differs from the baseline's, 'nonfinite' the number of images for
-      which the network returns an infinity or NaN.
+      number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
+      network returns an infinity or NaN.
 
     Raises:
-      ConfigError: as `evaluate`.
+      ConfigError: as for `evaluate`.
     """
     experiment = build(config)
     with compilation_cache(config.compilation_cache, directory, group):
@@ -85,17 +85,17 @@ def run(
     should_stop: Callable[[], Any] = lambda: False,
     group: SingleProcess = SINGLE,
 ) -> dict[str, dict[str, Any]]:
-    """The sums of every step over all test images, each counted once; {} where `should_stop` ended it early.
+    """The sums of every step over all test images, each counted once; {} if `should_stop` ended it early.
 
     Args:
-      experiment: gives the images.
-      steps: evaluation steps by name, jitted or compiled; the first gives the classes that the others compare with.
-      state: to evaluate.
-      should_stop: asked before every batch.
+      experiment: has the images.
+      steps: evaluation steps by name, jitted or compiled; the others compare their classes with those of the first.
+      state: the state to evaluate.
+      should_stop: called before every batch.
       group: the processes that evaluate together.
 
     Raises:
-      DataError: where not one image can be read.
+      DataError: if no image can be read.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: experiment.zero_sums() for name in steps}
@@ -119,7 +119,7 @@ def run(
 
 
 def metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """'top1', 'top5' and mean 'loss' per image, and the number of images, 'examples'."""
+    """'top1' and 'top5' as fractions, the mean 'loss', and the number of images, 'examples'."""
     examples = int(sums["examples"])
     means: dict[str, Any] = {name: int(sums[name]) / examples for name in ("top1", "top5")}
     return means | {"loss": float(sums["loss"]) / examples, "examples": examples}
@@ -132,7 +132,7 @@ def _weights(experiment: Experiment, directory: pathlib.Path, group: SingleProce
     initial = start.initial_weights(experiment, directory, group)
     if initial is None:
         keys = {key.path for key in KEYS if key.is_evaluated}
-        # With init_from given, the run's checkpoint would be evaluated instead of the weights that were named.
+        # Otherwise the run's checkpoint would be evaluated instead of the weights that init_from names.
         workdir.check_same(directory, experiment.resolved, keys | ({"init_from"} if given else set()))
         workdir.check_data(directory, experiment.data, classes_only=True)
     elif "head" not in initial.variables["params"]:

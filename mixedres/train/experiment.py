@@ -1,9 +1,8 @@
-"""The parts of a run, and the compiled functions that follow from them."""
+"""The parts of a run, and the jitted functions made of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from mixedres import data, models, precision
+from mixedres import data, models
 from mixedres._internal.mesh import AXIS
 from mixedres.config import flatten
+from mixedres.data import Batch as HostBatch
+from mixedres.data import Shard
 from mixedres.models import kernel_layout, normalize
+from mixedres.precision import Precision
 from mixedres.train import optimizers, step
 from mixedres.train.debug import counts
-from mixedres.train.gradients import StepOptions
+from mixedres.train.gradients import Metrics, StepOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +30,17 @@ class Experiment:
     """The parts of a run.
 
     Attributes:
-      config: where they came from.
+      config: the config that names them.
       precision, source, model: the preset, the data and the network.
       mesh: the devices; batch_size: images per step over all of them.
-      steps_per_epoch, total_steps, eval_every, checkpoint_every, warmup_steps: in steps; 0 as the time between
-        evaluations or checkpoints means one at the end.
+      steps_per_epoch, total_steps, eval_every, checkpoint_every, warmup_steps: in steps; `eval_every` or
+        `checkpoint_every` of 0 means one at the end.
       learning_rate: function of the number of applied updates.
       tx: the loss-scaled optimizer.
     """
 
     config: ConfigDict
-    precision: precision.Precision
+    precision: Precision
     source: data.Source
     model: models.ResNet
     mesh: jax.sharding.Mesh
@@ -53,7 +55,7 @@ class Experiment:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The config, flat, with the batch size that the number of devices may have decided."""
+        """The flat config with the batch size, which may depend on the number of devices."""
         return flatten(self.config) | {"batch_size": self.batch_size}
 
     @property
@@ -75,7 +77,7 @@ class Experiment:
 
     @property
     def replicated_sharding(self) -> NamedSharding:
-        """The sharding of the state: a whole copy on every device."""
+        """The sharding of the state: a copy on every device."""
         return NamedSharding(self.mesh, P())
 
     @property
@@ -84,23 +86,23 @@ class Experiment:
         return NamedSharding(self.mesh, P(AXIS))
 
     @property
-    def shard(self) -> data.Shard:
-        """The rows of every batch that this process reads: those of its own devices."""
-        return data.Shard(jax.process_index(), jax.process_count())
+    def shard(self) -> Shard:
+        """The rows of every batch that this process reads: those of its devices."""
+        return Shard(jax.process_index(), jax.process_count())
 
-    def shard_batch(self, batch: data.Batch) -> dict[str, jax.Array]:
-        """The global batch on the devices of all processes; this process gives its `shard`."""
+    def shard_batch(self, batch: HostBatch) -> dict[str, jax.Array]:
+        """The global batch on the devices of all processes, from the part of this process."""
         return jax.tree.map(partial(jax.make_array_from_process_local_data, self.batch_sharding), batch)
 
     @property
     def has_ohwi_kernels(self) -> bool:
-        """Whether kernels lie as `mixedres.models.kernel_layout` says; XLA for CPUs wants them in the default layout."""
+        """Whether kernels have the layout of `mixedres.models.kernel_layout`; XLA for CPUs wants the default layout."""
         return self.model.fused and self.devices[0].platform != "cpu"
 
     def place_state(self, state: step.TrainState) -> step.TrainState:
-        """A state that is on the devices, in the memory layout that `train_step` takes."""
-        form = self._state_format()
-        return state if form is None else jax.jit(lambda state: state, out_shardings=form)(state)
+        """The state, which is on the devices, in the memory layout that `train_step` takes."""
+        layout = self._state_format()
+        return state if layout is None else jax.jit(lambda state: state, out_shardings=layout)(state)
 
     @property
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -113,18 +115,18 @@ class Experiment:
 
     @property
     def eval_batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The same of an evaluation."""
+        """The global batch of an evaluation as shapes."""
         shapes = self.batch_shapes
         return shapes | {"mask": jax.ShapeDtypeStruct(shapes["label"].shape, bool, sharding=self.batch_sharding)}
 
     @property
     def state_shapes(self) -> step.TrainState:
-        """The state as `train_step` takes it, as shapes, for compiling ahead."""
+        """The state of `train_step` as shapes, for compiling ahead."""
         shapes = jax.eval_shape(self.init_state)
-        where = self._state_format() or jax.tree.map(lambda _: self.replicated_sharding, shapes)
-        return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, where)
+        placement = self._state_format() or jax.tree.map(lambda _: self.replicated_sharding, shapes)
+        return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, placement)
 
-    def zero_sums(self) -> step.Metrics:
+    def zero_sums(self) -> Metrics:
         """The sums at the start of an evaluation, on every device."""
         place = partial(jax.make_array_from_process_local_data, self.replicated_sharding)
         with jax.transfer_guard("allow"):
@@ -136,7 +138,7 @@ class Experiment:
         return normalize.normalization(self.source.mean, self.source.std)
 
     def init_state(self) -> step.TrainState:
-        """The state before the first step; traceable, so that `jax.eval_shape` gives its structure."""
+        """The state before the first step; traceable, so that `jax.eval_shape` returns its structure."""
         return step.init_state(self._init_variables(), self.tx, ema=self.config.ema_decay > 0)
 
     @property
@@ -144,29 +146,29 @@ class Experiment:
         """{'params', 'batch_stats'} of the network as shapes."""
         return jax.eval_shape(self._init_variables)
 
-    def train_step(self) -> Callable[..., Any]:
+    def train_step(self) -> Any:
         """The jitted (state, batch) -> (state, metrics)."""
         return step.jit_train_step(self.mesh, self.step_options, state_format=self._state_format())
 
-    def loss_and_grads(self) -> Callable[..., Any]:
+    def loss_and_grads(self) -> Any:
         """The jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
         return step.jit_loss_and_grads(self.mesh, self.step_options)
 
-    def numerics_step(self) -> Callable[..., Any]:
+    def numerics_step(self) -> Any:
         """The jitted (variables, batch) -> `numerics.TensorCounts` of a training step without a loss scale.
 
-        The network runs layer by layer: fused, it has fewer places to look at.
+        Its network is not fused, because only single layers can be counted.
         """
         plain = dataclasses.replace(self, model=self.model.clone(fused=False))
         return counts.jit_tensor_counts(self.mesh, plain.step_options)
 
-    def eval_step(self) -> Callable[..., Any]:
+    def eval_step(self) -> Any:
         """The jitted (variables, batch, baseline, sums) -> (sums, classes) of `mixedres.train.step.eval_step`."""
         apply_fn = self.precision.rewrite(self.model.apply)
         return step.jit_eval_step(self.mesh, apply_fn=apply_fn, normalize=self.normalize_fn)
 
-    def in_precision(self, chosen: precision.Precision) -> Experiment:
-        """The same with the network in another precision; the config and the loss scale stay."""
+    def in_precision(self, chosen: Precision) -> Experiment:
+        """This experiment with the network in another precision, and the same config and loss scale."""
         policy, norm_policy = chosen.network_policies
         model = self.model.clone(
             policy=policy,
@@ -197,10 +199,10 @@ class Experiment:
 
     def _init_variables(self) -> dict[str, Any]:
         images = jnp.zeros((1, *self.source.image_shape))
-        return self.model.init(jax.random.key(self.config.seed), images, train=False)
+        return dict(self.model.init(jax.random.key(self.config.seed), images, train=False))
 
     def _state_format(self) -> Any:
-        """Memory layout and sharding of the arrays of the state; None where the layout is the default."""
+        """Memory layout and sharding of the state; None for the default layout."""
         if not self.has_ohwi_kernels:
             return None
         return kernel_layout.formats(jax.eval_shape(self.init_state), self.replicated_sharding)

@@ -1,6 +1,6 @@
 """The first half of a training step: scaled gradients, averaged over microbatches and devices.
 
-`mixedres.train.step` says in which order and why.
+The order of a step, and its reasons, are in `mixedres.train.step`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ MaskFn = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What a training step computes, as far as it does not change from step to step.
+    """The constants of a training step.
 
     Attributes:
       apply_fn: the model's `apply`.
       normalize: images to float32.
-      tx: an optimizer wrapped in `mixedres.precision.loss_scaled`; None where only gradients are computed.
+      tx: an optimizer wrapped in `mixedres.precision.loss_scaled`; None if only gradients are computed.
       label_smoothing: fraction of the target spread over all classes.
       microbatches: number of equal parts whose gradients are averaged before the update.
       allreduce_dtype: dtype in which gradients are averaged over devices; None: the parameters'.
-      trainable: a function from parameters to booleans; the gradient is 0 where it is false. None: true everywhere.
+      trainable: a function from parameters to a tree of booleans; the gradient is 0 where it is false. None: all are
+        trainable.
       frozen_statistics: normalize by the running statistics, without updating them.
-      ema_decay: decay of the moving average; 0: none is kept.
+      ema_decay: decay of the moving average; 0: no average.
       max_consecutive_skips: skipped steps in a row after which the step halts.
-      ohwi: the state's kernels lie in memory as `mixedres.models.kernel_layout` says.
+      ohwi: the state's kernels have the memory layout of `mixedres.models.kernel_layout`.
     """
 
     apply_fn: ApplyFn
@@ -66,20 +67,20 @@ def scaled_grads(
       variables: {'params', 'batch_stats'}, float32, replicated.
       batch: as `mixedres.train.step.train_step` takes it.
       loss_scale: scales the loss.
-      options: of the step.
+      options: options of the step.
 
     Returns:
       Gradients in the dtype of the all-reduce, new batch statistics, and the float32 metrics 'loss' (unscaled) and
       'top1'.
     """
-    per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
-    grads, batch_stats, metrics = _gradients(*per_device, batch, loss_scale, options)
+    params, batch_stats = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
+    grads, batch_stats, metrics = _gradients(params, batch_stats, batch, loss_scale, options)
     with jax.named_scope("all_reduce"):
         grads = _mean_over_devices(grads, options.allreduce_dtype)
         if not options.ohwi:
             grads = _in_layout_of_params(grads)
         batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
-    # The mean of equal numbers need not be that number: a third of three times it can be the next one.
+    # Not the mean of equal statistics, which can differ in the last bit: (x + x + x) / 3.
     return grads, variables["batch_stats"] if options.frozen_statistics else batch_stats, metrics
 
 
@@ -88,9 +89,9 @@ def scaled_loss(
 ) -> tuple[jax.Array, tuple[Any, Metrics]]:
     """The loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'}).
 
-    Args: as `scaled_grads`, with the parameters and the statistics of the variables.
+    Args: as for `scaled_grads`, which has `params` and `batch_stats` in its `variables`.
     """
-    if options.trainable is not None:  # leaves nothing of the backward pass of the other parameters
+    if options.trainable is not None:  # removes the backward pass of the other parameters
         trainable = options.trainable(params)
         params = jax.tree.map(lambda trainable, x: x if trainable else jax.lax.stop_gradient(x), trainable, params)
     logits, mutated = options.apply_fn(
@@ -129,10 +130,10 @@ def _gradients(
 
 
 def _in_layout_of_params(grads: Any) -> Any:
-    """The same gradients, those of convolutions in the layout of their kernels.
+    """The same gradients, with those of convolutions in the memory layout of their kernels.
 
-    XLA for GPUs would otherwise update the kernels in the layout that cuDNN writes gradients in: copy weights and
-    momentum into it, and their new values back.
+    XLA for GPUs would otherwise update kernels in the layout in which cuDNN writes gradients, and copy weights and
+    momentum there and back.
     """
 
     def fix(g: jax.Array) -> jax.Array:

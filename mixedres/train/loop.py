@@ -1,4 +1,4 @@
-"""The loop of a run: steps, evaluations and checkpoints, and the way out when it is asked to stop."""
+"""The loop of a run: steps, evaluations and checkpoints, until the end or a request to stop."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
+from mixedres.train.gradients import Batch
 from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.log import RunLog
 
@@ -28,13 +29,13 @@ class Loop:
     """A run between its first and its last step.
 
     Attributes:
-      experiment, saved, log, sampler, stop_signal, group: what it works with; directory: of the run.
+      experiment, saved, log, sampler, stop_signal, group: the parts of the run; directory: the workdir.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
       best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
-      pending_eval: step whose evaluation a signal cut off, where the run continues after it.
-      compilations: names of the programs compiled between the first and the last step; there should be none.
+      pending_eval: step whose evaluation was cut off by a signal before this start, or None.
+      compilations: names of the programs compiled between the first and the last step; should be empty.
     """
 
     experiment: Experiment
@@ -53,21 +54,21 @@ class Loop:
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
 
-    def run(self, batches: data.Prefetch) -> dict[str, Any]:
-        """Goes on to the end, and returns the last evaluation; `batches` begin with that of the next step.
+    def run(self, batches: data.Prefetch[Any, Any]) -> dict[str, Any]:
+        """Runs to the end and returns the last evaluation; `batches` begin with the one of the next step.
 
         Raises:
-          Stopped: where a signal asked for it; everything up to the last step is saved.
-          NonFiniteError: at a step whose numbers are not finite; nothing of it is in the state.
-          TrainingError: where the end cannot be saved.
+          Stopped: after a signal; everything up to the last step is saved.
+          NonFiniteError: at a step whose numbers are not finite; the state is the one before it.
+          TrainingError: if the last checkpoint cannot be saved.
         """
         first_step, total_steps = int(self.state.step), self.experiment.total_steps
         self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, first_step)
-        # An evaluation that was cut off comes first: it is of the very state that was restored.
+        # An evaluation that was cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
-        batches.fill()  # the start of the pipeline is no part of the rate
+        batches.fill()  # the start of the pipeline does not count in the rate
         in_flight = InFlight()
-        # Neither a transfer nor a compilation that nobody asked for: both would make every step slow without a word.
+        # No implicit transfer and no compilation: both would make every step slow without an error.
         with jax.transfer_guard("disallow"), CompilationCounter() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
                 self.log.clock.start()
@@ -82,7 +83,7 @@ class Loop:
                 self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, done)
                 if self._must_pause(done):
                     self._record(in_flight.drain())
-                    self.log.clock.stop()  # neither an evaluation nor a checkpoint is part of the rate
+                    self.log.clock.stop()  # evaluations and checkpoints do not count in the rate
                     if self._pause(done):
                         break
         assert self.evaluated is not None
@@ -90,7 +91,7 @@ class Loop:
         return self.evaluated
 
     def _finish(self, last: int) -> None:
-        """Waits for the disk; raises TrainingError where the checkpoint of the `last` step is not on it."""
+        """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
         with self.group.pause():
             problems = self.saved.finish()
         newest = self.saved.latest_step()
@@ -111,12 +112,12 @@ class Loop:
         return done == self.experiment.total_steps or _is_due(done, self.experiment.checkpoint_every)
 
     def _pause(self, done: int) -> bool:
-        """What is due after `done` steps; whether the run ends here."""
+        """Evaluates and saves what is due after `done` steps; returns whether the run ends here."""
         better = False
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
         ended = self._is_evaluated(done) and (done == self.experiment.total_steps or self._is_good_enough())
-        # One process may have been asked during the evaluation; of many, all agree after the next step.
+        # A single process may be asked to stop during the evaluation; many agree after the next step.
         self._stopping |= self.stop_signal.requested is not None and self.group.count == 1
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
@@ -127,8 +128,8 @@ class Loop:
         return ended
 
     def _evaluate(self, done: int) -> bool:
-        """Evaluates and logs; whether it is the best so far. A signal leaves it undone, for the next start."""
-        # Of several processes one alone must not leave the loop: all agree after the next step.
+        """Evaluates, logs, and returns whether it is the best so far; a signal leaves it for the next start."""
+        # One of many processes must not leave the evaluation alone: they agree after the next step.
         should_stop = (lambda: self.stop_signal.requested) if self.group.count == 1 else (lambda: False)
         steps = {"": self.eval_step}
         sums = evaluation.run(self.experiment, steps, self.state, should_stop=should_stop, group=self.group)
@@ -162,7 +163,7 @@ class Loop:
             "log": self.log.state(),
         }
         with jax.transfer_guard("allow"), self.group.pause():
-            self.saved.save(done, self.state, record, best=self.best and self.best["step"])
+            self.saved.save(done, self.state, record, best=self.best["step"] if self.best else None)
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:
@@ -175,8 +176,8 @@ class Loop:
         for name in names:
             self.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
 
-    def _record(self, finished: list[tuple[int, Any, step.Batch]]) -> None:
-        """Logs the metrics of finished steps; raises NonFiniteError at one that could not be taken."""
+    def _record(self, finished: list[tuple[int, Any, Batch]]) -> None:
+        """Logs the metrics of finished steps; raises NonFiniteError at a step that could not be taken."""
         for done, values, batch in finished:
             self.log.train(done, values)
             self.sampler.finished(done, values, self.log)

@@ -1,4 +1,4 @@
-"""A run, top to bottom: config -> data, model, optimizer (`build`) -> state -> compiled step -> loop -> summary."""
+"""A run: config -> data, model, optimizer (`build`) -> state -> compiled step -> loop -> summary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data
-from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.progress import StepProgress
 from mixedres.checkpoints import workdir
@@ -39,15 +39,15 @@ from mixedres.train.start import InitialWeights
 def train(
     config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE
 ) -> dict[str, Any]:
-    """Trains in `directory`, from its newest checkpoint where it has one, and returns the summary.
+    """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
 
-    `group`: the processes that do so together, of which the first writes.
+    `group`: the processes of the run, of which the first writes.
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
-      TrainingError: where training cannot go on, or came to nothing; NonFiniteError where numbers were not finite.
-      data.DataError: where the data cannot be read any further.
-      Stopped: where SIGINT or SIGTERM asked for it.
+      TrainingError: if training cannot go on or came to nothing; NonFiniteError: if numbers were not finite.
+      data.DataError: if the data cannot be read any further.
+      Stopped: after SIGINT or SIGTERM.
     """
     experiment = build(config)
     if config.wandb and not wandb_writer.is_installed():
@@ -85,7 +85,7 @@ def _train(
     initial: InitialWeights | None,
     outlasting: contextlib.ExitStack,
 ) -> dict[str, Any]:
-    """The run itself: state, compiled steps, loop; returns the summary. `outlasting` closes what is done after that."""
+    """Trains and returns the summary; what is entered in `outlasting` ends after the summary is written."""
     config = experiment.config
     print("compiling ...", flush=True)
     programs = outlasting.enter_context(CompilationCounter())
@@ -157,10 +157,10 @@ def _writers(
 
 
 def _tracker(experiment: Experiment, directory: pathlib.Path) -> wandb_writer.WandbWriter:
-    """The run at Weights & Biases."""
+    """The writer of the run at Weights & Biases."""
     try:
         return wandb_writer.WandbWriter(experiment.config.wandb, directory, experiment.resolved)
-    except wandb_writer.TrackingError as error:
+    except TrackingError as error:
         raise TrainingError(
             f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
             "config.wandb out"
@@ -168,9 +168,9 @@ def _tracker(experiment: Experiment, directory: pathlib.Path) -> wandb_writer.Wa
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
-    """The schedule as a function on the host.
+    """The schedule as a function on the host, computed for 4096 updates at a time.
 
-    Evaluated a few thousand updates at a time: asking the device for one number would wait for the steps under way.
+    A single number from the device would wait for the steps in flight.
     """
     size = 4096
 
@@ -184,7 +184,7 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
 
 
 def _compile(experiment: Experiment, state: step.TrainState) -> tuple[Any, Any, Sampler]:
-    """All steps, compiled ahead: a second compilation would be an error instead of a pause."""
+    """All steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
     train_step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
     eval_arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
     eval_step = experiment.eval_step().lower(*eval_arguments).compile()
@@ -194,7 +194,7 @@ def _compile(experiment: Experiment, state: step.TrainState) -> tuple[Any, Any, 
 
 
 def _check_outcome(state: step.TrainState, result: dict[str, Any]) -> None:
-    """Raises TrainingError for a run that ended without an update, or with a network that returns no numbers."""
+    """Raises TrainingError for a run without an update, or whose network returns no finite numbers."""
     skipped = int(state.loss_scale.total_skipped)
     if skipped == int(state.step):
         raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")

@@ -1,4 +1,4 @@
-"""Where a run, an evaluation or an examination starts: the newest checkpoint, given weights, or random ones."""
+"""Where a run, an evaluation or an examination starts: the newest checkpoint, given weights, or random weights."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
-# Seconds in which a file that one host wrote is seen by all; NFS may remember for a minute that it was not there.
+# Seconds until all hosts see a file that one of them wrote; NFS may cache for a minute that it does not exist.
 SHARED_WITHIN = 90.0
 
 
 @dataclasses.dataclass(frozen=True)
 class InitialWeights:
-    """Weights of a file or of another run, for a network.
+    """Weights from a file or another run, for a network.
 
     Attributes:
-      variables: {'params', 'batch_stats'}, numpy arrays in the network's dtypes; without 'head' where the file's head
-        is for other classes.
-      note: a line for a person: the origin, and what is missing.
+      variables: {'params', 'batch_stats'}, numpy arrays in the network's dtypes; without 'head' if the file's head has
+        other classes.
+      note: a line to print: the origin of the weights, and what is missing.
     """
 
     variables: dict[str, Any]
     note: str
 
     def apply_to(self, state: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
-        """`state` with these weights, in its moving average too, placed as `sharding` says."""
+        """`state` with these weights, also in its moving average, placed by `sharding`."""
 
         def replaced(old: dict[str, Any]) -> dict[str, Any]:
-            # Anew for every use: the step donates its state, and no two leaves of it may be one array.
+            # New arrays every time: the step donates its state, whose leaves must be different arrays.
             new = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), self.variables)
             return {name: {**old[name], **new[name]} for name in ("params", "batch_stats")}
 
@@ -59,8 +59,8 @@ class Start:
 
     Attributes:
       state: on the devices.
-      record: what the checkpoint records beside the state; None where there is no checkpoint.
-      initial: the weights of `config.init_from` in it; None for a checkpoint and for random weights.
+      record: what the checkpoint records beside the state; None without a checkpoint.
+      initial: the weights of `config.init_from`; None for a checkpoint and for random weights.
     """
 
     state: TrainState
@@ -74,7 +74,7 @@ class Start:
 
 
 def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
-    """Raises `ConfigError` in all processes where one has another config, other data or another directory."""
+    """Raises `ConfigError` in all processes if configs, data or directories differ between them."""
     group.assert_equal("config", experiment.resolved | {"--clean": clean})
     counts = ("train_examples", "eval_examples", "fingerprint")
     group.assert_equal("data", {name: experiment.data[name] for name in counts})
@@ -85,20 +85,20 @@ def assert_same(experiment: Experiment, directory: pathlib.Path, group: SinglePr
 def open_run(
     experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
 ) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None]]:
-    """Checks that the run may start in `directory`, and claims it for the block, in which programs are cached.
+    """Checks that the run may start in `directory`, claims it for the block, and enables the compilation cache.
 
     Yields:
-      The weights of `config.init_from` where the run starts from them, and the summary of a run that is finished.
+      The weights of `config.init_from` if the run starts from them, and the summary of a finished run; else None.
 
     Raises:
-      ConfigError: where processes disagree, the weights do not fit, or the directory holds something else. Nothing has
+      ConfigError: if processes disagree, the weights do not fit, or the directory is not one of this run. Nothing has
         been written then.
     """
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
     cache = compilation_cache(experiment.config.compilation_cache, directory, group)
     with cache, _claim(experiment, directory, group, clean=clean):
-        # Process 0 looks: the others may not see yet, or still, what it sees.
+        # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
         yield initial, group.broadcast("finished", finished)
 
@@ -106,7 +106,7 @@ def open_run(
 def _claim(
     experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """Process 0 makes `directory` the run's; the others check that it is the same directory."""
+    """Claims `directory` in process 0; the others check that theirs is the same directory."""
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if group.is_primary:
         lock = workdir.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
@@ -121,10 +121,10 @@ def _claim(
 def initial_weights(
     experiment: Experiment, directory: pathlib.Path | None, group: SingleProcess, *, clean: bool = False
 ) -> InitialWeights | None:
-    """The weights of `config.init_from`; None where none are named, and where `directory` has a checkpoint.
+    """The weights of `config.init_from`; None if it is not set or `directory` has a checkpoint.
 
     Raises:
-      ConfigError: as `load_weights`, and in all processes where they do not find the same weights.
+      ConfigError: as for `load_weights`, and in all processes if they read different weights.
     """
     continues = directory is not None and workdir.contents(directory)["checkpoints"] and not clean
     given = experiment.config.init_from
@@ -136,16 +136,16 @@ def initial_weights(
 def find_start(
     experiment: Experiment, saved: Checkpoints | None, initial: InitialWeights | None, *, set_aside: bool = False
 ) -> Start:
-    """The one answer to where weights come from: the newest checkpoint, else `initial`, else random weights.
+    """The start from the newest checkpoint, else from `initial`, else from random weights.
 
     Args:
       experiment: of the run.
-      saved: its checkpoints; None: there are none.
-      initial: as `initial_weights` found them.
-      set_aside: the run continues here: damaged checkpoints are renamed, and changes of the config are announced.
+      saved: its checkpoints, or None.
+      initial: the result of `initial_weights`.
+      set_aside: the run continues here: rename damaged checkpoints and print changes of the config.
 
     Raises:
-      ConfigError: as `restore`.
+      ConfigError: as for `restore`.
     """
     restored = None if saved is None else restore(experiment, saved, set_aside=set_aside)
     if restored is not None:
@@ -154,7 +154,7 @@ def find_start(
 
 
 def latest(experiment: Experiment, directory: pathlib.Path | None, initial: InitialWeights | None = None) -> Start:
-    """`find_start` for the workdir `directory`, which stays unchanged; None for no workdir."""
+    """`find_start` for the workdir `directory`, or without one, and without changing anything."""
     if directory is None:
         return find_start(experiment, None, initial)
     saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
@@ -165,8 +165,8 @@ def latest(experiment: Experiment, directory: pathlib.Path | None, initial: Init
 
 
 def init_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
-    """The state before the first step, on the devices: random, or with the weights `initial`, whose note is printed."""
-    # Random initialization is a large program that runs once: on the CPU most of its time is optimization.
+    """The state before the first step, on the devices: random or from `initial`, whose note is printed."""
+    # Random initialization is a large program that runs once; on the CPU most of its time would be optimization.
     quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
     sharding = experiment.replicated_sharding
     init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick)
@@ -179,12 +179,12 @@ def init_state(experiment: Experiment, initial: InitialWeights | None = None) ->
 def restore(
     experiment: Experiment, saved: Checkpoints, *, set_aside: bool = False
 ) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest undamaged state and its record; None where there is no checkpoint.
+    """The newest undamaged state and its record; None without a checkpoint.
 
     Prints which newer checkpoints are damaged, and with `set_aside` renames them.
 
     Raises:
-      ConfigError: where all are damaged, or they are of another network or beyond the end of the run.
+      ConfigError: if all are damaged, are of another network, or lie beyond the end of the run.
     """
     latest = saved.latest_step()
     if latest is None:
@@ -223,13 +223,11 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
             f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
         )
     if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
-        print(
-            f"note: the run has become longer; its learning rate is that of {experiment.total_steps:,} steps from now on"
-        )
+        print(f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps")
 
 
 def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> InitialWeights:
-    """Reads the weights that ``config.init_from`` names: a workdir, a file, or a folder that transformers saved.
+    """Reads the weights that ``config.init_from`` names: a workdir, a file, or a folder saved by transformers.
 
     Args:
       given: the path.
@@ -237,7 +235,7 @@ def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> Init
       model: the network.
 
     Raises:
-      ConfigError: where they cannot be read, or are of another network; the text lists what does not fit.
+      ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
     """
     path = pathlib.Path(os.path.expanduser(given))
     try:

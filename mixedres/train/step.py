@@ -7,12 +7,12 @@ The order of the training step, and why:
   scale            multiply the loss, so that small gradients survive the half-precision backward pass
   gradient         with respect to a per-device view of the float32 parameters (`jax.lax.pcast`): differentiating
                    replicated ones would already sum over the devices, in the compute dtype, and give n times the mean
-  all-reduce       mean of the still scaled gradients, in the parameter or the compute dtype
+  all-reduce       mean of the scaled gradients, in the parameter or the compute dtype
   unscale, check,  `mixedres.precision.loss_scaled`: in float32, by the scale that was used, one verdict for all
   optimize           devices because the gradients are already averaged
   select           old or new, over the whole state; on a skipped step only the loss scale and `step` move
-  halt             where skipping cannot help, not even those: the state stays the one before the failing step, and
-                   every later step leaves it alone, so that steps dispatched ahead spoil nothing
+  halt             where skipping cannot help: the state remains the one before the failing step, and every later step
+                   leaves it unchanged, so that steps dispatched ahead spoil nothing
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from mixedres.train.gradients import ApplyFn, Batch, Metrics, StepOptions, scale
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a run carries from one step to the next.
+    """The state of a run between two steps.
 
     Attributes:
-      step: int32 scalar, batches consumed, skipped steps included: the data position.
+      step: int32 scalar, number of batches consumed, with those of skipped steps: the data position.
       params: float32 parameters.
       batch_stats: float32 running statistics.
-      opt_state: state of `mixedres.precision.loss_scaled`, which holds the loss scale.
+      opt_state: state of `mixedres.precision.loss_scaled`, with the loss scale.
       ema: float32 moving averages {'params', 'batch_stats'}, or None.
-      halted: boolean scalar; true where the step after this state is one that cannot be taken, see `train_step`.
+      halted: boolean scalar; true if the step after this state cannot be taken, see `train_step`.
     """
 
     step: jax.Array
@@ -61,7 +61,7 @@ class TrainState:
 
     @property
     def loss_scale(self) -> LossScale:
-        """The scale that the next step uses."""
+        """The loss scale of the next step."""
         return self.opt_state.loss_scale
 
     @property
@@ -71,7 +71,7 @@ class TrainState:
 
     @property
     def eval_variables(self) -> dict[str, Any]:
-        """What to evaluate: the moving average where one is kept."""
+        """The variables to evaluate: the moving average if there is one."""
         return self.variables if self.ema is None else self.ema
 
 
@@ -91,22 +91,23 @@ def init_state(variables: Any, tx: optax.GradientTransformation, *, ema: bool) -
 def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tuple[TrainState, Metrics]:
     """One step on this device's part of the batch; runs inside `jax.shard_map` over `AXIS`.
 
-    A step whose loss or gradients are not finite is skipped where a loss scale can mend that. It halts where there is
-    none, where the scale cannot be lowered, and after `options.max_consecutive_skips` such steps in a row: then, and in
-    every later step, the state comes back bit for bit as it was, except for `halted`.
+    A step whose loss or gradients are not finite is skipped if a lower loss scale can help. It halts if there is no
+    loss scale, if the scale is at its minimum, and after `options.max_consecutive_skips` such steps in a row: from then
+    on every step returns the state bit for bit as it was, except for `halted`.
 
     Args:
       state: replicated.
       batch: 'image' (b, h, w, c) uint8 or float and 'label' (b,) int32, this device's examples.
-      options: of the step; with `tx`.
+      options: options of the step, with `tx`.
 
     Returns:
       The new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
-      (fraction), 'grads_finite' (0 or 1, of loss and gradients), 'loss_scale' (the scale that was used) and 'halted' (0
-      or 1). The first step with 'halted' is the one that failed; those after it were not taken at all.
+      (fraction), 'grads_finite' (0 or 1, for loss and gradients), 'loss_scale' (the scale that was used) and 'halted'
+      (0 or 1). The first step with 'halted' is the one that failed; the steps after it were not taken.
     """
     grads, batch_stats, metrics = scaled_grads(state.variables, batch, state.loss_scale, options)
     checked = {"checked": kernel_layout.to_ohwi(grads)} if options.ohwi else {}
+    assert options.tx is not None
     updates, opt_state = options.tx.update(grads, state.opt_state, state.params, value=metrics["loss"], **checked)
     params = optax.apply_updates(state.params, updates)
     finite = opt_state.grads_finite
@@ -115,23 +116,23 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
     too_many = opt_state.loss_scale.consecutive_skipped >= options.max_consecutive_skips
     cannot_recover = state.loss_scale.at_minimum | too_many
     halted = state.halted | (~finite & cannot_recover)
-    # The updates of a skipped step are -0.0 and leave params alone, save for subnormals where a device flushes them.
+    # The updates of a skipped step are -0.0 and leave params unchanged, except for subnormals that a device flushes.
     params, batch_stats, ema = _select(
         finite & ~halted, (params, batch_stats, ema), (state.params, state.batch_stats, state.ema)
     )
     count, opt_state = jmp.select_tree(halted, (state.step, state.opt_state), (state.step + 1, opt_state))
     metrics |= {
         "grads_finite": finite.astype(jnp.float32),
-        "loss_scale": state.loss_scale.loss_scale,
+        "loss_scale": jnp.asarray(state.loss_scale.loss_scale),
         "halted": halted.astype(jnp.float32),
     }
     return TrainState(count, params, batch_stats, opt_state, ema, halted), metrics
 
 
 def loss_and_grads(state: TrainState, batch: Batch, *, options: StepOptions) -> tuple[jax.Array, Any]:
-    """The loss and the unscaled gradients of a step, all of which must be finite for `train_step` to take it.
+    """The loss and the unscaled gradients of a step; `train_step` takes the step only if all of them are finite.
 
-    Args: as `train_step`; `options.tx` is not used.
+    Args: as for `train_step`; `options.tx` is not used.
     """
     grads, _, metrics = scaled_grads(state.variables, batch, state.loss_scale, options)
     with jax.named_scope("unscale"):
@@ -152,8 +153,8 @@ def eval_step(
     Args:
       variables: {'params', 'batch_stats'}, replicated.
       batch: as in `train_step`, and 'mask' (b,) bool: false for the padding of the last batch.
-      baseline: (b,) int32, the predicted classes to compare with; None: there are none.
-      sums: as `zero_sums` makes them, replicated.
+      baseline: (b,) int32, the predicted classes to compare with, or None.
+      sums: as `zero_sums` returns them, replicated.
       apply_fn: the model's `apply`.
       normalize: images to float32.
 
@@ -168,7 +169,7 @@ def eval_step(
         "top5": losses.in_top_k(logits, labels, 5),
         "examples": jnp.ones_like(mask),
         "changed": classes != (classes if baseline is None else baseline),
-        # The class of an image with such logits means nothing.
+        # The predicted class of such an image means nothing.
         "nonfinite": ~jnp.isfinite(logits).all(-1),
     }
     new: Metrics = {name: jnp.sum(values & mask) for name, values in counts.items()}
@@ -178,7 +179,7 @@ def eval_step(
 
 
 def zero_sums() -> dict[str, np.ndarray]:
-    """Sums over no image, on the host: int32 counts, exact to 2**31 images, and the float32 sum of losses."""
+    """The sums at the start of an evaluation, on the host: int32 counts, exact to 2**31 images, and a float32 loss."""
     counts = {name: np.zeros((), np.int32) for name in ("top1", "top5", "examples", "changed", "nonfinite")}
     return counts | {"loss": np.zeros((), np.float32)}
 
@@ -192,9 +193,9 @@ def jit_sharded(
     donate: Any = (),
     first_format: Any = None,
 ) -> Any:
-    """`step` under `shard_map` and `jit`, with inputs and outputs sharded as the specs say.
+    """`step` under `shard_map` and `jit`, with inputs and outputs sharded by the specs.
 
-    `first_format`: memory layout and sharding of the arrays of the first input and of the first output.
+    `first_format`: memory layout and sharding of the first input and the first output.
     """
     mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
     inputs, outputs = jax.tree.map(
@@ -209,12 +210,12 @@ def jit_train_step(mesh: Mesh, options: StepOptions, *, donate: bool | None = No
     """The jitted, sharded (state, batch) -> (state, metrics) of `train_step` with `options`.
 
     Args:
-      mesh: with the one axis `AXIS`.
-      options: of the step; `ohwi` follows from `state_format`.
-      donate: the new state takes the memory of the old one; None: not on the CPU. There XLA writes parameters and
-        momentum in loops of their own that read both, and would first copy all of a donated state: 7 % of a step of
-        ResNet-50 with 16 images of 64 pixels.
-      state_format: memory layout of the state where it is not the default; see `mixedres.models.kernel_layout.formats`.
+      mesh: has the one axis `AXIS`.
+      options: options of the step; `ohwi` follows from `state_format`.
+      donate: the new state takes the memory of the old one; None: except on the CPU. There XLA writes parameters and
+        momentum in loops that read both, and would first copy a donated state: 7 % of a step of ResNet-50 with 16
+        images of 64 pixels.
+      state_format: memory layout of the state if not the default; see `mixedres.models.kernel_layout.formats`.
     """
     donates = mesh.devices.flat[0].platform != "cpu" if donate is None else donate
     options = dataclasses.replace(options, ohwi=state_format is not None)
@@ -236,9 +237,9 @@ def jit_eval_step(mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> A
 def _select(keep: jax.Array, new: Any, old: Any) -> Any:
     """`new` where the boolean scalar `keep` is true, else `old`, leaf by leaf.
 
-    A batch norm has many small vectors, and XLA for GPUs updates each in a kernel of its own, unless they read an array
-    in common. So all vectors share one of `keep`, which the barrier holds together: 183 kernels fewer in a step of
-    ResNet-50.
+    XLA for GPUs updates each of the many small vectors of batch norm in a kernel of its own, unless they read a common
+    array. So all vectors read one array of `keep`, which the barrier keeps XLA from splitting: 183 kernels fewer in a
+    step of ResNet-50.
     """
     longest = max((x.size for x in jax.tree.leaves(new) if x.ndim == 1), default=0)
     shared = jax.lax.optimization_barrier(jnp.full(longest, keep))
@@ -248,12 +249,12 @@ def _select(keep: jax.Array, new: Any, old: Any) -> Any:
 def _average(state: TrainState, new: Any, decay: float) -> Any:
     """The moving average after this update.
 
-    The decay grows as (1 + n) / (10 + n) with the n updates applied so far, TensorFlow's rule
-    (ExponentialMovingAverage's num_updates), so that the random start is soon forgotten.
+    The decay grows as (1 + n) / (10 + n) with the n updates so far, which soon forgets the random start: the rule of
+    TensorFlow's ExponentialMovingAverage with num_updates.
     """
     if state.ema is None:
         return None
     applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)
-    decay = jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
+    weight = 1.0 - jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
     # In this form the average of equal numbers is that number.
-    return jax.tree.map(lambda old, x: old + (1.0 - decay) * (x - old), state.ema, new)
+    return jax.tree.map(lambda old, x: old + weight * (x - old), state.ema, new)

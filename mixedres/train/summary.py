@@ -1,4 +1,4 @@
-"""What a run tells of itself: in a few lines at its start, and in one file at its end."""
+"""The description of a run: a few lines at its start, and summary.json at its end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mixedres.train.experiment import Experiment
 
 
 def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
-    """Prints what is going to run, and where."""
+    """Prints network, data, precision, steps, devices and workdir."""
     config, source = experiment.config, experiment.source
     scale = experiment.precision.loss_scale
-    kept = f", {experiment.precision.keep_float32} in float32" if experiment.precision.keep_float32 else ""
+    wide = f", {experiment.precision.keep_float32} in float32" if experiment.precision.keep_float32 else ""
     fused = ", fused norms" if experiment.model.fused else ""
     devices = f"{len(experiment.devices)} {experiment.devices[0].device_kind} device" + "s" * (
         len(experiment.devices) > 1
@@ -27,7 +27,7 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
     print(
         f"mixedres {__version__}: {config.model.name} v{experiment.model.version} on {config.data.name} "
         f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
-        f"  precision {experiment.precision.name}: {experiment.precision.policy}, loss scale {scale}{kept}{fused}\n"
+        f"  precision {experiment.precision.name}: {experiment.precision.policy}, loss scale {scale}{wide}{fused}\n"
         f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}; workdir {directory}",
         flush=True,
     )
@@ -38,7 +38,7 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """An evaluation in one line."""
+    """The result of an evaluation as one line."""
     return f"test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"
 
 
@@ -50,7 +50,7 @@ def to_dict(
     compile_seconds: float,
     programs: CompilationCounter,
 ) -> dict[str, Any]:
-    """The run as `summary.json` has it."""
+    """The content of `summary.json`."""
     state, log = run.state, run.log
     steps, seconds = int(state.step), log.clock.read()
     own = next(device for device in experiment.devices if device.process_index == jax.process_index())
@@ -64,7 +64,7 @@ def to_dict(
         "data": experiment.config.data.name,
         "train": {
             "steps": steps,
-            "first_step": first_step,  # the rates and seconds below are those of the steps since
+            "first_step": first_step,  # rates and seconds below count the steps since then
             "epochs": steps / experiment.steps_per_epoch,
             "examples_per_second": here * experiment.batch_size / seconds if here else None,
             "step_time_ms": 1e3 * seconds / here if here else None,

@@ -28,9 +28,9 @@ TINY = (
 
 
 @pytest.fixture
-def one_block(monkeypatch):
-    """The network of `TINY` is stem, one block and head."""
-    run_cases.shrink(monkeypatch, blocks=1)
+def small_network(monkeypatch):
+    """The network of `TINY` is stem and head."""
+    run_cases.shrink(monkeypatch)
 
 
 def said(capsys, *arguments):
@@ -40,7 +40,7 @@ def said(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-@pytest.mark.usefixtures("one_block")
+@pytest.mark.usefixtures("small_network")
 def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
     out = tmp_path / "page.html"
     status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
@@ -62,7 +62,7 @@ def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, 
     assert followed.precision.loss_scale == 2.0 ** document["recommended_log2_scale"]
 
 
-@pytest.mark.usefixtures("one_block")
+@pytest.mark.usefixtures("small_network")
 def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, capsys):
     run = tmp_path / "run"
     train.train(run_cases.tiny("fp16_static"), run)
@@ -77,7 +77,7 @@ def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, c
     assert status == 2 and "is of another model" in errors
 
 
-@pytest.mark.usefixtures("one_block")
+@pytest.mark.usefixtures("small_network")
 def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, capsys):
     """After a few updates at a rate of 1e9 nothing is finite."""
     flags = ["--config.precision.loss_scale=none", "--config.optimizer.learning_rate=1e9"]

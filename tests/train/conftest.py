@@ -2,7 +2,6 @@
 
 import gc
 
-import jax
 import pytest
 
 from tests.train import run_cases, step_cases
@@ -30,5 +29,4 @@ def programs_of_one_module(request):
     yield
     for cached in (step_cases.compiled, step_cases.network, *vars(request.module).values()):
         getattr(cached, "cache_clear", lambda: None)()
-    jax.clear_caches()
     gc.collect()

@@ -78,7 +78,7 @@ def test_the_model_gets_policy_statistics_and_matmul_precision():
 def test_dynamic_loss_scale_options_reach_it():
     texts = {"initial": 64.0, "period": 7, "factor": 4.0, "min": 2.0, "max": 128.0}
     config = run_cases.tiny("fp16", **{f"loss_scale__{key}": value for key, value in texts.items()})
-    scale = build(config).init_state().loss_scale
+    scale = build(config).tx.init({}).loss_scale
     found = (scale.loss_scale, scale.period, scale.factor, scale.min_loss_scale, scale.max_loss_scale)
     assert [float(x) for x in found] == [64, 7, 4, 2, 128]
 

@@ -123,8 +123,8 @@ def test_none_caches_nothing(tmp_path):
 def test_a_cache_that_jax_has_already_stays(tmp_path, monkeypatch):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     monkeypatch.setattr(compilation, "_set", None)
-    for where in ("auto", "none", str(tmp_path / "named"), "/dev/null/directory"):
-        with compilation.compilation_cache(where, tmp_path / "run"):
+    for setting in ("auto", "none", str(tmp_path / "named"), "/dev/null/directory"):
+        with compilation.compilation_cache(setting, tmp_path / "run"):
             assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
 
 

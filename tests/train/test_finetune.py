@@ -150,6 +150,7 @@ def test_what_does_not_learn_has_no_state_and_keeps_negative_zeros():
     np.testing.assert_allclose(updates["head"]["kernel"], [-1.1, -1.2])
 
 
+@pytest.mark.slow
 def test_the_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
     """The commands of a person: train on digits, then teach the head alone in fp16."""
     short = ["--config.model.name=cifar_resnet8", "--config.num_devices=1", "--config.steps=30"]

@@ -25,7 +25,11 @@ from tests.train import step_cases as cases
 STAGES = (1, 1)  # a block with a projection and one without
 
 
-@pytest.mark.parametrize(("devices", "options"), [(8, {}), (2, {"sync": True, "microbatches": 2})], ids=str)
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [(8, {}), pytest.param(2, {"sync": True, "microbatches": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_steps_are_those_of_the_plain_network(devices, options):
     states = []
     for fused in (False, True):

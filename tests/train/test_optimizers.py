@@ -76,6 +76,30 @@ def test_polynomial():
     np.testing.assert_allclose(cubic, [0, 2, 4, 2.25, 2.03125, 2, 2], rtol=1e-6)
 
 
+@pytest.mark.parametrize("end", [0.0, 0.1])
+def test_decays_are_those_of_optax(end):
+    """But for the last bits, which differ; its `linear_schedule` is too far off for a warm-up."""
+    steps = np.arange(0, 572, 13)
+    for name, theirs in (
+        ("cosine", optax.cosine_decay_schedule(0.05, 572, alpha=end)),
+        ("polynomial", optax.polynomial_schedule(0.05, 0.05 * end, 2.0, 572)),
+    ):
+        ours = rates(name, steps, peak=0.05, total_steps=572, end_factor=end)
+        np.testing.assert_allclose(ours, [float(theirs(step)) for step in steps], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_piecewise_keeps_its_bits(warmup):
+    """The formula in plain float32: the rate times the last factor whose boundary lies behind."""
+    boundaries, factors = (5, 9, 30), (0.3, 0.0, 0.07)
+    options = {"peak": 0.1, "total_steps": 50, "warmup_steps": warmup}
+    rate = optimizers.schedule("piecewise", boundaries=boundaries, factors=factors, **options)
+    for step in range(50):
+        shape = np.float32([1.0, *(f for b, f in zip(boundaries, factors, strict=True) if step > b)][-1])
+        warm = np.minimum(np.float32(step) / np.float32(warmup), np.float32(1)) if warmup else np.float32(1)
+        assert np.asarray(rate(step)) == np.float32(0.1) * warm * shape, step
+
+
 def test_constant():
     steps = [0, 1, 2, 4, 5, 1000]
     warm = rates("constant", steps, peak=0.5, total_steps=10, warmup_steps=4)
@@ -215,14 +239,13 @@ def network_params(version):
 
 
 # Stem, head, two convolutions in each of three blocks, and projections in the last two blocks.
-@pytest.mark.parametrize(("version", "kernels"), [("1", 10), ("2", 10)])
-@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_exactly_the_kernels_of_a_network_decay(name, version, kernels):
+@pytest.mark.parametrize(("name", "version"), [("sgd", "1"), ("lars", "2"), ("adamw", "1")])
+def test_exactly_the_kernels_of_a_network_decay(name, version):
     shapes = network_params(version)
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
     tx = optimizers.create(name, lambda count: 0.5, weight_decay=0.25, trust_coefficient=1.0)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = tx.update(zeros, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(zeros, tx.init(params), params)
     moved = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda u: bool(u.any()), updates))
     decays = {jax.tree_util.keystr(path) for path, any_moved in moved if any_moved}
     # Kernels are the parameters with more than one axis: independent of their names.
@@ -230,7 +253,7 @@ def test_exactly_the_kernels_of_a_network_decay(name, version, kernels):
     matrices = {jax.tree_util.keystr(path) for path, leaf in leaves if leaf.ndim > 1}
     assert decays == matrices
     assert len(matrices) == len([path for path in matrices if path.endswith("['kernel']")])
-    assert len(matrices) == kernels
+    assert len(matrices) == 10
 
 
 def test_paths_of_the_mask():

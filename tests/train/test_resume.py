@@ -96,7 +96,7 @@ def check_equal(directory, summary, reference):
     assert step_cases.bits(final_state(directory, chosen)) == step_cases.bits(final_state(at, chosen))
 
 
-@pytest.mark.parametrize("preset", ["fp32", "fp16"])
+@pytest.mark.parametrize("preset", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
 def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, preset, tmp_path, monkeypatch, capfd):
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGINT)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
@@ -210,6 +210,7 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, caps
         assert (note in capsys.readouterr().out) == (devices != 8)
 
 
+@pytest.mark.slow
 def test_a_run_continues_on_other_devices_to_the_same_numbers(tmp_path, monkeypatch):
     synced = {"batch_norm__sync": True, "num_devices": 2}
     with monkeypatch.context() as patch, pytest.raises(Stopped):

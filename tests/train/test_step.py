@@ -182,11 +182,10 @@ def split(batch, parts):
     return [jax.tree.map(lambda x, i=i: np.split(x, parts)[i], batch) for i in range(parts)]
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_per_device_statistics_match_separate_shards(devices):
-    train_step, state = cases.make("fp32", devices=devices, label_smoothing=0.1)
+def test_per_device_statistics_match_separate_shards():
+    train_step, state = cases.make("fp32", devices=8, label_smoothing=0.1)
     data = cases.batch(1, 32, np.uint8)
-    expected = reference_step(cases.host(state), split(data, devices), cases.optimizer(), 0.1)
+    expected = reference_step(cases.host(state), split(data, 8), cases.optimizer(), 0.1)
     state, _ = train_step(state, data)
     cases.close((state.params, state.batch_stats), expected, 1e-5)
 

@@ -1,4 +1,4 @@
-"""Examinations of a training run: the numerics report on its step, and errors of real half-precision gradients."""
+"""Examinations of a training step: the numerics report, and errors of real half-precision gradients."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from mixedres._internal import jax_compat
 from mixedres._internal.tree import named_leaves
 from mixedres.numerics import Comparison, Report, TensorCounts
 from mixedres.train.experiment import Experiment
-from mixedres.train.step import Batch, TrainState
+from mixedres.train.gradients import Batch
+from mixedres.train.step import TrainState
 
-# What an examination computes in: float32, or where that is slow and bfloat16 is not, that one, which has its range.
+# The presets in which a step is examined: float32, or bfloat16, which has the same range, where float32 is slow.
 IN_FLOAT32, IN_BFLOAT16 = "fp32", "bf16"
 
 
 def in_float32(experiment: Experiment, name: str = IN_FLOAT32) -> Experiment:
-    """The run as it is examined: lost values can be counted only where none are lost."""
+    """The experiment in a precision that loses no values, so that they can be counted."""
     return experiment.in_precision(precision.get(name))
 
 
 def shift_of(loss_scale: Any) -> int:
-    """Exponent of the power of two at or below a loss scale."""
+    """The exponent of the largest power of two <= `loss_scale`."""
     return math.floor(math.log2(float(loss_scale)))
 
 
-def report(experiment: Experiment, seen: TensorCounts, loss_scale: Any, title: str) -> Report:
-    """The report on what was seen of a step of `experiment` that uses this loss scale."""
-    rows = seen.rows(named_leaves(experiment.variable_shapes["params"]))
+def report(experiment: Experiment, counts: TensorCounts, loss_scale: Any, title: str) -> Report:
+    """The report on the `counts` of a step of `experiment` with this loss scale."""
+    rows = counts.rows(named_leaves(experiment.variable_shapes["params"]))
     return Report(rows, shift_of(loss_scale), title)
 
 
 def compare(
     experiment: Experiment, state: TrainState, batch: Batch, presets: dict[str, tuple[precision.Precision, int]]
-) -> Any:
-    """How far real gradients of a step are off, [Comparison].
+) -> list[Comparison]:
+    """The errors of the gradients of a step in several precisions, against float32.
 
     Args:
-      experiment, state, batch: of the step; the batch on the devices.
-      presets: {words for the report: (precision, exponent of the loss scale)}.
+      experiment, state, batch: of the step; the batch is on the devices.
+      presets: {name for the report: (precision, exponent of the loss scale)}.
     """
     exact = _gradients(in_float32(experiment), state, batch, 0)
     return [
@@ -66,7 +67,7 @@ def _gradients(experiment: Experiment, state: TrainState, batch: Batch, shift: i
 
 
 def _comparison(preset: str, shift: int, found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Comparison:
-    """Relative to the gradient; one that is 0 in float32 has no relative error."""
+    """Relative errors by parameter; a gradient that is 0 in float32 has none."""
     norms = {name: float(np.linalg.norm(x.astype(np.float64))) for name, x in exact.items()}
     errors = {
         name: float(np.linalg.norm(found[name].astype(np.float64) - exact[name])) / norm

@@ -1,4 +1,4 @@
-"""Counts of the numbers inside the forward and backward pass of a training step, layer by layer."""
+"""Counts of the numbers in the forward and backward pass of a training step, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from mixedres.train.gradients import Batch, StepOptions, scaled_loss
 def tensor_counts(variables: dict[str, Any], batch: Batch, *, options: StepOptions) -> TensorCounts:
     """Counts one step without a loss scale, over all devices; runs inside `jax.shard_map` over `AXIS`.
 
-    Gradients are those that a device computes, before any mean over microbatches and devices: float16 must hold them.
+    Counts the gradients that each device computes, before any mean over microbatches and devices: these must fit into
+    float16.
 
-    Args: as `mixedres.train.gradients.scaled_grads`.
+    Args: as for `mixedres.train.gradients.scaled_grads`.
     """
     loss_fn = partial(scaled_loss, options=options)
     per_device = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
@@ -38,7 +39,7 @@ def tensor_counts(variables: dict[str, Any], batch: Batch, *, options: StepOptio
     else:
         parts = jax.tree.map(lambda x: x.reshape(options.microbatches, -1, *x.shape[1:]), batch)
         statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(count, parts))
-    # The taps' statistics are sums over the devices already, as all gradients of replicated values.
+    # The statistics of the taps are gradients of replicated values, so they are sums over the devices already.
     return TensorCounts(statistics, jax.lax.psum(gradients, AXIS), _histograms(variables["params"]))
 
 

@@ -1,13 +1,15 @@
-"""What a finding on a step means: the tensor in words, the likely cause, and the config key to try."""
+"""Explanations of a step that is not finite: the tensor, the likely cause, and the config key to try."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax.numpy as jnp
 
 from mixedres import precision
 from mixedres.numerics import ArrayRecord, Finding, Origin
 
-# Not finite for some finite operands, whatever the range of the dtype: 0 / 0, log 0, the root of a negative number.
+# Primitives that are not finite for some finite operands in every dtype, such as 0 / 0 or log 0.
 _PARTIAL = {"div", "rem", "log", "log1p", "log2", "rsqrt", "sqrt", "pow", "integer_pow", "atanh", "acos", "asin", "tan"}
 _PRODUCTS = {"conv_general_dilated", "dot_general"}
 _SMALLER_STEPS = (
@@ -15,8 +17,8 @@ _SMALLER_STEPS = (
 )
 
 
-def where(finding: Finding, devices: int) -> str:
-    """Which tensor was the first that is not finite."""
+def location(finding: Finding, devices: int) -> str:
+    """Names the first tensor that is not finite."""
     origin = finding.origin
     if origin is None:
         return "the step does not repeat: examined, its loss and every gradient are finite"
@@ -32,16 +34,16 @@ def where(finding: Finding, devices: int) -> str:
     return text
 
 
-def before(finding: Finding, count: int = 5) -> list[str]:
-    """The products that led to it, each with its largest magnitude, so that a growing one can be seen."""
+def products_before(finding: Finding, count: int = 5) -> list[str]:
+    """The last products before it, each with its largest magnitude."""
     if finding.origin is None:
         return []
     rows = [row for row in finding.arrays[: finding.origin.position] if row.primitive in _PRODUCTS]
     return [f"{row}: {row.largest:.4g}" for row in rows[-count:]]
 
 
-def why(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
-    """The likely cause and what to try, for a step in `preset` at `loss_scale`; no full stop at the end."""
+def cause(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
+    """The likely cause and what to try, for a step in `preset` at `loss_scale`, without a full stop."""
     origin = finding.origin
     if origin is None:
         return (
@@ -49,23 +51,23 @@ def why(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
             "set config.precision.name to a preset with bf16, and test the machine's memory"
         )
     if origin.is_argument:
-        return _of_argument(origin.array)
+        return _cause_in_argument(origin.array)
     if origin.array.primitive in _PARTIAL and not _near_the_limit(origin):
         return f"For these operands {origin.array.primitive} has no finite result; {_SMALLER_STEPS}"
-    half = jnp.finfo(origin.array.dtype).max < jnp.finfo(jnp.bfloat16).max
+    half = _largest(origin.array.dtype) < _largest(jnp.bfloat16)
     if half and origin.array.direction == "forward":
         return (
             f"The forward pass outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
-            f"changes that; {_wider(preset)}{_kept(origin.array)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(preset)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
         )
     if half:
-        return _of_gradient(origin, preset, loss_scale)
+        return _cause_in_gradient(origin, preset, loss_scale)
     return f"Numbers beyond {_limit(origin):.2g} mean that training diverged, not that {origin.array.dtype} is too " + (
         f"narrow; {_SMALLER_STEPS}"
     )
 
 
-def _of_argument(row: ArrayRecord) -> str:
+def _cause_in_argument(row: ArrayRecord) -> str:
     if row.path.startswith("batch/"):
         return (
             "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at what "
@@ -74,7 +76,7 @@ def _of_argument(row: ArrayRecord) -> str:
     return f"It was so before the step, from an update that was too large; {_SMALLER_STEPS}"
 
 
-def _of_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -> str:
+def _cause_in_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -> str:
     scale = float(loss_scale.loss_scale)
     text = f"A gradient outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, at loss scale {scale:g}; "
     if isinstance(loss_scale, precision.NoOpLossScale):
@@ -84,8 +86,8 @@ def _of_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -
     if bool(loss_scale.at_minimum):
         return text + f"that is its minimum already: lower config.loss_scale.min, or {_wider(preset)}"
     return text + (
-        "it halves at every skipped step: lower config.loss_scale.initial, or raise config.max_consecutive_skips to let "
-        "it find its level"
+        "it halves at every skipped step: lower config.loss_scale.initial, or raise config.max_consecutive_skips "
+        "until it is low enough"
     )
 
 
@@ -94,14 +96,18 @@ def _wider(preset: str) -> str:
     return f"set config.precision.name={wider}" if wider in precision.PRESETS else "set config.precision.name=bf16"
 
 
-def _kept(row: ArrayRecord) -> str:
-    """The layer in float32, as another way out; nothing where it is the whole network."""
+def _keep_layer(row: ArrayRecord) -> str:
+    """The advice to keep the layer in float32; empty if the layer is the whole network."""
     _, slash, path = row.path.partition("/")
     return f", keep the layer in float32 with config.precision.keep_float32=^/{path}$" if slash else ""
 
 
 def _limit(origin: Origin) -> float:
-    return float(jnp.finfo(origin.array.dtype).max)
+    return _largest(origin.array.dtype)
+
+
+def _largest(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def _near_the_limit(origin: Origin) -> bool:

@@ -1,4 +1,4 @@
-"""A look at the numerics of every layer, at every K-th step of a run."""
+"""Statistics of the tensors of every layer, at every K-th step of a run."""
 
 from __future__ import annotations
 
@@ -13,75 +13,78 @@ from mixedres.numerics import Report, TensorRow
 from mixedres.numerics.rows import LOST
 from mixedres.train.debug import compare
 from mixedres.train.experiment import Experiment
-from mixedres.train.metrics.log import Histogram, RunLog
-from mixedres.train.step import Batch, TrainState
+from mixedres.train.gradients import Batch
+from mixedres.train.metrics.log import RunLog
+from mixedres.train.metrics.writers import Histogram
+from mixedres.train.step import TrainState
 
-# Warnings at one step; a run in which everything is lost need not say so of every layer.
+# Number of layers named at a step.
 _MOST_LINES = 3
 
 
 class Sampler:
-    """Counts the tensors of every K-th step in a compiled step of its own, before that step is taken.
+    """Counts the tensors of every K-th step with a separate compiled step, before the step is taken.
 
-    In float32 on a CPU, in bfloat16 elsewhere: both have the range to hold what float16 would lose. The training step
-    and its numbers are as without.
+    It computes in float32 on a CPU and in bfloat16 elsewhere: both have the range for what float16 would lose. The
+    training step and its numbers do not change.
     """
 
     def __init__(self, experiment: Experiment):
-        """``config.numerics.every`` says how often; 0: never."""
+        """``config.numerics.every``: steps between two samples; 0: no samples."""
         self._experiment = experiment
         self._every = experiment.config.numerics.every
         self._count: Any = None
         self._pending: dict[int, Any] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def compile(self, state: TrainState) -> None:
-        """Compiles the step, where one is due at all."""
+        """Compiles the counting step, if the run is long enough for a sample."""
         if 0 < self._every <= self._experiment.total_steps:
             name = compare.IN_FLOAT32 if self._experiment.devices[0].platform == "cpu" else compare.IN_BFLOAT16
             count = compare.in_float32(self._experiment, name).numerics_step()
             self._count = count.lower(state.variables, self._experiment.batch_shapes).compile()
 
     def look(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Starts counting, where it is due, what is in step number `step` of this state and batch."""
+        """Starts counting step number `step`, of this state and batch, if it is due."""
         if self._every and step % self._every == 0:
             self._pending[step] = self._count(state.variables, batch)
 
     def finished(self, step: int, values: Mapping[str, Any], log: RunLog) -> None:
-        """Tells `log` what was counted in `step`, whose metrics are `values`."""
+        """Passes the counts of `step`, whose metrics are `values`, to the log."""
         if step not in self._pending:
             return
-        seen = jax.device_get(self._pending.pop(step))
-        report = compare.report(self._experiment, seen, values["loss_scale"], f"step {step}")
+        counts = jax.device_get(self._pending.pop(step))
+        report = compare.report(self._experiment, counts, values["loss_scale"], f"step {step}")
         log.numerics(step, scalars(report), histograms(report))
         for line in self._warnings(step, report):
             log.print(line)
 
     def _warnings(self, step: int, report: Report) -> list[str]:
-        """Once a layer, of what float16 loses or hardly holds."""
+        """Warnings of values that float16 loses or hardly represents, one per layer and run."""
         chosen = self._experiment.precision
         if jnp.dtype(chosen.policy.compute_dtype) != jnp.float16:
             return []
-        kept = re.compile(chosen.keep_float32) if chosen.keep_float32 else None
+        keep_float32 = re.compile(chosen.keep_float32) if chosen.keep_float32 else None
         found: dict[str, str] = {}
         for row in report.relevant:
-            if row.layer not in self._told and not (kept and kept.search(f"/{row.layer}")):
-                words = self._words(row, report)
-                if words:
-                    found.setdefault(row.layer, words)
-        self._told |= found.keys()
-        lines = [f"warning: step {step}: {words}" for words in list(found.values())[:_MOST_LINES]]
+            if row.layer not in self._warned and not (keep_float32 and keep_float32.search(f"/{row.layer}")):
+                warning = self._warning(row, report)
+                if warning:
+                    found.setdefault(row.layer, warning)
+        self._warned |= found.keys()
+        lines = [f"warning: step {step}: {warning}" for warning in list(found.values())[:_MOST_LINES]]
         if found:
             more = f"{len(found) - _MOST_LINES} more layers are like these; " if len(found) > _MOST_LINES else ""
             lines.append(f"note: {more}python -m mixedres.doctor says what helps (docs/numerics.md)")
         return lines
 
-    def _words(self, row: TensorRow, report: Report) -> str:
+    def _warning(self, row: TensorRow, report: Report) -> str:
+        """The warning of a tensor; empty if there is nothing to warn of."""
         lost = row.lost(report.log2_scale)
         at = f" at loss scale {2.0**report.log2_scale:g}" if row.is_scaled else ""
         if lost > LOST:
             return f"float16 loses {lost:.1%} of the {row}{at}"
-        # A dynamic scale grows until something overflows; that is how it finds its level.
+        # A dynamic scale grows until something overflows.
         is_dynamic = self._experiment.precision.loss_scale == "dynamic" and row.is_scaled
         if row.is_near_overflow(report.log2_scale) and row.is_finite and not is_dynamic:
             return f"the {row} is within 4x of float16's largest number{at}"
@@ -89,9 +92,10 @@ class Sampler:
 
 
 def scalars(report: Report) -> dict[str, float | None]:
-    """What makes a curve: the exponents of the scales, and of every tensor that of its largest element and two shares.
+    """The values to plot: exponents of loss scales and, for every tensor, of its largest element, and two fractions.
 
-    'zeros' is the share of its elements that are zero, 'lost' that of its mass that float16 loses at the present scale.
+    'zeros' is the fraction of its elements that are zero, 'lost' the fraction of its mass that float16 loses at the
+    present loss scale.
     """
     values: dict[str, float | None] = {
         "largest_safe_log2": report.max_safe_log2_scale,
@@ -107,7 +111,7 @@ def scalars(report: Report) -> dict[str, float | None]:
 
 
 def histograms(report: Report) -> dict[str, Histogram]:
-    """Of log2 |x| of every tensor that is not all zero."""
+    """Histograms of log2 |x| for every tensor that is not all zero."""
     found = {}
     for row in report.rows:
         bottom, top = row.exponents.bottom, row.exponents.top

@@ -1,7 +1,7 @@
-"""A step whose numbers are not finite: kept on disk, repeated with every array measured, and explained.
+"""A step whose numbers are not finite: saved, repeated with every array measured, and explained.
 
-The training step halts before such a step spoils any state (`mixedres.train.step.train_step`), so the state at hand is the
-one before it. That state and the batch are all that the step is a function of.
+The training step halts before such a step changes the state (`mixedres.train.step.train_step`), so the current state is
+the one before it. The step is a function of that state and the batch alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from mixedres._internal.tree import named_leaves
 from mixedres.checkpoints.workdir import NONFINITE
 from mixedres.train.debug import diagnosis
 from mixedres.train.experiment import Experiment
-from mixedres.train.step import Batch, TrainState
+from mixedres.train.gradients import Batch
+from mixedres.train.step import TrainState
 
 DIRECTORY, _PARTIAL = NONFINITE
 STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
@@ -35,11 +36,11 @@ STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What `save` kept.
+    """A step saved by `save`.
 
     Attributes:
       step: number of the step that failed, counted from 1.
-      config: flat, with the number of devices that were in use.
+      config: flat config with the number of devices.
       state: {path: array} of the state before the step.
       batch: the global batch.
     """
@@ -56,34 +57,35 @@ def stop(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch
     Args:
       experiment: of the run.
       workdir: of the run.
-      state: what the halted step returned, which is the state before it.
-      batch: of the first step that halted.
+      state: the result of the halted step, which is the state before it.
+      batch: the batch of the first step that halted.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
-    batch = _whole(batch)
-    found = _found(experiment, state, batch)
+    batch = _gather(batch)
+    found = _explain(experiment, state, batch)
     try:
         save(directory, experiment, state, batch, found)
-        kept = f"State and batch are in {directory}; repeat the step with python -m mixedres.replay {workdir}"
-        kept += " [--precision=PRESET]"
+        saved = f"State and batch are in {directory}; repeat the step with python -m mixedres.replay {workdir}"
+        saved += " [--precision=PRESET]"
     except OSError as error:
-        kept = f"State and batch could not be kept in {directory} ({error.strerror})"
-    return NonFiniteError(f"step {number} was not taken: {found}. {kept}")
+        saved = f"State and batch could not be saved in {directory} ({error.strerror})"
+    return NonFiniteError(f"step {number} was not taken: {found}. {saved}")
 
 
-def _found(experiment: Experiment, state: TrainState, batch: Batch) -> str:
+def _explain(experiment: Experiment, state: TrainState, batch: Batch) -> str:
+    """The first tensor that is not finite, and its likely cause."""
     if jax.process_count() > 1:
-        return "it was not examined (that is left to one process)"
+        return "it was not examined (only a single process can do that)"
     try:
         finding = examine(experiment, state, batch)
-        cause = diagnosis.why(finding, experiment.precision.name, state.loss_scale)
-        return f"{diagnosis.where(finding, len(experiment.devices))}. {cause}"
-    except Exception as error:  # no memory for it beside the run, for one; the step matters more
+        cause = diagnosis.cause(finding, experiment.precision.name, state.loss_scale)
+        return f"{diagnosis.location(finding, len(experiment.devices))}. {cause}"
+    except Exception as error:  # such as too little memory; saving the step matters more
         return f"it was not examined ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
 
 
 def examine(experiment: Experiment, state: TrainState, batch: Batch) -> numerics.Finding:
-    """Forward and backward pass of one training step, with every array measured; arguments 'state' and 'batch'."""
+    """Runs forward and backward pass of a training step and measures every array."""
     batch = jax.device_put(batch, experiment.batch_sharding)
     return numerics.first_nonfinite(experiment.loss_and_grads(), state, batch, names=("state", "batch"))
 
@@ -91,9 +93,9 @@ def examine(experiment: Experiment, state: TrainState, batch: Batch) -> numerics
 def save(
     directory: pathlib.Path, experiment: Experiment, state: TrainState, batch: Batch, found: str | None = None
 ) -> None:
-    """Writes state, batch and config into `directory`, whole or not at all; an older one is replaced.
+    """Writes state, batch and config into `directory`, completely or not at all; replaces an older one.
 
-    The state must be replicated and the batch within reach of this process; of several processes the first writes.
+    The state must be replicated and the batch addressable by this process; only the first process writes.
     """
     if jax.process_index() != 0:
         return
@@ -108,10 +110,10 @@ def save(
 
 
 def load(directory: pathlib.Path) -> Saved:
-    """What `save` wrote into `directory`.
+    """Reads the step that `save` wrote into `directory`.
 
     Raises:
-      ConfigError: where there is nothing, or nothing that can be read.
+      ConfigError: if there is none, or it cannot be read.
     """
     try:
         document = json.loads((directory / DOCUMENT).read_text())
@@ -127,12 +129,12 @@ def load(directory: pathlib.Path) -> Saved:
 
 
 def restore(experiment: Experiment, saved: Saved) -> TrainState:
-    """The saved state on the devices of `experiment`, whose preset may be another one.
+    """The saved state on the devices of `experiment`, which may have another preset.
 
-    A loss scale of another kind than the saved one is that of the preset, as at the start of a run.
+    If its loss scale is of another kind than the saved one, it starts as at the start of a run.
 
     Raises:
-      ConfigError: where the saved arrays are not those of this network.
+      ConfigError: if the saved arrays do not fit this network.
     """
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})
@@ -157,23 +159,23 @@ def _document(experiment: Experiment, state: TrainState, batch: Batch, found: st
     }
 
 
-def _whole(batch: Any) -> Any:
-    """A batch of which every process has a part, in all of them."""
+def _gather(batch: Any) -> Any:
+    """The global batch in every process, from the parts of all."""
     return batch if jax.process_count() == 1 else multihost_utils.process_allgather(batch, tiled=True)
 
 
 def _local(array: Any) -> np.ndarray:
-    """A replicated array, also where other processes have copies of it."""
+    """The local copy of a replicated array."""
     return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
 
 
 def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     with path.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
 
 
 def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with path.open("rb") as file, np.load(file) as archive:  # numpy would leave a damaged file open
+    with path.open("rb") as file, np.load(file) as archive:  # numpy would not close a damaged file
         return dict(archive)

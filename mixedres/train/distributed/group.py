@@ -30,7 +30,7 @@ PATIENCE_MS = 1_800_000  # The slowest process may be listing a million files ou
 LATE = re.compile(r"DEADLINE_EXCEEDED(?:.*task names:\s*(\d+))?", re.DOTALL)
 
 
-class SingleProcess(contextlib.AbstractContextManager):
+class SingleProcess(contextlib.AbstractContextManager[Any]):
     """Process number `index`, from 0, of `count`: here the only one, with the interface of `ProcessGroup`."""
 
     index = 0
@@ -79,11 +79,11 @@ class ProcessGroup(SingleProcess):
 
     def __init__(self, index: int, count: int, address: str, timeout: float):
         """Watches the others: process 0 at `address`, 'HOST:PORT'; silence for `timeout` seconds counts as a loss."""
-        self.index, self.count, self._address, self._client = index, count, address, global_state.client
+        self.index, self.count, self._address = index, count, address
+        self._client: Any = global_state.client
         self._ending, self._gate = threading.Lock(), threading.Lock()
         self._asked, self._step, self._last_step, self._differ = False, -1, float("inf"), False
         self._monitor = LivenessMonitor(self._client, index, count, timeout, self._end)
-        self._note = self._monitor.note
         self._threads = [threading.Thread(target=self._agree_on_last_step, daemon=True), *self._monitor.threads]
         for thread in self._threads:
             thread.start()
@@ -118,6 +118,9 @@ class ProcessGroup(SingleProcess):
         with self._gate:
             self._step = step
         return step >= self._last_step
+
+    def _note(self, **changes: Any) -> None:
+        self._monitor.note(**changes)
 
     def _agree_on_last_step(self) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # at the end, or the monitor says why

@@ -12,6 +12,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -23,7 +24,7 @@ from mixedres.train.distributed.group import SINGLE, ProcessGroup, SingleProcess
 # What JAX adds to the initialization timeout that it is given, measured with 0.10 and 0.12.
 _JAX_ADDS = 5
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_installed = []  # C keeps no reference
+_installed: list[Any] = []  # C keeps no reference
 
 
 def join(
@@ -78,7 +79,8 @@ def join(
             os.write(output, os.pread(captured.fileno(), 1 << 20, 0))
             os.close(output)
     # `jax.process_index` would start the devices, which waits for all processes with nobody watching.
-    group = ProcessGroup(global_state.process_id, global_state.num_processes, global_state.coordinator_address, timeout)
+    address = str(global_state.coordinator_address)
+    group = ProcessGroup(global_state.process_id, global_state.num_processes, address, timeout)
     on_abort(group.blame)
     return group
 

@@ -1,4 +1,4 @@
-"""Metrics of steps that are dispatched and not finished yet."""
+"""The metrics of steps that are dispatched but not finished."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import jax
 
 
 class InFlight:
-    """Keeps the host a fixed number of steps ahead of the device.
+    """Limits how many steps the host is ahead of the device.
 
-    Without a limit it would queue thousands of steps, each with its batch in device memory; with a limit of 0 the
+    Without a limit the host would queue thousands of steps, each with its batch in device memory; with a limit of 0 the
     device would wait for the host after every step.
     """
 
     def __init__(self, ahead: int = 2):
-        """`ahead`: steps that may be under way besides the newest."""
+        """`ahead`: steps that may be in flight besides the newest."""
         self._ahead = ahead
         self._pending: deque[tuple[int, Any, Any]] = deque()
 
     def push(self, step: int, values: Any, batch: Any = None) -> list[tuple[int, Any, Any]]:
-        """Adds a step's metrics and the batch it had; returns [(step, metrics on the host, batch)] of finished ones."""
+        """Adds a step's metrics and its batch; returns [(step, metrics on the host, batch)] of finished steps."""
         self._pending.append((step, values, batch))
         return self._pop(len(self._pending) - self._ahead)
 
     def drain(self) -> list[tuple[int, Any, Any]]:
-        """Waits for all steps and returns what is still out."""
+        """Waits for all steps and returns those that were not returned yet."""
         return self._pop(len(self._pending))
 
     def busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a run tells: means of its metrics, lines and a bar for people, and the clock behind its rates."""
+"""The log of a run: means of its metrics, printed lines, and the clock for its rates."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from mixedres._internal.progress import StepProgress
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import Histogram, MetricWriter, NullMetricWriter
 
-# Share of the training time spent waiting for data that a person should hear of, and the seconds before it is judged.
+# Fraction of the training time spent waiting for data above which a note is printed, and the seconds before that.
 WAIT_LIMIT = 0.1
 WAIT_PATIENCE = 5.0
 
 
 class Average:
-    """Running means of loss and top-1 over the applied steps; over all where none was applied.
+    """Running means of loss and top-1 over the applied steps, or over all steps if none was applied.
 
     The loss of a skipped step may be infinite.
     """
 
     def __init__(self, sums: Mapping[str, Sequence[float]] | None = None):
-        """`sums`: what `state` returned, to go on from there."""
+        """`sums`: an earlier result of `state`, to go on from."""
         self._applied, self._all = ([*sums[name]] if sums else [0, 0.0, 0.0] for name in ("applied", "all"))
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Takes the metrics of a step."""
+        """Adds the metrics of a step."""
         for sums in (self._all, self._applied) if values["grads_finite"] else (self._all,):
             sums[0] += 1
             sums[1] += values["loss"]
             sums[2] += values["top1"]
 
     def mean(self) -> dict[str, float]:
-        """The means."""
+        """The mean loss and top-1."""
         count, loss, top1 = self._applied if self._applied[0] else self._all
         return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
 
     def state(self) -> dict[str, list[float]]:
-        """The sums, for JSON."""
+        """The sums, as JSON."""
         return {"applied": [*self._applied], "all": [*self._all]}
 
 
 class Stopwatch:
-    """Seconds between `start` and `stop`, added up."""
+    """The sum of the seconds between each `start` and `stop`."""
 
     def __init__(self) -> None:
         """Starts stopped, at 0."""
@@ -52,11 +52,11 @@ class Stopwatch:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Starts, where it is not running."""
+        """Starts, if not running."""
         self._since = self._since or time.perf_counter()
 
     def stop(self) -> None:
-        """Stops, where it is running."""
+        """Stops, if running."""
         self.seconds = self.read()
         self._since = None
 
@@ -67,15 +67,15 @@ class Stopwatch:
 
 
 class RunLog:
-    """Collects the metrics of steps and evaluations, and passes them on to files and to the person who watches.
+    """Collects the metrics of steps and evaluations, and passes them to files and to the terminal.
 
     Attributes:
-      clock: the seconds spent in training steps.
-      last: the metrics of the newest finished step.
-      total_skipped: steps since the start of the run whose update was not applied.
+      clock: seconds spent in training steps.
+      last: metrics of the newest finished step.
+      total_skipped: skipped steps since the start of the run.
       epoch_loss: mean training loss between the last two evaluations; None before the first.
-      waited: seconds of these in which the devices had nothing to do because no batch was there.
-      resources: what samples the processor, the memory and the GPUs.
+      waited: seconds of `clock` in which the devices waited for a batch.
+      resources: samples processor, memory and GPUs.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class RunLog:
         state: Mapping[str, Any] | None = None,
         resources: Resources | None = None,
     ):
-        """Starts.
+        """Starts the log.
 
         Args:
-          writers, progress: where everything goes.
-          total_skipped: before this start.
-          batch_size: examples a step.
-          log_every: steps between two lines.
-          learning_rate: function of the number of updates applied so far.
-          unreadable: {name: reason}, which grows by every image that cannot be used.
-          state: what `state` returned at the step at which this start begins.
-          resources: closed with this log.
+          writers, progress: receive metrics and lines.
+          total_skipped: skipped steps before this start.
+          batch_size: examples per step.
+          log_every: steps between two lines of metrics.
+          learning_rate: function of the number of applied updates.
+          unreadable: {name: reason}, which grows with every image that cannot be used.
+          state: result of `state` at the step at which this start begins.
+          resources: sampler, closed with this log.
         """
         state = state or {}
         self.clock = Stopwatch()
@@ -113,13 +113,13 @@ class RunLog:
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
         self._unreadable = unreadable
-        self._unreadable_told, self._wait_told, self._problem_told = 0, False, False
+        self._unreadable_printed, self._wait_printed, self._problem_printed = 0, False, False
         self._step = self._steps_here = self._line_steps = 0
         self._line_at, self._waited_at = 0.0, 0.0
         self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
 
     def state(self) -> dict[str, Any]:
-        """What a continued run must know so that its lines are those of one that was never interrupted; for JSON."""
+        """The sums that a continued run needs to write the lines of an uninterrupted one, as JSON."""
         return {
             "line": self._line_average.state(),
             "eval": self._eval_average.state(),
@@ -127,7 +127,7 @@ class RunLog:
         }
 
     def train(self, step: int, values: Mapping[str, Any]) -> None:
-        """Takes the metrics of a finished step."""
+        """Logs the metrics of a finished step."""
         updates_before = step - 1 - self.total_skipped
         self.last = {name: float(value) for name, value in values.items()}
         self.total_skipped += not self.last["grads_finite"]
@@ -164,30 +164,30 @@ class RunLog:
 
     @property
     def data_wait(self) -> float:
-        """Share of the training time in which the devices waited for data."""
+        """Fraction of the training time in which the devices waited for data."""
         return self.waited / max(self.clock.read(), 1e-9)
 
     def _advise(self) -> None:
-        """Says once that the data come too slowly, and whenever there are more images that cannot be read."""
-        if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_told:
-            self._wait_told = True
+        """Prints once that the data come too slowly, and every time that more images cannot be read."""
+        if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_printed:
+            self._wait_printed = True
             self.print(
                 f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
-                "instead of threads (--config.data.workers=N) or smaller stored pictures would help (docs/data.md)"
+                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/data.md)"
             )
-        new = list(self._unreadable.items())[self._unreadable_told :]
-        self._unreadable_told += len(new)
+        new = list(self._unreadable.items())[self._unreadable_printed :]
+        self._unreadable_printed += len(new)
         for name, reason in new[:3]:
             self.print(f"note: passed over an image that cannot be used: {name}: {reason}")
         if len(new) > 3:
-            self.print(f"note: and {len(new) - 3} more, {self._unreadable_told} in all so far")
+            self.print(f"note: and {len(new) - 3} more, {self._unreadable_printed} in all so far")
         problem = self._writers.problem()
-        if problem and not self._problem_told:
+        if problem and not self._problem_printed:
             self.print(f"warning: the metrics cannot be written ({problem}); they wait in memory until they can")
-        self._problem_told = bool(problem)
+        self._problem_printed = bool(problem)
 
     def eval(self, step: int, epoch: float, result: Mapping[str, float]) -> None:
-        """Takes the result of an evaluation after `step` steps."""
+        """Logs the result of an evaluation after `step` steps."""
         self._writers.write(step, "eval", {"epoch": epoch} | dict(result))
         self.epoch_loss = self._eval_average.mean()["loss"]
         self._eval_average = Average()
@@ -199,20 +199,20 @@ class RunLog:
         )
 
     def numerics(self, step: int, values: Mapping[str, float | None], histograms: Mapping[str, Histogram]) -> None:
-        """Takes what was seen inside of a finished step."""
+        """Logs the counts of the tensors of a finished step."""
         self._writers.write(step, "numerics", values)
         self._writers.histograms(step, "numerics", histograms)
 
     def print(self, text: str) -> None:
-        """Tells the person who watches."""
+        """Prints a line above the progress bar."""
         self._progress.print(text)
 
     def sync(self) -> bool:
-        """Brings the metrics to the disk; whether that was possible."""
+        """Writes the metrics to the disk; returns whether that was possible."""
         return self._writers.sync()
 
     def close(self) -> None:
-        """Closes files and bar."""
+        """Closes files and progress bar."""
         self.resources.close()
         self._write_resources(self._step)
         self._writers.close()

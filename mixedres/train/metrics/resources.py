@@ -1,4 +1,4 @@
-"""What a run uses of the machine: processor, memory and GPUs, sampled by a thread beside it."""
+"""The use of processor, memory and GPUs by a run, sampled in a thread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import psutil
 
 
 class Resources:
-    """Takes a sample every few seconds; the loop asks for the newest when it passes by.
+    """Takes a sample every few seconds; the loop takes the newest after every step.
 
-    A sample holds, where the platform tells:
-      cpu_percent: processor time since the sample before, 100 being one core, of this process and its children.
-      rss_bytes: resident memory of them all; what they share counts in each.
-      device_bytes: allocated by JAX on its fullest device.
-      gpu_utilization, gpu_memory_bytes: of the busiest and of the fullest GPU, by whatever process, as NVML has it.
+    A sample has, as far as the platform provides them:
+      cpu_percent: processor time since the previous sample, of this process and its children; 100 is one core.
+      rss_bytes: resident memory of these processes; shared memory counts in each.
+      device_bytes: memory allocated by JAX on its fullest device.
+      gpu_utilization, gpu_memory_bytes: of the busiest and of the fullest GPU, over all processes, from NVML.
     """
 
     def __init__(self, seconds: float, devices: Sequence[jax.Device] = ()):
-        """Starts the thread, or none where `seconds` between two samples is 0; `devices` are the ones of the run."""
+        """Starts the thread, unless the `seconds` between two samples are 0; `devices`: the devices of the run."""
         self._devices = [device for device in devices if device.process_index == jax.process_index()]
         self._gpus = _gpus() if any(device.platform == "gpu" for device in self._devices) else []
         self._process = psutil.Process()
@@ -38,16 +38,16 @@ class Resources:
             self._thread.start()
 
     def take(self) -> dict[str, float] | None:
-        """The newest sample; None where there is none since the last call."""
+        """The newest sample; None if there is none since the last call."""
         newest, self._newest = self._newest, None
         return newest
 
     def summary(self) -> dict[str, float]:
-        """Mean of cpu_percent and the highest value of everything else; empty before the first sample."""
+        """The mean of cpu_percent and the maximum of all other values; empty before the first sample."""
         return ({"cpu_percent": self._cpu_sum / self._count} | self._peaks) if self._count else {}
 
     def close(self) -> None:
-        """Ends the thread, with one more sample."""
+        """Takes a last sample and ends the thread."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -77,16 +77,16 @@ class Resources:
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
-    """Of these processes, and of their children that have ended."""
-    return sum(sum(times[:4]) for process in processes if (times := _of(process, "cpu_times")))
+    """Processor time of these processes and of their children that have ended."""
+    return sum(sum(times[:4]) for process in processes if (times := _read(process, "cpu_times")))
 
 
 def _rss(processes: list[psutil.Process]) -> int:
-    return sum(info.rss for process in processes if (info := _of(process, "memory_info")))
+    return sum(info.rss for process in processes if (info := _read(process, "memory_info")))
 
 
-def _of(process: psutil.Process, method: str) -> Any:
-    """What a method returns; None where the process has ended."""
+def _read(process: psutil.Process, method: str) -> Any:
+    """The result of a method; None if the process has ended."""
     try:
         return getattr(process, method)()
     except psutil.Error:
@@ -94,7 +94,7 @@ def _of(process: psutil.Process, method: str) -> Any:
 
 
 def _gpus() -> list[Any]:
-    """NVML's handles of the GPUs that this process sees; none without NVIDIA's library, or in ways it cannot tell."""
+    """NVML's handles of the GPUs that this process sees; empty without NVML or if it fails."""
     try:
         import pynvml
 

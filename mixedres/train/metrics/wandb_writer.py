@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases, for who asks for it (the extra ``wandb``)."""
+"""Metrics to Weights & Biases (needs the extra ``wandb``)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def is_installed() -> bool:
 
 
 class WandbWriter:
-    """One run there, a context; a continued run goes on in it, and one that an exception leaves counts as failed.
+    """A run at Weights & Biases, as a context; an exception that leaves the context marks it as failed.
 
-    What fails after the start ends no run: it is said once, and no metrics are sent any more.
+    After an error of the service the training goes on: a warning is printed, and no more metrics are sent.
     """
 
     def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Any]):
         """Starts or continues the run of `directory`, offline where the environment has WANDB_MODE=offline.
 
         Args:
-          project: where the run belongs; its name is that of the directory.
-          directory: of the run; gets ``wandb.json`` and ``wandb/``.
-          config: flat, shown beside the metrics.
+          project: project of the run; the run has the name of the directory.
+          directory: workdir; gets ``wandb.json`` and ``wandb/``.
+          config: flat config, shown beside the metrics.
 
         Raises:
-          TrackingError: where nobody is logged in, or the service cannot be reached.
+          TrackingError: if nobody is logged in, or the service cannot be reached.
         """
         import wandb
 
         try:
-            self._run = wandb.init(
+            self._run: Any = wandb.init(
                 project=project,
                 name=directory.name,
                 id=_run_id(directory / workdir.WANDB_ID),
@@ -48,13 +48,13 @@ class WandbWriter:
                 config=without_nan(dict(config)),
                 settings=wandb.Settings(console="off", x_disable_stats=True),
             )
-        except Exception as error:  # wandb's own errors, and those of what it is built on
-            raise TrackingError(_line(error)) from error
-        # Points may come again after a crash: steps are an axis of the curves, not wandb's own count, which must grow.
+        except Exception as error:  # wandb's own errors, and those of the libraries below it
+            raise TrackingError(_first_line(error)) from error
+        # Steps may be repeated after a crash, and wandb's own step count must grow: ours is an axis of the curves.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Sends {'train/loss': ...} of after `step` steps."""
+        """Sends {'train/loss': ...} after `step` steps."""
         if self._run is not None:
             self._attempt(lambda: self._run.log({"step": step} | dict(values)))
 
@@ -62,7 +62,7 @@ class WandbWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Sends what is left, which takes as long as the network does."""
+        """Sends the remaining metrics, which may take a while."""
         if self._run is not None:
             self._attempt(lambda: self._run.finish(exit_code=0 if kind is None else 1))
         self._run = None
@@ -72,11 +72,11 @@ class WandbWriter:
             action()
         except Exception as error:
             self._run = None
-            print(f"warning: Weights & Biases takes no metrics any more ({_line(error)})")
+            print(f"warning: Weights & Biases takes no metrics any more ({_first_line(error)})")
 
 
 def _run_id(path: pathlib.Path) -> str:
-    """The identity of the run in the project, kept in `path`."""
+    """The id of the run in the project, saved in `path`."""
     known = read_json(path)
     if isinstance(known, dict) and "id" in known:
         return str(known["id"])
@@ -85,6 +85,6 @@ def _run_id(path: pathlib.Path) -> str:
     return new
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Metrics in files: lines of JSON and TensorBoard events, whatever the disk does."""
+"""Metrics in files: lines of JSON and TensorBoard events. A full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -7,37 +7,34 @@ import itertools
 import json
 import os
 import pathlib
-import socket
-import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from tensorboardX.proto import event_pb2
-from tensorboardX.record_writer import RecordWriter
-from tensorboardX.summary import histogram_raw, scalar
+from tensorboardX import SummaryWriter
+from tensorboardX.record_writer import register_writer_factory
 
 from mixedres._internal.files import replace_text, without_nan
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
-# Bookkeeping that makes no curve.
+# Values without a curve.
 NOT_PLOTTED = {"epoch", "examples"}
-# Seconds between two flushes of the events, for whoever watches the curves.
-_FLUSH_SECONDS = 10.0
-# Tells apart the files that one process starts within a second.
+# Seconds between two flushes of the events.
+_FLUSH_SECONDS = 10
+# Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
 
 
 class Histogram(NamedTuple):
-    """Counts of the numbers in [first, first + 1), [first + 1, first + 2) and so on."""
+    """Counts of numbers in [first, first + 1), [first + 1, first + 2) and so on."""
 
     first: int
     counts: list[int]
 
 
 class MetricWriter:
-    """Metrics as lines of JSON and as TensorBoard events, written without TensorFlow, and for a tracker.
+    """Writes metrics as lines of JSON, as TensorBoard events, and to a tracker.
 
-    A disk that is full or gone does not end a run: lines wait in memory until they can be written, curves have a gap.
+    If the disk is full or gone, lines wait in memory until they can be written, and curves end.
     """
 
     def __init__(
@@ -48,13 +45,13 @@ class MetricWriter:
         evaluated: bool = True,
         tracker: WandbWriter | None = None,
     ):
-        """Appends to `jsonl` and to events beside it, without the lines that the run will write again.
+        """Appends to `jsonl` and writes events beside it.
 
-        These are the ones of steps after `first_step`, and its evaluation where that was not `evaluated` yet when its
-        checkpoint was written. `tracker` gets what makes a curve as well, and is not closed.
+        Removes the lines that the run writes again: those of steps after `first_step`, and the evaluation of
+        `first_step` unless it was `evaluated` before the checkpoint. `tracker` gets the curves, too, and is not closed.
 
         Raises:
-          OSError: where a file cannot be opened.
+          OSError: if `jsonl` cannot be opened.
         """
         if jsonl.exists():
             lines = jsonl.read_text().splitlines(keepends=True)
@@ -64,7 +61,7 @@ class MetricWriter:
             if kept != lines:
                 replace_text(jsonl, "".join(kept))
         self._lines = _Lines(jsonl)
-        self._events = _Events(jsonl.parent, first_step)
+        self._curves = _Curves(jsonl.parent, first_step)
         self._tracker = tracker
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
@@ -73,30 +70,30 @@ class MetricWriter:
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
         curves = {f"{kind}/{name}": value for name, value in plotted.items()}
-        self._events.write(step, curves)
+        self._curves.write(step, curves)
         if self._tracker:
             self._tracker.write(step, curves)
 
     def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
         """Writes histograms after `step` steps, for TensorBoard alone."""
-        self._events.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
+        self._curves.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
 
     def problem(self) -> str | None:
-        """Why lines wait in memory; None where all are on their way to the disk."""
+        """Why lines wait in memory; None if none do."""
         return self._lines.problem
 
     def sync(self) -> bool:
-        """Brings all lines to the disk, so that not even a loss of power takes them; whether that was possible."""
+        """Writes all lines to the disk, safe from a loss of power; returns whether that was possible."""
         return self._lines.sync()
 
     def close(self) -> None:
-        """Flushes both."""
+        """Flushes and closes the files."""
         self._lines.close()
-        self._events.close()
+        self._curves.close()
 
 
 class NullMetricWriter:
-    """In the place of `MetricWriter` where another process writes."""
+    """The `MetricWriter` of a process that writes nothing."""
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         """Does nothing."""
@@ -105,10 +102,10 @@ class NullMetricWriter:
         """Does nothing."""
 
     def problem(self) -> None:
-        """None: nothing waits."""
+        """Returns None: no line waits."""
 
     def sync(self) -> bool:
-        """True: nothing is to be written."""
+        """Returns True: there is nothing to write."""
         return True
 
     def close(self) -> None:
@@ -116,7 +113,7 @@ class NullMetricWriter:
 
 
 class _Lines:
-    """A file to which lines are appended; what cannot be written waits."""
+    """A file to which lines are appended; lines that cannot be written wait in memory."""
 
     def __init__(self, path: pathlib.Path):
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -126,7 +123,7 @@ class _Lines:
     def write(self, line: str) -> None:
         self._waiting += line.encode()
         try:
-            while self._waiting:  # a disk may take a part of it
+            while self._waiting:  # the system may write only a part
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
             self.problem = None
         except OSError as error:
@@ -145,26 +142,21 @@ class _Lines:
         os.close(self._file)
 
 
-class _Events:
-    """Curves for TensorBoard. A file in which a write failed is given up; the next event starts another."""
+class _Curves:
+    """TensorBoard events through tensorboardX, which writes them in a thread of its own."""
 
     def __init__(self, directory: pathlib.Path, first_step: int):
-        # TensorBoard wants the time at this place of the name; the process tells apart two starts within a second.
-        self._prefix = str(
-            directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = SummaryWriter(
+            f"{_SCHEME}:{directory.absolute()}",
+            purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
+            max_queue=0,  # no limit, so that the loop never waits for the disk
+            flush_secs=_FLUSH_SECONDS,
+            filename_suffix=f".{os.getpid()}.{next(_COUNT)}",
         )
-        self._file: RecordWriter | None = None
-        self._flushed = time.monotonic()
-        # TensorBoard drops the points of later steps: those that were lost with an earlier process.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(event_pb2.Event(session_log=start, step=first_step + 1))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._add(event_pb2.Event(summary=scalar(name, value), step=step))
-        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-            self._flushed = time.monotonic()
-            self._attempt(RecordWriter.flush)
+            self._writer.add_scalar(name, value, step)
 
     def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
         for name, (first, counts) in found.items():
@@ -172,34 +164,60 @@ class _Events:
             middles = [limit - 0.5 for limit in limits]
             total = sum(c * m for c, m in zip(counts, middles, strict=True))
             squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
-            summary = histogram_raw(name, first, limits[-1], sum(counts), total, squares, limits, counts)
-            self._add(event_pb2.Event(summary=summary, step=step))
+            self._writer.add_histogram_raw(
+                name, first, limits[-1], sum(counts), total, squares, limits, counts, global_step=step
+            )
 
     def close(self) -> None:
-        self._attempt(RecordWriter.close)
+        self._writer.close()
 
-    def _add(self, event: event_pb2.Event) -> None:
-        event.wall_time = time.time()
-        self._attempt(lambda file: file.write(event.SerializeToString()))
 
-    def _attempt(self, action: Callable[[RecordWriter], None]) -> None:
-        try:
-            action(self._file or self._open())
-        except OSError:
-            file, self._file = self._file, None
-            with contextlib.suppress(OSError):
-                if file is not None:
+class _LosableFile:
+    """A file that drops everything from its first error on.
+
+    An error would end tensorboardX's thread with a traceback, and the run would wait for that thread forever.
+    """
+
+    def __init__(self, path: str):
+        self._file: BinaryIO | None = None
+        with contextlib.suppress(OSError):
+            self._file = open(path, "wb")  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        self._attempt(lambda file: file.write(data))
+
+    def flush(self) -> None:
+        self._attempt(lambda file: file.flush())
+
+    def close(self) -> None:
+        self._attempt(lambda file: file.close())
+
+    def _attempt(self, action: Callable[[BinaryIO], object]) -> None:
+        if self._file is not None:
+            try:
+                action(self._file)
+            except OSError:
+                file, self._file = self._file, None
+                with contextlib.suppress(OSError):
                     file.close()
 
-    def _open(self) -> RecordWriter:
-        self._file = RecordWriter(f"{self._prefix}.{next(_COUNT)}")
-        version = event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")
-        self._file.write(version.SerializeToString())
-        return self._file
+
+class _LosableFiles:
+    """The file system of `_LosableFile` as tensorboardX takes one."""
+
+    def open(self, path: str) -> _LosableFile:
+        return _LosableFile(path.removeprefix(f"{_SCHEME}:"))
+
+    def directory_check(self, path: str) -> None:
+        pathlib.Path(path.removeprefix(f"{_SCHEME}:")).mkdir(parents=True, exist_ok=True)
+
+
+_SCHEME = "mixedres"
+register_writer_factory(_SCHEME, _LosableFiles())
 
 
 def _is_of(line: str, last: Mapping[str, int]) -> bool:
-    """Whether a line of metrics is of a step up to the last one of its kind; one that a crash cut off is not."""
+    """Whether a line belongs to a step up to the last one of its kind; False for one that a crash cut off."""
     try:
         values = json.loads(line)
         return values["step"] <= last[values["kind"]]

@@ -1,6 +1,7 @@
 """A look at every layer in training: the run is the same, the numbers are those of an examination, and it warns."""
 
 import json
+from unittest import mock
 
 import jax
 import pytest
@@ -59,13 +60,18 @@ def test_lines_and_histograms_of_every_layer(runs):
 
 
 @pytest.fixture(scope="module")
-def report(one_block):
-    """A function from a loss scale to the report on the first step of the small network."""
+def counts(one_block):
+    """The experiment, and the counts of its first step."""
     experiment = build(run_cases.tiny("fp16_static"))
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     step = compare.in_float32(experiment).numerics_step()
-    counts = jax.device_get(step(start.init_state(experiment).variables, batch))
-    return lambda loss_scale: compare.report(experiment, counts, loss_scale, "step 1")
+    return experiment, jax.device_get(step(start.init_state(experiment).variables, batch))
+
+
+@pytest.fixture(scope="module")
+def report(counts):
+    """A function from a loss scale to the report on that step."""
+    return lambda loss_scale: compare.report(*counts, loss_scale, "step 1")
 
 
 def test_it_warns_once_a_layer(report):
@@ -94,10 +100,14 @@ def test_who_is_warned_of_little_headroom(preset, overrides, warned, report):
     assert ("within 4x of float16's largest number at loss scale 131072" in found) == warned
 
 
-def test_a_warning_reaches_the_person_who_watches(tmp_path, capsys):
-    train.train(run_cases.tiny("fp16_static", numerics__every=1, steps=1, precision__loss_scale=2.0**-30), tmp_path)
-    assert "warning: step 1: float16 loses 100.0% of the gradient of" in capsys.readouterr().out
-    assert len(lines(tmp_path, "numerics")) == 1
+def test_numbers_and_warnings_reach_the_log(counts):
+    experiment, found = counts
+    sampler, log = Sampler(experiment), mock.Mock()
+    sampler._pending[1] = found
+    sampler.finished(1, {"loss_scale": 2.0**-30}, log)
+    sampler.finished(2, {"loss_scale": 2.0**-30}, log)  # no sample of this step
+    assert log.numerics.call_count == 1 and log.numerics.call_args.args[0] == 1
+    assert log.print.call_args_list[0].args[0].startswith("warning: step 1: float16 loses 100.0% of the gradient of")
 
 
 @pytest.mark.slow

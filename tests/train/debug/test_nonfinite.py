@@ -78,7 +78,7 @@ def found(experiment, state, data):
     return nonfinite.examine(experiment, state, data).origin
 
 
-@pytest.mark.parametrize("fused", ["false", "true"])
+@pytest.mark.parametrize("fused", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_an_overflow_in_the_forward_pass_names_its_layer(fused):
     experiment, train_step, first = run(model__fused=fused)
     state = at_minimum(changed(first, "block_layer1_1", "conv2", "kernel", factor=3e4))
@@ -91,7 +91,7 @@ def test_an_overflow_in_the_forward_pass_names_its_layer(fused):
     assert origin.devices == tuple(range(DEVICES))
 
 
-@pytest.mark.parametrize("fused", ["false", "true"])
+@pytest.mark.parametrize("fused", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_an_overflow_in_the_gradient_of_one_layer_names_that_layer(fused):
     """Behind a convolution that returns almost nothing, batch normalization is steep: small forward, large backward."""
     experiment, train_step, first = run(model__fused=fused)
@@ -103,7 +103,7 @@ def test_an_overflow_in_the_gradient_of_one_layer_names_that_layer(fused):
     layer = "block_layer1_1" if fused == "true" else "block_layer1_1/norm2"  # norm and sum, when they are fused
     assert (row.path, row.direction, row.dtype) == (f"ResNet/{layer}", "backward", np.float16)
     assert finding.origin.inputs[0].largest > 65504
-    assert "config.loss_scale.min" in diagnosis.why(finding, "fp16", state.loss_scale)
+    assert "config.loss_scale.min" in diagnosis.cause(finding, "fp16", state.loss_scale)
     build(run_cases.tiny("fp16", model__fused=fused, precision__keep_float32=f"^/{layer}$"))  # as is advised elsewhere
 
 
@@ -115,7 +115,7 @@ def test_a_loss_scale_that_is_too_large_overflows_where_the_gradient_becomes_hal
     origin = finding.origin
     assert (origin.array.path, origin.array.direction) == ("ResNet", "backward")
     assert origin.array.dtype == np.float16 and origin.inputs[0].largest > 2**35
-    assert "config.loss_scale.initial" in diagnosis.why(finding, "fp16", state.loss_scale)
+    assert "config.loss_scale.initial" in diagnosis.cause(finding, "fp16", state.loss_scale)
 
 
 def test_one_bad_device_of_eight_is_named():
@@ -141,7 +141,7 @@ def test_an_infinite_pixel_is_the_fault_of_the_batch():
     finding = nonfinite.examine(experiment, state, data)
     assert finding.origin.is_argument and finding.origin.array.path == "batch/image"
     assert finding.origin.devices == (3,)
-    assert "batch.npz" in diagnosis.why(finding, "fp16", state.loss_scale)
+    assert "batch.npz" in diagnosis.cause(finding, "fp16", state.loss_scale)
 
 
 def test_the_last_step_of_an_epoch_and_what_is_left_of_it(tmp_path, capsys):
@@ -191,6 +191,7 @@ def test_the_command_replays_in_the_same_preset(stopped, capsys):
     assert "config.precision.keep_float32=^/block_layer1_1/conv2$, or lower" in out
 
 
+@pytest.mark.slow
 def test_the_command_replays_in_another_preset(stopped, capsys):
     assert replay.main(["replay", str(stopped), "--precision=bf16"]) == 0
     out, err = capsys.readouterr()
