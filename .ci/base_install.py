@@ -19,6 +19,7 @@ from mixedres import autocast, numerics, precision  # noqa: E402
 
 
 def blocks(page):
+    """The Python examples of a page."""
     return re.findall(r"```python\n(.*?)```", (root / page).read_text(), re.DOTALL)
 
 
@@ -32,6 +33,7 @@ import jax.numpy as jnp  # noqa: E402
 
 
 def loss(params, x):
+    """A scalar with a tap."""
     return jnp.square(jnp.tanh(numerics.tap(x @ params["w"], "hidden"))).mean()
 
 

@@ -37,7 +37,7 @@ def _constrained(values: list[Any], shardings: tuple[Any, ...]) -> list[Any]:
     def constrain(value: Any, sharding: Any) -> Any:
         if not isinstance(sharding, Sharding):
             return value
-        array = lax.with_sharding_constraint(as_computed(value), sharding)  # type: ignore[no-untyped-call]
+        array = lax.with_sharding_constraint(as_computed(value), sharding)
         return Cell(array) if isinstance(value, Cell) else array
 
     return [constrain(value, sharding) for value, sharding in zip(values, shardings, strict=True)]

@@ -156,7 +156,7 @@ class BatchNorm(nn.Module):
         axes = tuple(range(x.ndim - 1))
         mean, mean_of_squares = x.mean(axes), jax.lax.square(x).mean(axes)
         if self.axis_name is not None and not self.is_initializing():
-            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)  # type: ignore[no-untyped-call]
+            mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), self.axis_name)
         return mean, jnp.maximum(mean_of_squares - jax.lax.square(mean), 0.0)
 
     @nn.nowrap
@@ -267,4 +267,4 @@ def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
 
 def max_pool(x: jax.Array) -> jax.Array:
     """3x3 max-pooling with stride 2 and padding 1."""
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # type: ignore[no-untyped-call]
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))

@@ -214,7 +214,7 @@ class ResNet(nn.Module):
         if not train:
             # Without it jaxlib 0.11 and 0.12 fuse the last stage and the mean on the CPU with wrong results (YNNPACK;
             # NaN for ResNet-18 in bfloat16 from 160 pixels on).
-            x = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+            x = jax.lax.optimization_barrier(x)
         # The mean over 49 and more values is computed in float32.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)
         self.sow("intermediates", "final_reduce_mean", x)

@@ -50,7 +50,7 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
         # With explicit sharding every sum must state the sharding of its result: replicated.
-        whole = P()  # type: ignore[no-untyped-call]
+        whole = P()
         with jax.sharding.use_abstract_mesh(mesh):
             counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=whole)(x)
         return counts

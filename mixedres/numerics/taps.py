@@ -143,7 +143,7 @@ def _capturing(capture: _Capture) -> Iterator[None]:
     token = _capture.set(capture)
     try:
         # New metadata miss the trace cache of jit: a function that was traced before is traced again with taps.
-        with set_xla_metadata(taps=str(next(_serial))):  # type: ignore[no-untyped-call]
+        with set_xla_metadata(taps=str(next(_serial))):
             yield
     finally:
         _capture.reset(token)

@@ -135,7 +135,7 @@ def _is_sharded(x: jax.Array) -> bool:
 
 def _materialized(x: jax.Array) -> jax.Array:
     """`x` as one array, which XLA may not split."""
-    whole: jax.Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    whole: jax.Array = jax.lax.optimization_barrier(x)
     return whole
 
 

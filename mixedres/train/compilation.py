@@ -35,7 +35,8 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
     Raises:
       ConfigError: if the directory that the config names cannot be written.
     """
-    enabled = bool(jax.config.jax_compilation_cache_dir) or not jax.config.jax_enable_compilation_cache
+    settings: Any = jax.config  # its attributes are made at run time
+    enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
     directory = None if enabled or not group.is_primary else _directory(setting, workdir)
     directory = group.broadcast("compilation cache", directory)
     if enabled or directory is None:

@@ -79,7 +79,7 @@ def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: No
     x = y.astype(accum_dtype(y))
     mean, mean_of_squares = channel_sums(x, jnp.square(x)) / count(y)
     if config.axis_name is not None:
-        mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), config.axis_name)  # type: ignore[no-untyped-call]
+        mean, mean_of_squares = jax.lax.pmean((mean, mean_of_squares), config.axis_name)
     var = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(var + config.epsilon)
     vectors = Vectors(mean, inverse, inverse * scale.astype(x.dtype), bias.astype(x.dtype))
@@ -122,7 +122,7 @@ def sums(g: jax.Array, y: jax.Array, vectors: Vectors) -> tuple[jax.Array, jax.A
 def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, config: NormConfig) -> Correction:
     """The correction of a gradient from its `sums`, averaged over devices like the statistics."""
     if config.axis_name is not None:
-        s1, s2 = jax.lax.pmean((s1, s2), config.axis_name)  # type: ignore[no-untyped-call]
+        s1, s2 = jax.lax.pmean((s1, s2), config.axis_name)
     n = count(y)
     return Correction(-vectors.factor * s1 / n, -vectors.factor * jnp.square(vectors.inverse) * s2 / n)
 

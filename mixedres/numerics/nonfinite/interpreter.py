@@ -173,7 +173,7 @@ class Recorder:
             tensors[:] = [result.tensor for result in results]
             return tuple(r.array for r in results), {path: x[None] for path, x in inner.collected().items()}
 
-        by_device = PartitionSpec(jax_compat.manual_axes(eqn))  # type: ignore[no-untyped-call]
+        by_device = PartitionSpec(jax_compat.manual_axes(eqn))
         mapped = jax_compat.shard_map_like(eqn, function, (tuple(params["out_specs"]), by_device))
         results, numbers = mapped(*(arg.array for arg in args))
         tape.inner |= numbers

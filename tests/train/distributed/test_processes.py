@@ -357,7 +357,7 @@ def test_a_process_that_does_not_come_is_named():
 @pytest.mark.slow
 def test_processes_that_cannot_join_say_why():
     port, silent = free_port(), free_port()
-    code = "import sys; from mixedres.train import distributed; distributed.join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"
+    code = "import sys; from mixedres.train.distributed import join; join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"
     duplicates = [start(["-c", code, f"127.0.0.1:{port}", str(index)]) for index in (0, 1, 1)]
     lonely = start(["-c", code, f"127.0.0.1:{silent}", "1"])
     unscheduled = start(["-c", "from mixedres.train import distributed; distributed.join(True)"])
