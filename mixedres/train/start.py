@@ -223,9 +223,7 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
             f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
         )
     if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
-        print(
-            f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps"
-        )
+        print(f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps")
 
 
 def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> InitialWeights:

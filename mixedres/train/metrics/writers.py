@@ -57,9 +57,9 @@ class MetricWriter:
             lines = jsonl.read_text().splitlines(keepends=True)
             last = dict.fromkeys(("train", "resources", "numerics"), first_step)
             last["eval"] = first_step if evaluated else first_step - 1
-            kept = [line for line in lines if _is_of(line, last)]
-            if kept != lines:
-                replace_text(jsonl, "".join(kept))
+            remaining = [line for line in lines if _is_of(line, last)]
+            if remaining != lines:
+                replace_text(jsonl, "".join(remaining))
         self._lines = _Lines(jsonl)
         self._curves = _Curves(jsonl.parent, first_step)
         self._tracker = tracker
