@@ -11,35 +11,25 @@ from tests import ROOT
 
 DIGITS = f"--config={ROOT}/configs/digits.py"
 IMAGENET = f"--config={ROOT}/configs/imagenet.py"
-CIFAR, FOLDER, TFDS = (f"--config={ROOT}/configs/{name}.py" for name in ("cifar10", "folder", "tfds"))
+FOLDER = f"--config={ROOT}/configs/folder.py"
 
 # (arguments, words that the line must have: what was given and what is allowed)
 MISTAKES = [
     (["--config=nowhere.py:fp16"], ["nowhere.py:fp16", "cannot be read"]),
-    ([DIGITS + ":fp17"], ["'fp17'", "fp16_static, fp16_rewrite, bf16_rewrite"]),
-    ([DIGITS + ":fp16,modle=x"], ["'modle'", "model.name"]),
     ([DIGITS + ":fp16,fast"], ["'fast'", "key=value"]),
     ([DIGITS + ":fp16,batch_size=many"], ["config.batch_size", "'many'", "int"]),
-    ([DIGITS, "--config.batchsize=8"], ["'batchsize'", "batch_size"]),
-    ([DIGITS, "--config.optimizer=adam"], ["'optimizer'", "optimizer.name"]),
-    ([DIGITS, "--config.batch_size=abc"], ["batch_size=abc", "int"]),
     ([DIGITS, "--config.batch_size=-8"], ["batch_size is -8", "> 0"]),
     ([DIGITS, "--config.batch_size=100"], ["batch_size is 100", "devices: 8", "96 and 104"]),
     ([DIGITS, "--config.batch_size=4"], ["batch_size is 4", "8"]),
-    ([DIGITS, "--config.batch_size=2048"], ["2048", "1437"]),
-    ([DIGITS, "--config.num_devices=9"], ["num_devices is 9", "8"]),
     ([DIGITS, "--config.microbatches=3"], ["batch_size is 32", "microbatches: 3", "24 and 48"]),
     ([DIGITS, "--config.epochs=0"], ["epochs is 0", "> 0"]),
     ([DIGITS, "--config.epochs=nan"], ["epochs is nan", "> 0"]),
-    ([DIGITS, "--config.eval_every=3lightyears"], ["'3lightyears'", "'500 steps'"]),
     ([DIGITS, "--config.eval_every=-1"], ["eval_every is -1", "epochs"]),
     ([DIGITS, "--config.model.name=vgg16"], ["'vgg16'", "resnet50", "cifar_resnet{6n+2}"]),
-    ([DIGITS, "--config.model.name=resnet51"], ["'resnet51'", "18, 34, 50, 101, 152, 200"]),
     ([DIGITS, "--config.model.name=cifar_resnet21"], ["cifar_resnet21", "6n+2", "20 and 26"]),
     ([DIGITS, "--config.model.kernel_init=zeros"], ["'zeros'", "he_normal"]),
     ([DIGITS, "--config.data.image_size=4"], ["image_size", ">= 8", "4"]),
     ([DIGITS, "--config.optimizer.decay_mask=("], ["'('", "regular expression"]),
-    ([DIGITS, "--config.schedule.name=linear"], ["'linear'", "constant, cosine"]),
     ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
     ([DIGITS, "--config.precision.loss_scale=-1"], ["loss scale -1", "'none', 'dynamic'"]),
     ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
@@ -64,8 +54,6 @@ MISTAKES = [
     ([DIGITS + ":fp16", "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
     ([DIGITS + ":fp16_rewrite", "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
     ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),
-    ([DIGITS, "--fast"], ["--fast", "--help"]),
-    ([DIGITS, "fast"], ["'fast'", "--help"]),
     ([DIGITS, "--config.seed=99999999999999999999"], ["seed is 99999999999999999999", "2**31"]),
     ([DIGITS, "--config.steps=100000000000000"], ["steps is 100000000000000", "2**31"]),
     ([DIGITS, "--config.optimizer.learning_rate=1e300"], ["learning_rate is 1e+300", "2**31"]),
@@ -80,8 +68,6 @@ MISTAKES = [
         [IMAGENET, "--config.data.dir=/nowhere"],
         ["/nowhere/imagenet2012", "image-net.org", "python -m mixedres.data.prepare imagenet2012 --manual_dir="],
     ),
-    ([CIFAR, "--config.data.dir=/nowhere"], ["/nowhere", "cifar-10-binary.tar.gz", "--config.data.dir=DIR"]),
-    ([TFDS, "--config.data.dir=/nowhere"], ["oxford_flowers102", "/nowhere/oxford_flowers102", "tfds build"]),
     ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
     ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),

@@ -104,34 +104,10 @@ def _train(
         f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}", flush=True
     )
 
-    evaluated = record.get("evaluated")
-    done = evaluated is not None and evaluated["step"] == first_step
-    log = RunLog(
-        _writers(directory, first_step, done, tracker) if group.is_primary else NullMetricWriter(),
-        StepProgress(experiment.total_steps, first_step, experiment.batch_size, bar=group.is_primary),
-        total_skipped=int(state.loss_scale.total_skipped),
-        batch_size=experiment.batch_size,
-        log_every=config.log_every,
-        learning_rate=_learning_rates(experiment.learning_rate),
-        unreadable=experiment.source.unreadable,
-        state=record.get("log"),
-        resources=Resources(config.log_resources_every if group.is_primary else 0, experiment.devices),
-    )
-    run = loop.Loop(
-        experiment,
-        directory,
-        saved,
-        log,
-        sampler,
-        stop_signal,
-        group,
-        train_step,
-        eval_step,
-        state,
-        evaluated=evaluated,
-        best=record.get("best"),
-        pending_eval=record.get("pending_eval"),
-    )
+    log = _open_log(experiment, directory, group, tracker, state, record)
+    recorded: dict[str, Any] = {name: record.get(name) for name in ("evaluated", "best", "pending_eval")}
+    parts = (experiment, directory, saved, log, sampler, stop_signal, group)
+    run = loop.Loop(*parts, train_step, eval_step, state, **recorded)
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard
     )
@@ -146,14 +122,35 @@ def _train(
     return summary.to_dict(experiment, run, first_step, result, compile_seconds, programs)
 
 
-def _writers(
-    directory: pathlib.Path, first_step: int, evaluated: bool, tracker: wandb_writer.WandbWriter | None
-) -> MetricWriter:
+def _open_log(
+    experiment: Experiment,
+    directory: pathlib.Path,
+    group: SingleProcess,
+    tracker: wandb_writer.WandbWriter | None,
+    state: step.TrainState,
+    record: dict[str, Any],
+) -> RunLog:
+    """The log of a run that goes on from `state`, whose checkpoint has this `record`."""
+    first_step, evaluated = int(state.step), record.get("evaluated")
+    done = evaluated is not None and evaluated["step"] == first_step
     metrics = directory / workdir.METRICS
+    writer: MetricWriter | NullMetricWriter = NullMetricWriter()
     try:
-        return MetricWriter(metrics, first_step, evaluated=evaluated, tracker=tracker)
+        if group.is_primary:
+            writer = MetricWriter(metrics, first_step, evaluated=done, tracker=tracker)
     except OSError as error:
         raise TrainingError(f"{metrics} cannot be written ({error.strerror}); make room and start again") from error
+    return RunLog(
+        writer,
+        StepProgress(experiment.total_steps, first_step, experiment.batch_size, bar=group.is_primary),
+        total_skipped=int(state.loss_scale.total_skipped),
+        batch_size=experiment.batch_size,
+        log_every=experiment.config.log_every,
+        learning_rate=_learning_rates(experiment.learning_rate),
+        unreadable=experiment.source.unreadable,
+        state=record.get("log"),
+        resources=Resources(experiment.config.log_resources_every if group.is_primary else 0, experiment.devices),
+    )
 
 
 def _tracker(experiment: Experiment, directory: pathlib.Path) -> wandb_writer.WandbWriter:

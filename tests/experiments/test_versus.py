@@ -11,6 +11,7 @@ from experiments import versus
 from experiments.lib import runs
 from experiments.peers import flax_example, ours, pytorch
 from experiments.peers.task import MissingError
+from tests.train import run_cases
 
 TINY = ["--models=cifar_resnet8", "--image_size=16", "--batch=8", "--num_classes=10", "--loss_steps=4"]
 TINY += ["--rounds=1", "--steps=1", "--learning_rate=0.05", "--name=test"]
@@ -65,6 +66,7 @@ def test_the_flax_example_trains_as_we_do_where_its_padding_is_ours(model, size,
 
 
 def test_who_is_missing_is_named_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    run_cases.shrink(monkeypatch)
     monkeypatch.setattr(pytorch, "torch", None)
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     assert versus.main([*TINY, "--dtypes=fp32", f"--flax={tmp_path}"]) == 0
@@ -86,6 +88,7 @@ def test_what_fails_while_it_is_made_is_named_too(monkeypatch):
         raise RuntimeError("no kernel image\nand a long story")
 
     monkeypatch.setattr(pytorch, "PyTorch", broken)
+    run_cases.shrink(monkeypatch)
     task = small("cifar_resnet8", 16)
     present, found, missing = versus.gather(task, ["fp32"], None, 1)
     assert [one.name for one in present] == ["mixedres, fp32"] and found.keys() == {("mixedres, fp32", "fp32")}

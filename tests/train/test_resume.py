@@ -143,6 +143,14 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(whole, step, tmp_path, mo
     check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))
 
 
+def test_an_evaluation_that_was_cut_off_at_the_end_is_made_up_for_in_a_longer_run(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_in_evaluation(patch, 6)
+        run.train(config(steps=6, eval_every=0), tmp_path)
+    run.train(config(eval_every=0), tmp_path)
+    assert [line["step"] for line in run_cases.lines(tmp_path, "eval")] == [6, 9]
+
+
 def test_a_signal_before_the_first_step_leaves_a_run_that_starts_from_nothing(whole, tmp_path, monkeypatch):
     compile_steps = run._compile
 

@@ -217,9 +217,8 @@ def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
     assert 0 < distances[f"{half}_rewrite"] < 1.25 * distances[half]
 
 
-@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_one_bad_device_skips_the_step_on_all(preset):
-    train_step, state = cases.make(preset, devices=8)
+def test_one_bad_device_skips_the_step_on_all():
+    train_step, state = cases.make("fp16_rewrite", devices=8)
     before = cases.host(state)
     state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is on the second device
     assert metrics["grads_finite"] == 0

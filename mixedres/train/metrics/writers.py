@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
 from tensorboardX import SummaryWriter
@@ -57,9 +57,9 @@ class MetricWriter:
             lines = jsonl.read_text().splitlines(keepends=True)
             last = dict.fromkeys(("train", "resources", "numerics"), first_step)
             last["eval"] = first_step if evaluated else first_step - 1
-            kept = [line for line in lines if _is_of(line, last)]
-            if kept != lines:
-                replace_text(jsonl, "".join(kept))
+            remaining = [line for line in lines if _is_of(line, last)]
+            if remaining != lines:
+                replace_text(jsonl, "".join(remaining))
         self._lines = _Lines(jsonl)
         self._curves = _Curves(jsonl.parent, first_step)
         self._tracker = tracker
@@ -173,7 +173,7 @@ class _Curves:
 
 
 class _LosableFile:
-    """A file that drops everything from its first error on.
+    """A file that drops everything from its first error on, for tensorboardX.
 
     An error would end tensorboardX's thread with a traceback, and the run would wait for that thread forever.
     """
@@ -184,36 +184,35 @@ class _LosableFile:
             self._file = open(path, "wb")  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
-        self._attempt(lambda file: file.write(data))
+        self._attempt("write", data)
 
     def flush(self) -> None:
-        self._attempt(lambda file: file.flush())
+        self._attempt("flush")
 
     def close(self) -> None:
-        self._attempt(lambda file: file.close())
+        self._attempt("close")
 
-    def _attempt(self, action: Callable[[BinaryIO], object]) -> None:
-        if self._file is not None:
+    def _attempt(self, method: str, *arguments: bytes) -> None:
+        file = self._file
+        if file is not None:
             try:
-                action(self._file)
+                getattr(file, method)(*arguments)
             except OSError:
-                file, self._file = self._file, None
+                self._file = None
                 with contextlib.suppress(OSError):
                     file.close()
 
+    @classmethod
+    def open(cls, path: str) -> _LosableFile:
+        return cls(path.removeprefix(f"{_SCHEME}:"))
 
-class _LosableFiles:
-    """The file system of `_LosableFile` as tensorboardX takes one."""
-
-    def open(self, path: str) -> _LosableFile:
-        return _LosableFile(path.removeprefix(f"{_SCHEME}:"))
-
-    def directory_check(self, path: str) -> None:
-        pathlib.Path(path.removeprefix(f"{_SCHEME}:")).mkdir(parents=True, exist_ok=True)
+    @staticmethod
+    def directory_check(path: str) -> None:
+        """The directory of a run exists."""
 
 
 _SCHEME = "mixedres"
-register_writer_factory(_SCHEME, _LosableFiles())
+register_writer_factory(_SCHEME, _LosableFile)
 
 
 def _is_of(line: str, last: Mapping[str, int]) -> bool:
