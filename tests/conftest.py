@@ -1,12 +1,13 @@
 """The environment of every test: eight CPU devices, rank promotion as an error, a compilation cache of this session."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of the time of the tests goes into LLVM's optimisations of programs that run for milliseconds.
+# Most of the time of the tests goes into LLVM's optimizations of programs that run for milliseconds.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
@@ -18,5 +19,16 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax
+import psutil
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Drops compiled programs after a module that left a worker large; most of them no other module uses."""
+    yield
+    if psutil.Process().memory_info().rss > 900e6:
+        jax.clear_caches()
+        gc.collect()

@@ -17,7 +17,7 @@ def test_mistakes_are_one_line_and_write_nothing(trained, tmp_path, capsys):
     taken.write_text("mine")
     for given, words in (
         ([f"--from={trained}"], "the following arguments are required: --to"),
-        ([f"--from={trained}", f"--to={taken}"], "is there already; name another"),
+        ([f"--from={trained}", f"--to={taken}"], "exists; name another"),
         ([f"--from={tmp_path / 'none'}", f"--to={tmp_path / 'a.safetensors'}"], "does not exist"),
         ([f"--from={trained}", f"--to={tmp_path / 'folder'}"], "transformers has no network such as"),
         ([f"--from={trained}", f"--to={tmp_path / 'folder'}", "--layout=torchvision"], "which is for transformers"),

@@ -40,7 +40,7 @@ MISTAKES = [
     ([DIGITS, "--config.precision.implementation=magic"], ["'magic'", "casting, graph_rewrite"]),
     ([DIGITS, "--config.precision.implementation=graph_rewrite"], ["'fp32'", "float32", "fp16_rewrite"]),
     ([DIGITS + ":tf32", "--config.precision.implementation=graph_rewrite"], ["'tf32'", "fp16_rewrite"]),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=tnah"], ["config.autocast", "'tnah'", "no primitive"]),
+    ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=tnah"], ["config.autocast", "'tnah'", "is not a primitive"]),
     ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=scan"], ["config.autocast", "'scan'", "a call"]),
     (
         [DIGITS + ":fp16_rewrite", "--config.autocast.deny=tanh,exp", "--config.autocast.clear=tanh"],
@@ -50,7 +50,7 @@ MISTAKES = [
     ([DIGITS + ":fp16", "--config.autocast.deny=tanh"], ["'fp16'", "casts in the layers"]),
     ([DIGITS + ":fp16_rewrite", "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
     ([DIGITS, "--config.precision.matmul_precision=low"], ["'low'", "highest"]),
-    ([DIGITS + ":fp16", "--config.precision.keep_float32=("], ["config.precision", "'('", "no regular expression"]),
+    ([DIGITS + ":fp16", "--config.precision.keep_float32=("], ["config.precision", "'('", "is not a regular expression"]),
     ([DIGITS + ":fp16", "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
     ([DIGITS + ":fp16_rewrite", "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
     ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),

@@ -195,7 +195,7 @@ def test_a_wrong_command_says_so_and_touches_nothing(case, directory, capsys):
     if case.module == "mixedres.main":
         status = main.main(["mixedres", *case.arguments])
     else:
-        status = importlib.import_module(f"{case.module}.__main__").main(list(case.arguments))
+        status = importlib.import_module(f"{case.module}.__main__").main(["prepare", *case.arguments])
     out, err = capsys.readouterr()
     assert status == 2 and len(err.strip().splitlines()) == 1 and "Traceback" not in out + err, err
     assert all(word in err for word in case.says), err

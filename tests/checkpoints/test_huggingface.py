@@ -94,5 +94,5 @@ def test_what_we_write_beside_the_tensors_is_not_trusted(tmp_path):
         '{"class_names": [1]}',
     ):
         safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": about})
-        with pytest.raises(checkpoints.WeightsError, match="what mixedres wrote in its head cannot be read"):
+        with pytest.raises(checkpoints.WeightsError, match="the metadata that mixedres wrote cannot be read"):
             checkpoints.read(tmp_path / "a.safetensors")

@@ -143,7 +143,7 @@ def test_overrides(preset, found, lines):
         ([*TINY, "--out=no/page.html"], "there is no directory"),
         ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),
         ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
-        (["--workdir=x", "--config.batch_size=8"], "--config is missing; name the one of the run"),
+        (["--workdir=x", "--config.batch_size=8"], "--config is missing; name the config of the run"),
         ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed is found in no module path"),
         ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
     ],
@@ -163,7 +163,7 @@ def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
 def test_nothing_but_an_earlier_report_is_overwritten(name, tmp_path, capsys):
     (tmp_path / name).write_text("{}")
     status, _, errors = said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")
-    assert status == 2 and f"{tmp_path / name} is there, and no earlier report" in errors
+    assert status == 2 and f"{tmp_path / name} exists and is not an earlier report" in errors
     assert (tmp_path / name).read_text() == "{}"
     (tmp_path / name).unlink()
     (tmp_path / "page.html").mkdir()

@@ -106,8 +106,8 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_done(place, tmp_path, capsy
         ["error", "file"],
     ]
     assert all("top" in line for line in found[3:]) and len(found) > 4
-    assert "000a.jpg: it is not a picture in a known format" in errors
-    assert errors.splitlines()[-1] == f"mixedres.predict: nothing could be said of 2 of the {len(found)} files"
+    assert "000a.jpg: it is not an image in a known format" in errors
+    assert errors.splitlines()[-1] == f"mixedres.predict: 2 of the {len(found)} files could not be classified"
 
 
 def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
@@ -116,13 +116,13 @@ def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
     status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path, f"--out={tmp_path / 'sheet.png'}")
     assert (
         (status, lines) == (2, [])
-        and "nothing could be said of any of the 2 files" in errors
+        and "none of the 2 files could be classified" in errors
         and not (tmp_path / "sheet.png").exists()
     )
     status, _, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg")
     assert status == 2 and errors.count("\n") == 1 and "a.jpg: it is not a picture" in errors
     status, lines, _ = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg", "--json")
-    assert status == 2 and json.loads(lines[0])["error"] == "it is not a picture in a known format"
+    assert status == 2 and json.loads(lines[0])["error"] == "it is not an image in a known format"
 
 
 def test_the_sheet_shows_what_the_network_saw(place, tmp_path, capsys):
@@ -168,15 +168,15 @@ def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no picture is named"),
+        ([], "no image is given"),
         (["nothing.jpg"], "nothing.jpg does not exist"),
         (["*.jpg"], "*.jpg matches no file"),
-        (["empty"], "empty holds no picture (.jfif, .jpeg, .jpg, .png, .webp)"),
+        (["empty"], "empty holds no image (.jfif, .jpeg, .jpg, .png, .webp)"),
         (["{picture}", "--topk=0"], "--topk=0 must be at least 1"),
         (["{picture}", "--batch_size=-1"], "--batch_size=-1 must be at least 1"),
         (["{picture}", "--out=sheet.gif"], "must end in one of .png .jpg"),
         (["{picture}", "--out=none/sheet.png"], "cannot be written"),
-        (["{picture}", "--out=there.png"], "is there already"),
+        (["{picture}", "--out=there.png"], "exists; name another"),
         (["{picture}", "--precision=fp8"], "invalid choice: 'fp8'"),
         (["{picture}", "--image_size=0"], "--image_size=0 must be at least 1"),
         (["{picture}", "--labels=labels.txt"], "1 class names for a network of 3 classes"),
@@ -232,7 +232,7 @@ def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
     out = tmp_path / "sheet.png"
     status, lines, errors = said(capsys, f"--from={path}", place / "images" / "val", "--json", f"--out={out}")
     assert status == 2 and len(lines) == 21 and not out.exists()
-    assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "of any of the 21 files" in errors
+    assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "none of the 21 files" in errors
 
 
 def test_another_preprocessing_keeps_the_size(place):
