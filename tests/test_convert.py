@@ -19,7 +19,7 @@ def test_mistakes_are_one_line_and_write_nothing(trained, tmp_path, capsys):
         ([f"--from={trained}"], "the following arguments are required: --to"),
         ([f"--from={trained}", f"--to={taken}"], "exists; name another"),
         ([f"--from={tmp_path / 'none'}", f"--to={tmp_path / 'a.safetensors'}"], "does not exist"),
-        ([f"--from={trained}", f"--to={tmp_path / 'folder'}"], "transformers has no network such as"),
+        ([f"--from={trained}", f"--to={tmp_path / 'folder'}"], "transformers has no network like"),
         ([f"--from={trained}", f"--to={tmp_path / 'folder'}", "--layout=torchvision"], "which is for transformers"),
         ([f"--from={trained}", f"--to={tmp_path / 'a.safetensors'}", "--layout=keras"], "invalid choice"),
     ):
