@@ -17,8 +17,6 @@ half-precision step should not have: float32, integers, booleans, and what is sc
 exit status: 0; 1 where a limit is passed; 2 for a mistake in what was given
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -10,8 +10,6 @@ no half-precision units, the time ratio to float32 says nothing about a GPU; the
 machine. Prints a table and writes experiments/results/autocast_comparison.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

@@ -17,8 +17,6 @@ is true float32; tf32 is what JAX calls float32 on recent GPUs unless told other
 share of its memory bandwidth that the step reaches, by the bytes that its kernels read and write.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

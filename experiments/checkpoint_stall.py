@@ -8,8 +8,6 @@ until the checkpoint has its name. The fraction is that of an interval of 100 st
 experiments/results/checkpoint_stall.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import statistics

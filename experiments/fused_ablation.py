@@ -7,8 +7,6 @@ construct is taken out by putting the plain way in its place; half a minute each
 experiments/results/fused_ablation.json.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

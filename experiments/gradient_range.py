@@ -9,8 +9,6 @@ what float16 loses of them under several loss scales, and writes gradient_range_
 experiments/results, with a histogram against the range of float16.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import sys

@@ -11,8 +11,6 @@ memory. Needs scikit-image; a contender whose interpreter is not given is left o
 experiments/results/input_pipeline.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

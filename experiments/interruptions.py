@@ -8,8 +8,6 @@ before it may finish. Compared are the fingerprint of parameters and statistics,
 line of metrics.jsonl but its speeds. Writes experiments/results/interruptions.json; exits with 1 where one differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ with a bootstrap interval. "none" checks and counts without a scale. Run it on a
 writes experiments/results/loss_scale_overhead.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

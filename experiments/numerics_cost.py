@@ -7,8 +7,6 @@ steps take turns; results are medians over rounds of the ratio of times within o
 an idle machine. Prints a table and writes experiments/results/numerics_cost_PLATFORM.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -7,8 +7,6 @@ how far real weight gradients are off in float16 everywhere, in float16 as the r
 experiments/results/numerics_example.json. Takes a quarter of a minute.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -19,8 +19,6 @@ Counted is, with every array read or written once in each pass:
   images          a byte read and a half written for each value
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What a sweep consists of: a base config, and what is different in each of its runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import itertools

@@ -10,8 +10,6 @@ interval. On a CPU the network takes its share of the cores that decode. Prints 
 experiments/results/predict_rate.json. Needs scikit-image.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import random

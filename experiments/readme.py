@@ -8,8 +8,6 @@ tables: these, versus_*.json (only the float32 rows of a CPU) and loss_scale_ove
 the images that the pages show, because a page of the documentation cannot show files from outside docs/.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import pathlib

@@ -7,8 +7,6 @@ with --name=NAME the numbers and two of the images to experiments/results/sweep_
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import html

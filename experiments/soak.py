@@ -8,8 +8,6 @@ and the end, and what was compiled after the first step. Writes experiments/resu
 memory grew by 5 % or more, or anything was compiled.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import pathlib

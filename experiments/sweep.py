@@ -12,8 +12,6 @@ every run.
 exit status: 0 all runs are finished; 1 some failed; 2 a mistake in what was given, nothing was started; 130 interrupted
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

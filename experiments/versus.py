@@ -13,8 +13,6 @@ them --steps steps, in an order drawn anew, and a ratio is the median of the rou
 model and writes versus_NAME.json and .png to experiments/results (NAME from --name, else the device).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pathlib

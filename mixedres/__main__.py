@@ -1,7 +1,5 @@
 """The console script `mixedres`: one subcommand for each `python -m mixedres.*`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

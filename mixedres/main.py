@@ -1,7 +1,5 @@
 """The command that trains and evaluates: flags -> config -> run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
@@ -48,11 +46,11 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     Raises:
       MixedresError: where it fails; `USAGE` explains the statuses.
     """
+    if command_line.HELP & set(arguments):
+        print(USAGE + _key_help())
+        return
     from mixedres.config import flags
 
-    if command_line.HELP & set(arguments):
-        print(USAGE + "\n".join(_key_help()))
-        return
     argv = ["mixedres", *arguments]
     values = flags.parse(argv)
     presets = None if values.presets is None else _presets(values.presets)
@@ -90,14 +88,16 @@ def _presets(text: str) -> list[str]:
     return names
 
 
-def _key_help() -> list[str]:
-    from mixedres.config.keys import KEYS
-
+def _key_help() -> str:
+    try:
+        from mixedres.config.keys import KEYS
+    except ModuleNotFoundError as error:
+        return f"\nthe keys of the config are listed here when this is installed: {command_line.missing_package(error)}"
     lines = ["", "keys of the config, with their defaults before the config file sets them:"]
     for key in KEYS:
         default = "not set" if key.default is None else repr(key.default)
         lines.append(f"  {key.path:<32} {key.doc} ({default})")
-    return lines
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

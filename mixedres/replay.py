@@ -1,7 +1,5 @@
 """The command that repeats a step whose numbers were not finite."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 from collections.abc import Sequence

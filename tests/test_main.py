@@ -50,7 +50,10 @@ MISTAKES = [
     ([DIGITS + ":fp16", "--config.autocast.deny=tanh"], ["'fp16'", "casts in the layers"]),
     ([DIGITS + ":fp16_rewrite", "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
     ([DIGITS, "--config.precision.matmul_precision=low"], ["'low'", "highest"]),
-    ([DIGITS + ":fp16", "--config.precision.keep_float32=("], ["config.precision", "'('", "is not a regular expression"]),
+    (
+        [DIGITS + ":fp16", "--config.precision.keep_float32=("],
+        ["config.precision", "'('", "is not a regular expression"],
+    ),
     ([DIGITS + ":fp16", "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
     ([DIGITS + ":fp16_rewrite", "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
     ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),

@@ -1,7 +1,5 @@
 """The numbers of a sweep: runs that differ in their seed alone, means over them, and differences seed by seed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """GPUs that need not be there: what XLA has to know of one to compile for it, and what its memory can do."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

@@ -1,7 +1,5 @@
 """What an optimised GPU program does, read from its text: kernels by kind, the bytes each moves, dtypes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Runs as jobs of submitit: on this machine or through SLURM."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

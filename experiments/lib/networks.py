@@ -1,7 +1,5 @@
 """Small networks in float32 or cast by hand, to compare the graph rewrite with: losses of (params, inputs, labels)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

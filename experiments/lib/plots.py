@@ -1,7 +1,5 @@
 """The images of a report."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Sequence
 from typing import Any

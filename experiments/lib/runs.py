@@ -1,7 +1,5 @@
 """What experiments share: a run of the command line in its own process, and results with their command and date."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """The runs of a sweep and how they stand: what is waiting, under way and done."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -7,8 +7,6 @@ Its 3x3 convolutions of stride 2 and its pool pad with 'SAME', which for even si
 from equal weights the losses are close, and not equal. On the CPU it trains in float16 without a loss scale.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import pathlib

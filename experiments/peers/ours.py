@@ -1,7 +1,5 @@
 """Our own step, made from a config as `mixedres.main` makes it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

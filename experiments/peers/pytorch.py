@@ -3,8 +3,6 @@
 The network is torchvision's where that is installed and has it, else the same modules under the same names, below.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from typing import Any

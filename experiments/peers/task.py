@@ -1,7 +1,5 @@
 """What every contender is given, and what it must offer."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What the programs share: a batch iterator in, a line of JSON out. Standard library alone."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """mixedres: ArrayRecord, read and decoded by Grain's threads or processes."""
 
-from __future__ import annotations
-
 from experiments.pipelines import measure
 from mixedres import data
 

@@ -1,7 +1,5 @@
 """The manners of every command: one-line errors with their exit status, and no traceback for a user's mistake."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The machine and the versions that a result was made with."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import pathlib
 import platform

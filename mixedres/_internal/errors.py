@@ -1,7 +1,5 @@
 """The exceptions that end a command, each with its exit status and a message of one line."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Atomic writing, reading and locking of files."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

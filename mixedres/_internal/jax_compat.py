@@ -1,6 +1,4 @@
-"""Compiling what runs once."""
-
-from __future__ import annotations
+"""What has no public name in JAX, or not the same one in all supported versions."""
 
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The mesh of devices that training, evaluation and prediction run on."""
 
-from __future__ import annotations
-
 import jax
 from jax.sharding import Mesh
 

@@ -6,8 +6,6 @@ marks what comes after a sum: computed in float32, but fit to be stored in half.
 only where no value is rounded that was not: TensorFlow's last pass may round one that also feeds a float32 op.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ The arguments of a body have the dtypes in which they were computed, so that hal
 pass in half. Loop state and the results of cond are float32. `evaluate` is `Evaluator.body`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ JAX traced the rule for float32, so it cannot be bound to half operands. The new
 call, which uses the user's rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ of the readers are summed in float32: with one shared cast they would be summed 
 times would lose 5 % of its gradient). A half value is cast once for all float32 nodes that read it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

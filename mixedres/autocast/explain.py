@@ -1,7 +1,5 @@
 """`explain`: the decisions of `autocast` about every operation of a function, with reasons."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Builds the graph of a traced program: one node per equation, with the equations of calls inlined."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

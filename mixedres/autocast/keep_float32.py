@@ -1,7 +1,5 @@
 """`keep_float32`: operations that stay in float32 because a regular expression matches their path."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re

@@ -1,7 +1,5 @@
 """The report of `explain` as one self-contained HTML page with filters and a reason for every operation."""
 
-from __future__ import annotations
-
 import html
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """`autocast`: half precision for any JAX function by a rewrite of its graph."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings

@@ -1,7 +1,5 @@
 """Values of the rewritten program: float32 values of the original one are arrays in float32 or in half."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The JSON files that transformers keeps beside a ResNet's weights: the network, its classes, and its input."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ convolutions as (out, in, height, width) and dense kernels as (out, in), where f
 transformers 5.23; only 'mixedres' has ResNets of version 2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Trained weights from a run, a file, or a folder that transformers saved."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

@@ -10,8 +10,6 @@ A checkpoint gets its name only when it is complete, and holds the SHA-256 of ea
 failing disk or an incomplete copy is found before anything is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Files of weights: .safetensors, and PyTorch's .pth and .bin, pickles that are never allowed to run code."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The directory of a run: its files, and whether a new start may continue in it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ which applies the part after the colon of ``--config=FILE:PRESET,key=value``. `v
 before anything is built.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

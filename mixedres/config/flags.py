@@ -1,7 +1,5 @@
 """The flags of a training command as a config."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import traceback

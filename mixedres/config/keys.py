@@ -1,7 +1,5 @@
 """Every key of a config: its type, default, meaning and range."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The precision that a config chooses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The interface of a stored data set: numbered examples in two parts, and the names of their classes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple, Protocol
 

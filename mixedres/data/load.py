@@ -1,7 +1,5 @@
 """Data sets by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Iterator
@@ -83,7 +81,7 @@ def load(name: str, **options: Any) -> Source:
             raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
     near = difflib.get_close_matches(name, NAMES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"data set {name!r} is unknown; {hint}Use one of {', '.join(NAMES)}, or {PREFIX}NAME")
+    raise ValueError(f"data set {name!r} is unknown; {hint}use one of {', '.join(NAMES)}, or {PREFIX}NAME")
 
 
 def _synthetic(given: Options) -> Source:

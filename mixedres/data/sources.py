@@ -68,8 +68,6 @@ class Source(Protocol):
       class_names: by label; empty where classes have no names.
       note: a line for the person who starts a run, or ''.
       unreadable: {name of an image: reason}, the images skipped so far.
-      input_spec: how images from elsewhere become inputs of the network.
-      fingerprint: a hash that changes with the examples, their order and their labels.
     """
 
     image_shape: tuple[int, int, int]
@@ -84,12 +82,12 @@ class Source(Protocol):
 
     @property
     def input_spec(self) -> InputSpec:
-        """See above."""
+        """How images from elsewhere become inputs of the network."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """See above."""
+        """A hash that changes with the examples, their order and their labels."""
         ...
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:

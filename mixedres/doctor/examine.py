@@ -1,7 +1,5 @@
 """The doctor's examination: of a fresh network or a run, after some training steps, on real batches."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pathlib

@@ -1,7 +1,5 @@
 """The command that writes a trained network as one file that needs jax alone to run."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.util

@@ -1,7 +1,5 @@
 """A trained network as a program of `jax.export`, with its weights inside."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import tempfile

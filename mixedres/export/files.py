@@ -1,7 +1,5 @@
 """The files of an exported network, for people and programs that have no mixedres."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import pathlib
 import zipfile

@@ -3,8 +3,6 @@
 TensorFlow's own XLA runs the StableHLO of `jax.export` (XlaCallModule), so both compute the same.
 """
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

@@ -5,8 +5,6 @@ ResNet-50. The layout is an option of `jax.jit` for arguments and results, so on
 loading and printing of arrays do not change.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

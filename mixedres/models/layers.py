@@ -1,7 +1,5 @@
 """The layers of a ResNet: convolution and batch normalization, the latter layer by layer or fused with what follows."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

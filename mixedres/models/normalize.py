@@ -1,7 +1,5 @@
 """Normalization of uint8 images, inside the compiled step: bytes travel to the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

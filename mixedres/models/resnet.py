@@ -6,8 +6,6 @@ which gives the usual parameter counts. Padding is explicit and symmetric: publi
 no copy for it ('SAME' pads stride-2 convolutions by 0 and 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`examine`: counts the tensors of every layer by exponent during one gradient of a loss."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

@@ -1,7 +1,5 @@
 """Taps on the modules of flax.linen without changes to their code; the only file of the package that needs flax."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

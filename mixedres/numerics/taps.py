@@ -5,8 +5,6 @@ histograms of `x` and of its cotangent as the "gradient" of an array of zeros. L
 iterations and devices and work under `jit`, `scan`, `remat`, `vmap` and `shard_map`, without callbacks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses

@@ -1,7 +1,5 @@
 """The report as text for a terminal: one line per tensor with a small histogram of its exponents."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from typing import Any

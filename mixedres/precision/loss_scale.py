@@ -186,7 +186,7 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
 @_register
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
-    """Doubles after `period` consecutive finite steps, halves on every other; clamped to [min, max].
+    """Doubles after `period` consecutive finite steps, halves after a step that is not; clamped to [min, max].
 
     A product that would pass `max_loss_scale` leaves the scale as it is, so it is never infinite. Defaults and rule
     are those of TensorFlow's DynamicLossScale; its maximum is the largest float32, ours is Apex's.

@@ -1,6 +1,4 @@
-"""The graph rewrite and the loss-scaled optimizer in one call."""
-
-from __future__ import annotations
+"""An optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and that optimizer in one call."""
 
 import collections
 from collections.abc import Callable

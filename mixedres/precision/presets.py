@@ -1,7 +1,5 @@
 """Precision presets: named choices of dtypes, loss scale and implementation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of `predict` and `export` that choose a network. Importing this imports no JAX."""
 
-from __future__ import annotations
-
 import argparse
 
 from mixedres._internal.names import PRESETS

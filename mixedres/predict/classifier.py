@@ -1,7 +1,5 @@
 """A trained network as a function of images, for prediction and export."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

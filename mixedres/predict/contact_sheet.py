@@ -1,7 +1,5 @@
 """A contact sheet: images in rows, each with its most probable classes."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Predictions for image files, by an iterator whose memory does not grow with their number."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """From a config to the objects that it names. Nothing is written here, so that a mistake costs nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

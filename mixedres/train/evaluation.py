@@ -1,7 +1,5 @@
 """Evaluation: a loop over the test images, for one network or for the same weights in several precisions."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

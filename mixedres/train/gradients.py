@@ -3,8 +3,6 @@
 The order of a step, and its reasons, are in `mixedres.train.step`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

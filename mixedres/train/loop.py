@@ -1,7 +1,5 @@
 """The loop of a run: steps, evaluations and checkpoints, until the end or a request to stop."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import signal

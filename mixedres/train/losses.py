@@ -1,7 +1,5 @@
 """Cross-entropy and top-k counts: float32 in, float32 out."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Learning-rate schedules, the weight-decay mask, and optimizers as one visible chain."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A run: config -> data, model, optimizer (`build`) -> state -> compiled step -> loop -> summary."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

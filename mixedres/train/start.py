@@ -1,7 +1,5 @@
 """Where a run, an evaluation or an examination starts: the newest checkpoint, given weights, or random weights."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -15,8 +15,6 @@ The order of the training step, and why:
                    leaves it unchanged, so that steps dispatched ahead spoil nothing
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The description of a run: a few lines at its start, and summary.json at its end."""
 
-from __future__ import annotations
-
 import datetime
 import pathlib
 from typing import Any

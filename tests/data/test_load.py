@@ -59,7 +59,7 @@ def test_the_names():
 def test_an_unknown_name_is_told_the_nearest(name, near):
     hint = f"did you mean {near!r}? " if near else ""
     names = "digits, synthetic, cifar10, imagenet2012, folder, or tfds:NAME"
-    assert message(name) == f"data set {name!r} is unknown; {hint}Use one of {names}"
+    assert message(name) == f"data set {name!r} is unknown; {hint}use one of {names}"
 
 
 @pytest.mark.parametrize("options", [{}, {"num_classes": 5}, {"train_examples": 5}])

@@ -1,7 +1,5 @@
 """CIFAR-10 in memory: from the official archives, packed or unpacked, or from a prepared copy."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import io

@@ -1,7 +1,5 @@
 """The handwritten digits that scikit-learn carries: 1,797 images of 8x8 pixels (UCI ML, Alpaydin and Kaynak, 1998)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A folder of images: ``train/CLASS/*.jpg`` with ``val/CLASS/*.jpg`` beside it, or one folder of ``CLASS/*.jpg``."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import hashlib
@@ -167,8 +165,8 @@ def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) 
     start = root / folder
     names = sorted(name for name in os.listdir(start) if not name.startswith(".") and (start / name).is_dir())
     if not names:
-        hint = "its images must lie in one folder a class" if _holds_images(start) else "it is empty"
-        raise ValueError(f"{start} has no class folders: {hint}, as in {start}/cat/1.jpg and {start}/dog/1.jpg")
+        reason = "has images but no class folders" if _holds_images(start) else "has no class folders"
+        raise ValueError(f"{start} {reason}; put the images in one folder a class, as in {start}/cat/1.jpg")
     found = {name: sorted(_below(root, start / name, others)) for name in names}
     empty = [name for name, paths in found.items() if not paths]
     if empty:

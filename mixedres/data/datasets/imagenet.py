@@ -1,7 +1,5 @@
 """Facts about ImageNet (ILSVRC 2012) and its copies, shared by reading and preparing."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import re

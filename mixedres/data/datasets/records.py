@@ -1,7 +1,5 @@
 """Records of tf.train.Example, read at random from ArrayRecord files and, without TensorFlow, from TFRecord files."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Data sets in the layout of TensorFlow Datasets, found and opened by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

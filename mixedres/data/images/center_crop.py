@@ -1,7 +1,5 @@
 """Center crops of image files, decoded by threads in order, a few ahead."""
 
-from __future__ import annotations
-
 import collections
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Chunks: up to 32 consecutive rows of a batch, the unit of work of a thread that decodes reader.
+"""Chunks: up to 32 consecutive rows of a batch, the unit of work of a thread that decodes images.
 
 A thread decodes straight into the array of its chunk. Compared with Grain's own element-wise pipeline this takes a
 sixth off the CPU time of an image (no random generator, dictionary and copy for each), and all threads work at the
@@ -7,8 +7,6 @@ same batch, so that few batches are under way.
 Everything random is a function of the seed, the step and the row in the global batch. So the batches are the same for
 any number of threads, workers and hosts, and a run continues at any step without reading what lies before it.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Decodes images: JPEG with simplejpeg, other formats and odd JPEGs with Pillow."""
 
-from __future__ import annotations
-
 import functools
 import io
 from typing import NamedTuple

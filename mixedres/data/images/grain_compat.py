@@ -1,7 +1,5 @@
 """Workarounds for Grain, one of them through a private name."""
 
-from __future__ import annotations
-
 import gc
 
 

@@ -1,7 +1,5 @@
 """Batches of squares from stored images: decoded, cropped and flipped by Grain's threads or worker processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

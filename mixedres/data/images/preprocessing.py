@@ -6,8 +6,6 @@ train on a random part of the image, resized to a square without keeping its asp
 evaluation, and in the normalization.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

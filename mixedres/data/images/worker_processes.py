@@ -1,7 +1,5 @@
 """Decoding processes: how they start, and that they end with the run and leave nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing.connection
 import os

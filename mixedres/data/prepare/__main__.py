@@ -47,6 +47,8 @@ def prepare(given: Sequence[str]) -> None:
       DataError: where an image cannot be read, or a shard cannot be written.
     """
     options = _parser().parse_args(given)
+    if options.data_dir.exists() and not options.data_dir.is_dir():
+        raise ConfigError(f"--data_dir={options.data_dir} is a file; give a directory")
     # Imported here so that --help and a mistake in the command need not wait for the image libraries.
     from mixedres.data.prepare import writer
 

@@ -1,7 +1,5 @@
 """A folder of images as one data set of large files, which a network file system reads many times faster."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """ImageNet (ILSVRC 2012) from the two tar files that image-net.org gives to those who register."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The metadata that TensorFlow Datasets reads: dataset_info.json, features.json, class names."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 

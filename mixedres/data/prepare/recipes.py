@@ -1,7 +1,5 @@
 """The data set that each command writes: its images, their conversion, its name."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import pathlib

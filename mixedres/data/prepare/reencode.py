@@ -1,7 +1,5 @@
 """The encoded images that a prepared data set stores: unchanged where possible, else encoded again."""
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Only then is the directory renamed to ``VERSION``. A second start with the same 
 `written.json` lists.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import os

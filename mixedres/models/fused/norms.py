@@ -15,8 +15,6 @@ is in float32, or in the maps' dtype if it is wider; the result has the shape of
 dtype of its argument. All four functions raise ValueError for other shapes and dtypes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps

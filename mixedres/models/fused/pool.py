@@ -5,8 +5,6 @@ backward pass. This one writes one byte per maximum, and its gradient is a gathe
 zeros.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -10,8 +10,6 @@ With y the map, m its mean, v its variance, r = 1/sqrt(v + epsilon), f = r * sca
 Centering before the products costs nothing and avoids cancellation.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

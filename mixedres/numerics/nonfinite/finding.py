@@ -1,7 +1,5 @@
 """The result of `first_nonfinite`, and the search for the origin of infinities and NaNs in measured arrays."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence

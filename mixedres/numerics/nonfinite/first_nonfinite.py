@@ -1,7 +1,5 @@
 """`first_nonfinite`: runs a function once and measures every array in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Calls are inlined; scan and shard_map are entered, with statistics for every ite
 are single operations.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence

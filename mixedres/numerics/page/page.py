@@ -1,7 +1,5 @@
 """The numerics report as one self-contained HTML page: a heat map of exponents with a movable float16 window."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """Examinations of a training step: the numerics report, and errors of real half-precision gradients."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -26,7 +24,7 @@ def in_float32(experiment: Experiment, name: str = IN_FLOAT32) -> Experiment:
     return experiment.in_precision(precision.get(name))
 
 
-def shift_of(loss_scale: Any) -> int:
+def floor_log2(loss_scale: Any) -> int:
     """The exponent of the largest power of two <= `loss_scale`."""
     return math.floor(math.log2(float(loss_scale)))
 
@@ -34,7 +32,7 @@ def shift_of(loss_scale: Any) -> int:
 def report(experiment: Experiment, counts: TensorCounts, loss_scale: Any, title: str) -> Report:
     """The report on the `counts` of a step of `experiment` with this loss scale."""
     rows = counts.rows(named_leaves(experiment.variable_shapes["params"]))
-    return Report(rows, shift_of(loss_scale), title)
+    return Report(rows, floor_log2(loss_scale), title)
 
 
 def compare(
@@ -48,14 +46,14 @@ def compare(
     """
     exact = _gradients(in_float32(experiment), state, batch, 0)
     return [
-        _comparison(name, shift, _gradients(experiment.in_precision(chosen), state, batch, shift), exact)
-        for name, (chosen, shift) in presets.items()
+        _comparison(name, log2_scale, _gradients(experiment.in_precision(chosen), state, batch, log2_scale), exact)
+        for name, (chosen, log2_scale) in presets.items()
     ]
 
 
-def _gradients(experiment: Experiment, state: TrainState, batch: Batch, shift: int) -> dict[str, np.ndarray]:
-    """The unscaled float32 gradients of a step at the loss scale 2**shift."""
-    scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, shift)), experiment.replicated_sharding)
+def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_scale: int) -> dict[str, np.ndarray]:
+    """The unscaled float32 gradients of a step at the loss scale 2**log2_scale."""
+    scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, log2_scale)), experiment.replicated_sharding)
     state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
     compiled = (
         experiment.loss_and_grads()
@@ -66,7 +64,7 @@ def _gradients(experiment: Experiment, state: TrainState, batch: Batch, shift: i
     return named_leaves(jax.device_get(grads))
 
 
-def _comparison(preset: str, shift: int, found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Comparison:
+def _comparison(preset: str, log2_scale: int, found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Comparison:
     """Relative errors by parameter; a gradient that is 0 in float32 has none."""
     norms = {name: float(np.linalg.norm(x.astype(np.float64))) for name, x in exact.items()}
     errors = {
@@ -76,4 +74,4 @@ def _comparison(preset: str, shift: int, found: dict[str, np.ndarray], exact: di
     }
     errors = {name: error if math.isfinite(error) else math.inf for name, error in errors.items()}
     worst = max(errors, key=lambda name: errors[name], default="")
-    return Comparison(preset, shift, errors.get(worst, 0.0), worst, float(np.median([*errors.values()] or [0.0])))
+    return Comparison(preset, log2_scale, errors.get(worst, 0.0), worst, float(np.median([*errors.values()] or [0.0])))

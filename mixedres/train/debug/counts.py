@@ -1,7 +1,5 @@
 """Counts of the numbers in the forward and backward pass of a training step, layer by layer."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Explanations of a step that is not finite: the tensor, the likely cause, and the config key to try."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Statistics of the tensors of every layer, at every K-th step of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The training step halts before such a step changes the state (`mixedres.train.st
 the one before it. The step is a function of that state and the batch alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -122,7 +120,7 @@ def load(directory: pathlib.Path) -> Saved:
         return Saved(document["step"], document["config"], state, batch)
     except FileNotFoundError:
         raise ConfigError(
-            f"{directory} holds no step to replay; give the --workdir of a run that ended with exit status 3"
+            f"{directory} holds no step to replay; give the WORKDIR of a run that ended with exit status 3"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{directory} cannot be read ({error}); run again until the step to write it anew") from None

@@ -4,8 +4,6 @@
 up after 30 seconds if a process is late and aborts if shapes differ, and they know no strings and no names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

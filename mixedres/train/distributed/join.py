@@ -4,8 +4,6 @@ Where that fails, and where process 0 is gone, JAX prints a stack trace and abor
 signal handlers run too late; a SIGABRT handler in C, which ctypes makes of a function, has the last word.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

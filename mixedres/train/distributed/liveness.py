@@ -1,7 +1,5 @@
 """Heartbeats of the processes: process 0, where JAX keeps them, watches all; every other one watches process 0."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -47,8 +45,9 @@ class LivenessMonitor:
         watched = range(count) if index == 0 else [0]
         self.heartbeats = {other: {"name": f"process {other}", "armed": False} for other in watched}
         self._heard = {other: self._progressed for other in watched if other != index}
-        jobs = (self._exchange, self._judge, self._follow)
-        self.threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+        self.threads = [
+            threading.Thread(target=job, daemon=True) for job in (self._exchange, self._judge, self._follow)
+        ]
 
     def note(self, **changes: Any) -> None:
         """Changes 'step' or 'armed' (whether no progress is a hang) of the heartbeat, which counts as progress."""
@@ -93,12 +92,11 @@ class LivenessMonitor:
                 self._heard = dict.fromkeys(self._heard, now)
             before = now
             silence, other = max(((now - heard, other) for other, heard in self._heard.items()), default=(0.0, 0))
-            line = ""
+            # From process 0, which sees all; a silent one may have died, and that is said later.
+            line = hanging(self.heartbeats, self._timeout) if self._index == 0 and silence < 3 * self._interval else ""
             if silence > self._timeout:
                 line = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s: it died, was "
                 line += "stopped or cannot be reached"
-            elif self._index == 0 and silence < 3 * self._interval:  # else it may have died, which is said later
-                line = hanging(self.heartbeats, self._timeout)
             if line and not self.closed.is_set():
                 line += f"; {RESTART}"
                 if self._index == 0:  # a call to a lost process 0 would block

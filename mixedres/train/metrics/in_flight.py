@@ -1,7 +1,5 @@
 """The metrics of steps that are dispatched but not finished."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The log of a run: means of its metrics, printed lines, and the clock for its rates."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The use of processor, memory and GPUs by a run, sampled in a thread."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

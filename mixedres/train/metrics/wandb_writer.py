@@ -1,7 +1,5 @@
 """Metrics to Weights & Biases (needs the extra ``wandb``)."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 import uuid

@@ -229,18 +229,17 @@ def test_no_folder(tmp_path):
 
 
 def test_an_empty_folder(tmp_path):
-    example = f"as in {tmp_path}/cat/1.jpg and {tmp_path}/dog/1.jpg"
-    assert message(tmp_path) == f"{tmp_path} has no class folders: it is empty, {example}"
+    example = f"put the images in one folder a class, as in {tmp_path}/cat/1.jpg"
+    assert message(tmp_path) == f"{tmp_path} has no class folders; {example}"
     fill(tmp_path, "1.jpg", ".hidden/2.jpg")
-    text = message(tmp_path)
-    assert text == f"{tmp_path} has no class folders: its images must lie in one folder a class, {example}"
+    assert message(tmp_path) == f"{tmp_path} has images but no class folders; {example}"
 
 
 def test_parts_without_classes(tmp_path):
     fill(tmp_path, "train/1.jpg", "val/2.jpg")
-    assert message(tmp_path).startswith(f"{tmp_path}/train has no class folders: its images must lie")
+    assert message(tmp_path).startswith(f"{tmp_path}/train has images but no class folders;")
     fill(tmp_path, "train/a/1.jpg")
-    assert message(tmp_path).startswith(f"{tmp_path}/val has no class folders: its images must lie")
+    assert message(tmp_path).startswith(f"{tmp_path}/val has images but no class folders;")
 
 
 def test_classes_without_images(tmp_path):
