@@ -133,9 +133,11 @@ def test_a_disk_that_is_full_within_a_shard(tars, tmp_path):
 
 
 def test_a_directory_that_cannot_be_written(tars, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert main(cases.command(tars, tmp_path / "file")) == 1
-    assert "file/imagenet2012" in cases.failed_line(capsys)
+    (tmp_path / "imagenet2012").write_text("")
+    assert main(cases.command(tars, tmp_path)) == 1
+    assert f"{tmp_path}/imagenet2012" in cases.failed_line(capsys)
+    assert main(cases.command(tars, tmp_path / "imagenet2012")) == 2
+    assert "is a file; give a directory" in cases.failed_line(capsys)
 
 
 @pytest.mark.parametrize(
