@@ -102,7 +102,8 @@ def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance,
         options = [f"--from={place / 'run'}", "--json", "--topk=3", f"--precision={precision}"]
         assert predict.main(["predict", *options, *images_of(place, count)[0]]) == 0
         said = [json.loads(line)["top"] for line in capsys.readouterr().out.splitlines()]
-        found = np.load(tmp_path / f"{count}.npy.npz")
+        with np.load(tmp_path / f"{count}.npy.npz") as archive:
+            found = dict(archive)
         assert found["probabilities"].dtype == np.float32 and found["classes"].dtype == np.int32
         expected = np.zeros((count, 3))
         for row, top in zip(expected, said, strict=True):
@@ -185,7 +186,8 @@ def test_tensorflow_computes_the_same(precision, tolerance, place, tmp_path):
     np.save(tmp_path / "images.npy", images)
     arguments = [tmp_path / "to" / "saved_model", tmp_path / "images.npy", tmp_path / "found.npz", *paths]
     subprocess.run([sys.executable, "-c", TENSORFLOW, *map(str, arguments)], env=environment, check=True, timeout=300)
-    found = np.load(tmp_path / "found.npz")
+    with np.load(tmp_path / "found.npz") as archive:
+        found = dict(archive)
     expected = np.asarray(exporting.as_function(_network(place, precision))(images)["probabilities"])
     np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=tolerance)
     np.testing.assert_array_equal(found["classes"], expected.argmax(-1))
