@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mixedres._internal import command_line
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.names import PRESETS
 
 USAGE = """\
 Trains a ResNet in the precision of your choice.
@@ -79,13 +79,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _presets(text: str) -> list[str]:
     """The names in the value of --presets."""
-    from mixedres._internal.names import PRESETS
-
-    names = list(PRESETS) if text == "all" else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in PRESETS:
-            raise ConfigError(f"--presets: {name!r} is unknown; use all, or some of {','.join(PRESETS)}")
-    return names
+    names = PRESETS if text == "all" else [name.strip() for name in text.split(",")]
+    return command_line.presets("--presets", names, also="all, or ")
 
 
 def _key_help() -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mixedres._internal.errors import ConfigError, MixedresError
+from mixedres._internal.names import PRESETS
 
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 # Extra of the package that brings a module; "train" brings the others.
@@ -38,6 +39,14 @@ class Parser(argparse.ArgumentParser):
 def path(given: str) -> pathlib.Path:
     """The path that an argument names; ~ and ~user are home directories where these exist."""
     return pathlib.Path(os.path.expanduser(given))
+
+
+def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
+    """The names, each once; raises ConfigError for one that is no preset. `also`: what the flag takes instead."""
+    for name in names:
+        if name not in PRESETS:
+            raise ConfigError(f"{flag}: {name!r} is unknown; use {also}some of {','.join(PRESETS)}")
+    return list(dict.fromkeys(names))
 
 
 def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequence[str], *, continues: str = "") -> int:

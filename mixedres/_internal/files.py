@@ -31,6 +31,11 @@ def replace_text(path: pathlib.Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def nearest_existing(path: pathlib.Path) -> pathlib.Path:
+    """`path`, which is absolute, or the nearest of its parents that exists; a broken link exists."""
+    return next(place for place in (path, *path.parents) if os.path.lexists(place))
+
+
 def lock(path: pathlib.Path) -> IO[str]:
     """Opens a file and locks it until it is closed or the process ends.
 

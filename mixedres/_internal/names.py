@@ -1,6 +1,6 @@
 """Names that command lines offer, spelled here so that --help waits neither for JAX nor for a missing package."""
 
-# Those of `mixedres.precision.PRESETS`, `mixedres.autocast.LEVELS` and `mixedres.checkpoints.LAYOUTS`.
+# PRESETS and LAYOUTS are those of `mixedres.precision` and `mixedres.checkpoints`.
 PRESETS = ("fp32", "tf32", "bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")
 LEVELS = ("default", "allow_only", "infer_as_deny")
 LAYOUTS = ("mixedres", "torchvision", "transformers")

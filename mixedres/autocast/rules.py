@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, primitives
 
 from mixedres._internal import jax_compat
+from mixedres._internal.names import LEVELS
 
 CATEGORIES = ("allow", "infer", "deny", "clear")
-LEVELS = ("default", "allow_only", "infer_as_deny")
 
 
 def _names(text: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import IO, Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import is_locked, lock, read_json, write_json
+from mixedres._internal.files import is_locked, lock, nearest_existing, read_json, write_json
 from mixedres.config.keys import FREE, GROW, KEYS
 
 CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
@@ -194,9 +194,7 @@ def _is_more(new: Any, old: Any) -> bool:
 
 
 def _check_writable(workdir: pathlib.Path) -> None:
-    existing = workdir
-    while not os.path.lexists(existing):
-        existing = existing.parent
+    existing = nearest_existing(workdir)
     if not existing.is_dir():
         raise NotADirectoryError(20, "not a directory", str(existing))
     if not os.access(existing, os.W_OK | os.X_OK):

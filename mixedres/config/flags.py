@@ -113,12 +113,17 @@ def _check_processes(
 
 def given(argv: Sequence[str]) -> str:
     """The value of --config on the command line; '' without one."""
-    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        if argument in ("--config", "-config"):
-            return following
-        if argument.startswith(("--config=", "-config=")):
-            return argument.partition("=")[2]
-    return ""
+    index, prefix = _place_of_config(argv)
+    return argv[index].removeprefix(prefix) if index < len(argv) else ""
+
+
+def _place_of_config(argv: Sequence[str]) -> tuple[int, str]:
+    """The index of the argument that has the value of --config, and what stands before the value in it."""
+    for index, argument in enumerate(argv):
+        flag, equals, _ = argument.partition("=")
+        if flag in ("--config", "-config"):
+            return (index, flag + equals) if equals else (index + 1, "")
+    return len(argv), ""
 
 
 def default_workdir(argv: Sequence[str], config: ConfigDict) -> str:
@@ -145,9 +150,8 @@ def _with_shipped_recipe(argv: Sequence[str]) -> list[str]:
     found = [folder / f"{path.stem}.py" for folder in RECIPES if (folder / f"{path.stem}.py").is_file()]
     if not found:
         return list(argv)
-    replacement = f"{found[0]}{colon}{preset}"
-    return [argument.replace(wanted, replacement) if wanted in (argument, argument.partition("=")[2]) else argument
-            for argument in argv]  # fmt: skip
+    index, prefix = _place_of_config(argv)
+    return [*argv[:index], f"{prefix}{found[0]}{colon}{preset}", *argv[index + 1 :]]
 
 
 def _illegal_value(error: flags.IllegalFlagValueError) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import read_json
-from mixedres._internal.names import PRESETS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -137,11 +136,7 @@ def _steps(text: str) -> list[int]:
 
 
 def _presets(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in PRESETS:
-            raise ConfigError(f"--compare: {name!r} is unknown; use some of {','.join(PRESETS)}")
-    return list(dict.fromkeys(names))
+    return command_line.presets("--compare", [name.strip() for name in text.split(",") if name.strip()])
 
 
 def main(argv: Sequence[str]) -> int:

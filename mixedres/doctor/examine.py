@@ -90,11 +90,8 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
 def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
     """The report so far, with a note that training stopped there."""
     is_half = jnp.dtype(experiment.precision.policy.compute_dtype) == jnp.float16
-    way = (
-        "train in another preset on the way: --config.precision.name=fp32"
-        if is_half
-        else ("lower --config.optimizer.learning_rate")
-    )
+    other_preset = "train in another preset on the way: --config.precision.name=fp32"
+    way = other_preset if is_half else "lower --config.optimizer.learning_rate"
     why = f"step {step} is not finite in {experiment.precision.name}, so later ones were not reached; {way}"
     if report is None:
         raise ConfigError(f"--steps: {why}")
@@ -119,11 +116,11 @@ def _compared(experiment: Experiment, report: Report, presets: Sequence[str]) ->
     for name in presets:
         found = precision.get(name)
         is_half = jnp.dtype(found.policy.compute_dtype) == jnp.float16
-        shift = report.recommended_log2_scale if is_half else 0
-        chosen[name] = (found, shift)
+        log2_scale = report.recommended_log2_scale if is_half else 0
+        chosen[name] = (found, log2_scale)
         if is_half and report.keep_float32:
             kept = precision.get(name, keep_float32=report.keep_float32_pattern)
-            chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = (kept, shift)
+            chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = (kept, log2_scale)
     return chosen
 
 

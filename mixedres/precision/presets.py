@@ -52,6 +52,17 @@ class Precision:
         return self.policy, self.norm_policy
 
     @property
+    def network_options(self) -> dict[str, Any]:
+        """The arguments of `mixedres.models.create` that are of the precision."""
+        policy, norm_policy = self.network_policies
+        return {
+            "policy": policy,
+            "norm_policy": norm_policy,
+            "precision": self.matmul_precision,
+            "keep_float32": self.keep_float32,
+        }
+
+    @property
     def why_not_fusable(self) -> str | None:
         """Why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
         if self.implementation == "graph_rewrite":

@@ -72,16 +72,12 @@ def from_args(options: argparse.Namespace) -> Classifier:
             f"{len(names)} class names for a network of {found.num_classes} classes; name their file with --labels=FILE"
         )
     chosen = _precision(file, options.precision)
-    policy, norm_policy = chosen.network_policies
     model = models.create(
         name,
         num_classes=found.num_classes,
-        policy=policy,
-        norm_policy=norm_policy,
         version=file.version,
         epsilon=1e-5 if file.epsilon is None else file.epsilon,
-        precision=chosen.matmul_precision,
-        keep_float32=chosen.keep_float32,
+        **chosen.network_options,
     )
     names = (*names, *(str(index) for index in range(len(names), found.num_classes)))
     return Classifier(name, model, chosen, spec, names, variables, (*notes, *filter(None, [file.note])))

@@ -79,21 +79,17 @@ def build(config: ConfigDict) -> Experiment:
             f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
-    policy, norm_policy = chosen.network_policies
     options = config.model.to_dict()
     fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].platform)
     with errors("config.model"):
         model = models.create(
             **options,
             num_classes=source.num_classes,
-            policy=policy,
-            norm_policy=norm_policy,
             momentum=config.batch_norm.momentum,
             epsilon=config.batch_norm.epsilon,
             axis_name=AXIS if config.batch_norm.sync else None,
-            precision=chosen.matmul_precision,
-            keep_float32=chosen.keep_float32,
             fused=fused,
+            **chosen.network_options,
         )
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)

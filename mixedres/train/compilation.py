@@ -12,6 +12,7 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import nearest_existing
 from mixedres.train.distributed import SINGLE, SingleProcess
 
 # The directory beside the workdir: runs that differ in a seed share their programs.
@@ -70,7 +71,7 @@ def _directory(setting: str, workdir: pathlib.Path) -> str | None:
     if setting == "none":
         return None
     directory = workdir.absolute().parent / NAME if setting == "auto" else pathlib.Path(setting).expanduser().absolute()
-    existing = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    existing = nearest_existing(directory)
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return str(directory)
     if setting == "auto":

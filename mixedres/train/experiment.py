@@ -169,14 +169,8 @@ class Experiment:
 
     def in_precision(self, chosen: Precision) -> Experiment:
         """This experiment with the network in another precision, and the same config and loss scale."""
-        policy, norm_policy = chosen.network_policies
-        model = self.model.clone(
-            policy=policy,
-            norm_policy=norm_policy,
-            precision=chosen.matmul_precision,
-            keep_float32=chosen.keep_float32,
-            fused=self.model.fused and chosen.why_not_fusable is None,
-        )
+        fused = self.model.fused and chosen.why_not_fusable is None
+        model = self.model.clone(**chosen.network_options, fused=fused)
         return dataclasses.replace(self, precision=chosen, model=model)
 
     @property

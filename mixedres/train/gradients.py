@@ -120,11 +120,15 @@ def _gradients(
         grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
         return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
 
-    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), parts)
+    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), split(batch, microbatches))
     grads = jax.tree.map(lambda g: g / microbatches, total)
     return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
+
+
+def split(batch: Batch, microbatches: int) -> Batch:
+    """The batch with a leading axis of equal parts, (microbatches, b / microbatches, ...)."""
+    return jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
 
 
 def _in_layout_of_params(grads: Any) -> Any:

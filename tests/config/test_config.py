@@ -8,9 +8,10 @@ import pytest
 from mixedres import autocast, checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
-from mixedres._internal.errors import errors
+from mixedres._internal.errors import ConfigError, errors
+from mixedres.config import flags
 from mixedres.config.keys import KEYS, duration_in_steps
-from tests import GOLDEN
+from tests import GOLDEN, ROOT
 
 EXPERIMENTS = ("digits", "cifar10", "imagenet", "imagenet,recipe=cosine", "folder", "finetune", "tfds")
 
@@ -108,3 +109,26 @@ def test_a_value_error_of_the_library_names_its_key():
 def test_the_names_that_help_shows_are_those_of_the_library():
     assert tuple(precision.PRESETS) == names.PRESETS and names.LEVELS == autocast.LEVELS
     assert sorted(names.LAYOUTS) == sorted(checkpoints.LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    "given", [["--config=digits:fp16"], ["--config", "digits:fp16"], ["-config=configs/digits.py"]]
+)
+def test_a_shipped_recipe_is_found_by_its_name(given, tmp_path, monkeypatch):
+    """Only the value of --config is a name of a recipe, whatever else has the same text."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["mixedres", *given, "--workdir=digits:fp16", "--config.data.name=digits", "--config.precision.name=fp16"]
+    values = flags.parse(argv)
+    assert (values.workdir, values.config.data.name) == ("digits:fp16", "digits")
+    in_full = flags.parse(["mixedres", f"--config={ROOT}/configs/digits.py:fp16"])
+    assert base.flatten(values.config) == base.flatten(in_full.config)
+    assert flags.default_workdir(argv, values.config) == "runs/digits-fp16"
+
+
+def test_a_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = (ROOT / "configs" / "digits.py").read_text().replace("return base", "config.seed = 5\n    return base")
+    (tmp_path / "digits.py").write_text(source)
+    assert flags.parse(["mixedres", "--config=digits.py:fp16"]).config.seed == 5
+    with pytest.raises(ConfigError, match=r"shipped recipes: .*digits"):
+        flags.parse(["mixedres", "--config=digit"])

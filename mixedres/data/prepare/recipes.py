@@ -47,9 +47,20 @@ class Options:
 def imagenet_from_tars(manual_dir: pathlib.Path, data_dir: pathlib.Path, options: Options, *, partial: bool) -> Recipe:
     """ImageNet from its tar files; for the errors see `imagenet.from_tars`."""
     _check_directory(manual_dir)
-    final_directory(data_dir, options.name(imagenet.NAME), imagenet.VERSION)  # before the work of finding the images
+    name = options.name(imagenet.NAME)
+    final_directory(data_dir, name, imagenet.VERSION)  # before the work of finding the images
     found = imagenet.from_tars(manual_dir, partial=partial)
-    return _imagenet(found, manual_dir, imagenet.VERSION, options)
+    write_info = functools.partial(
+        metadata.write_info,
+        name=name,
+        version=imagenet.VERSION,
+        class_names=imagenet.class_names(),
+        encoding_format="jpeg",
+        description="ImageNet, the ILSVRC 2012 classification data set",
+        homepage=imagenet.HOMEPAGE,
+    )
+    splits = options.splits(found, reencode.repaired, turn=False)  # the published pipelines ignore EXIF orientation
+    return Recipe(name, imagenet.VERSION, options.origin(manual_dir), splits, write_info)
 
 
 def images_of_folder(
@@ -74,21 +85,6 @@ def images_of_folder(
     )
     splits = options.splits(found, reencode.upright, turn=True)
     return Recipe(name, folder.VERSION, options.origin(source) | parts, splits, write_info)
-
-
-def _imagenet(found: Mapping[str, spans.ImageSpans], source: pathlib.Path, version: str, options: Options) -> Recipe:
-    name = options.name(imagenet.NAME)
-    write_info = functools.partial(
-        metadata.write_info,
-        name=name,
-        version=version,
-        class_names=imagenet.class_names(),
-        encoding_format="jpeg",
-        description="ImageNet, the ILSVRC 2012 classification data set",
-        homepage=imagenet.HOMEPAGE,
-    )
-    splits = options.splits(found, reencode.repaired, turn=False)  # the published pipelines ignore EXIF orientation
-    return Recipe(name, version, options.origin(source), splits, write_info)
 
 
 def _check_directory(path: pathlib.Path) -> None:

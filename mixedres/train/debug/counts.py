@@ -13,7 +13,7 @@ from mixedres.numerics import TensorCounts, linen, taps
 from mixedres.numerics.exponents import exponents
 from mixedres.precision import NoOpLossScale
 from mixedres.train import step
-from mixedres.train.gradients import Batch, StepOptions, scaled_loss
+from mixedres.train.gradients import Batch, StepOptions, scaled_loss, split
 
 
 def tensor_counts(variables: dict[str, Any], batch: Batch, *, options: StepOptions) -> TensorCounts:
@@ -35,7 +35,7 @@ def tensor_counts(variables: dict[str, Any], batch: Batch, *, options: StepOptio
     if options.microbatches == 1:  # convolutions in a loop are slow on the CPU
         statistics, gradients = count(batch)
     else:
-        parts = jax.tree.map(lambda x: x.reshape(options.microbatches, -1, *x.shape[1:]), batch)
+        parts = split(batch, options.microbatches)
         statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(count, parts))
     # The statistics of the taps are gradients of replicated values, so they are sums over the devices already.
     return TensorCounts(statistics, jax.lax.psum(gradients, AXIS), _histograms(variables["params"]))
