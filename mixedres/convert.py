@@ -41,6 +41,11 @@ def convert(given: Sequence[str]) -> None:
     parser.add_argument("--layout", choices=LAYOUTS, help="default torchvision; transformers for a folder")
     options = parser.parse_args(given)
     is_file = options.to.suffix == ".safetensors"
+    if options.to.suffix in (".pth", ".pt", ".bin", ".npz", ".h5"):
+        right = options.to.with_suffix(".safetensors")
+        raise ConfigError(
+            f"--to={options.to}: weights are written as .safetensors, for PyTorch too; write --to={right}"
+        )
     layout = options.layout or ("torchvision" if is_file else "transformers")
     if not is_file and layout != "transformers":
         raise ConfigError(f"--to={options.to} is a folder, which is for transformers; write --to=FILE.safetensors")

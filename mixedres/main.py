@@ -20,7 +20,8 @@ flags:
                                           precision (default fp32)
   --config.KEY=VALUE                      sets a key of the config, listed below
   --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued
-  --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir (default train)
+  --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir, by default with the
+                                          config of that run (default train)
   --presets=all|NAME,NAME...              with --mode=eval: the same weights in each of these precisions, and how many
                                           predictions differ from those in fp32
   --clean                                 remove the run in the workdir first

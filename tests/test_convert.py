@@ -22,6 +22,7 @@ def test_mistakes_are_one_line_and_write_nothing(trained, tmp_path, capsys):
         ([f"--from={trained}", f"--to={tmp_path / 'folder'}"], "transformers has no network like"),
         ([f"--from={trained}", f"--to={tmp_path / 'folder'}", "--layout=torchvision"], "which is for transformers"),
         ([f"--from={trained}", f"--to={tmp_path / 'a.safetensors'}", "--layout=keras"], "invalid choice"),
+        ([f"--from={trained}", f"--to={tmp_path / 'a.pth'}"], f"write --to={tmp_path / 'a.safetensors'}"),
     ):
         assert convert.main(["convert", *given]) == 2
         error = capsys.readouterr().err

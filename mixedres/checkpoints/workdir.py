@@ -10,10 +10,11 @@ from typing import IO, Any
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import is_locked, lock, nearest_existing, read_json, write_json
+from mixedres.config import recorded
 from mixedres.config.keys import FREE, GROW, KEYS
 
 CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
-    "config.json",
+    recorded.FILE,
     "data.json",
     "metrics.jsonl",
     "summary.json",
@@ -27,8 +28,6 @@ EVENTS = "events.out.tfevents.*"
 WANDB_ID, WANDB = "wandb.json", "wandb"
 _DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
 _RESUME = {key.path: key.resume for key in KEYS}
-# Keys that identify a config.json as ours; the file name alone does not.
-_MARKS = {"precision.name", "optimizer.decay_mask"}
 
 
 def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> IO[str]:
@@ -67,10 +66,10 @@ def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | 
       ConfigError: where it cannot be written.
     """
     with _writable(workdir):
-        if data is not None and read_config(workdir) is None:
+        if data is not None and recorded.read(workdir) is None:
             write_json(workdir / DATA, data)
         (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
-        if read_config(workdir) != _as_json(config):
+        if recorded.read(workdir) != _as_json(config):
             write_json(workdir / CONFIG, config)
 
 
@@ -81,7 +80,7 @@ def in_use(workdir: pathlib.Path) -> bool:
 
 def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
     """The summary of a finished run that `config` does not extend; else None. `workdir` was claimed with `config`."""
-    old = read_config(workdir)
+    old = recorded.read(workdir)
     if old is None or check_same(workdir, config):
         return None
     top1, wanted = config.get("stop_at_top1"), old.get("stop_at_top1")
@@ -110,7 +109,7 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
     Returns:
       Whether the run becomes longer.
     """
-    old = read_config(workdir)
+    old = recorded.read(workdir)
     if old is None:
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
     new = _as_json(config)
@@ -166,12 +165,6 @@ def contents(workdir: pathlib.Path) -> dict[str, Any]:
     return {"directory": str(workdir), "claimed": (workdir / LOCK).exists(), "checkpoints": steps}
 
 
-def read_config(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The config of the run in `workdir`; None where it holds no run of mixedres."""
-    found = read_json(workdir / CONFIG)
-    return found if isinstance(found, dict) and found.keys() >= _MARKS else None
-
-
 def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The summary of a finished run; None where there is none yet."""
     try:
@@ -203,7 +196,7 @@ def _check_writable(workdir: pathlib.Path) -> None:
 
 def _check_contents(workdir: pathlib.Path) -> bool:
     """Whether the directory holds a run; raises ConfigError where it holds other files."""
-    if read_config(workdir) is not None:
+    if recorded.read(workdir) is not None:
         checkpoints = workdir / CHECKPOINTS
         if checkpoints.exists() and not checkpoints.is_dir():
             raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")

@@ -27,7 +27,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     for argument in argv[1:]:
         if argument.startswith("--config."):
             check_key(argument.removeprefix("--config.").partition("=")[0])
-    argv = _with_shipped_recipe(argv)
+    argv = _with_config_of_run(_with_shipped_recipe(argv))
     values = _define(argv)
     try:
         rest = values(list(argv))
@@ -48,6 +48,10 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     except ConfigError:
         raise
     except Exception as error:  # whatever the config file did wrong
+        if str(error).endswith("has no attribute 'get_config'"):
+            raise ConfigError(
+                f"--config={given(argv)} has no function get_config; write one as in {RECIPES[-1] / 'digits.py'}"
+            ) from None
         line = traceback.extract_tb(error.__traceback__)[-1].lineno
         raise ConfigError(f"--config={given(argv)}, line {line}: {type(error).__name__}: {error}") from None
     _check(values, rest, argv)
@@ -113,15 +117,20 @@ def _check_processes(
 
 def given(argv: Sequence[str]) -> str:
     """The value of --config on the command line; '' without one."""
-    index, prefix = _place_of_config(argv)
+    return _value("config", argv)
+
+
+def _value(name: str, argv: Sequence[str]) -> str:
+    """The value of the flag `name`; '' without one."""
+    index, prefix = _place(name, argv)
     return argv[index].removeprefix(prefix) if index < len(argv) else ""
 
 
-def _place_of_config(argv: Sequence[str]) -> tuple[int, str]:
-    """The index of the argument that has the value of --config, and what stands before the value in it."""
+def _place(name: str, argv: Sequence[str]) -> tuple[int, str]:
+    """The index of the argument that has the value of the flag `name`, and what stands before the value in it."""
     for index, argument in enumerate(argv):
         flag, equals, _ = argument.partition("=")
-        if flag in ("--config", "-config"):
+        if flag in (f"--{name}", f"-{name}"):
             return (index, flag + equals) if equals else (index + 1, "")
     return len(argv), ""
 
@@ -129,6 +138,19 @@ def _place_of_config(argv: Sequence[str]) -> tuple[int, str]:
 def default_workdir(argv: Sequence[str], config: ConfigDict) -> str:
     """runs/digits-fp16 for configs/digits.py with the preset fp16."""
     return f"runs/{pathlib.Path(given(argv).partition(':')[0]).stem}-{config.precision.name}"
+
+
+def config_of_run(workdir: str | pathlib.Path) -> str:
+    """The value of --config that means the config which the run in `workdir` recorded."""
+    return f"{_PACKAGE / 'recorded.py'}:{workdir}"
+
+
+def _with_config_of_run(argv: Sequence[str]) -> Sequence[str]:
+    """The command line with the config of the run that it evaluates, where it names none."""
+    workdir = _value("workdir", argv)
+    if given(argv) or not workdir or _value("mode", argv) != "eval":
+        return argv
+    return [argv[0], f"--config={config_of_run(workdir)}", *argv[1:]]
 
 
 def recipes() -> list[str]:
@@ -150,7 +172,7 @@ def _with_shipped_recipe(argv: Sequence[str]) -> list[str]:
     found = [folder / f"{path.stem}.py" for folder in RECIPES if (folder / f"{path.stem}.py").is_file()]
     if not found:
         return list(argv)
-    index, prefix = _place_of_config(argv)
+    index, prefix = _place("config", argv)
     return [*argv[:index], f"{prefix}{found[0]}{colon}{preset}", *argv[index + 1 :]]
 
 

@@ -101,21 +101,11 @@ def parse(given: Sequence[str]) -> Options:
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
-    if options.config:
-        from mixedres.config import flags
-
-        return flags.parse(["doctor", f"--config={options.config}", *rest]).config
-    if workdir is None:
+    if not options.config and workdir is None:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
-    if rest:
-        raise ConfigError(f"{rest[0]} changes a config, but --config is missing; name the config of the run")
-    from mixedres.checkpoints.workdir import read_config
-    from mixedres.config import unflatten
+    from mixedres.config import flags
 
-    found = read_config(workdir)
-    if found is None:
-        raise ConfigError(f"--workdir={workdir} holds no run whose config can be read; name the workdir of a run")
-    return unflatten(found)
+    return flags.parse(["doctor", f"--config={options.config or flags.config_of_run(workdir)}", *rest]).config
 
 
 def _check_free(out: pathlib.Path) -> None:

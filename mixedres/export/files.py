@@ -44,7 +44,7 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 | out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
 
 How to make the {height}x{width} input from an image: turn it upright, cut out the square in its center whose side is
-{crop_pct:.6g} of the shorter side, and resize it {filter}. Values stay 0 to 255{channels_note}:
+{side}, and resize it {filter}. Values stay 0 to 255{channels_note}:
 
 ```python
 import numpy as np
@@ -126,6 +126,7 @@ def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "channels_note": ", of red, green and blue" if channels == 3 else ", of brightness",
         "mode": "RGB" if channels == 3 else "L",
         "crop_pct": spec.crop_pct,
+        "side": "the shorter side" if spec.crop_pct == 1 else f"{spec.crop_pct:.6g} of the shorter side",
         "filter": "averaging over areas where it shrinks" if spec.antialias else "linearly",
         # Pillow antialiases with all of its filters.
         "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.antialias else "BILINEAR",

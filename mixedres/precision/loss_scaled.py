@@ -49,7 +49,8 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
       An optax transformation with state `LossScaledState`; its updates are float32 (float64 for float64 gradients).
 
     Raises:
-      TypeError: where `tx` is no optax transformation or `loss_scale` none of the three.
+      TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `update`, for a state that
+        is not from its `init`.
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")
@@ -71,6 +72,10 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     def update(
         scaled_grads: Any, state: LossScaledState, params: Any = None, *, checked: Any = None, **extra: Any
     ) -> tuple[Any, LossScaledState]:
+        if not isinstance(state, LossScaledState):
+            raise TypeError(
+                f"state must be the result of this optimizer's init, a LossScaledState; got {type(state).__name__}"
+            )
         grads = state.loss_scale.unscale(scaled_grads)
         checked = _join_vectors(scaled_grads if checked is None else checked)
         finite = _all_finite((state.loss_scale.unscale(checked), extra.get("value")))

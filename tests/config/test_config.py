@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import pytest
 
@@ -9,7 +10,7 @@ from mixedres import autocast, checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, errors
-from mixedres.config import flags
+from mixedres.config import flags, recorded
 from mixedres.config.keys import KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
 
@@ -123,6 +124,26 @@ def test_a_shipped_recipe_is_found_by_its_name(given, tmp_path, monkeypatch):
     in_full = flags.parse(["mixedres", f"--config={ROOT}/configs/digits.py:fp16"])
     assert base.flatten(values.config) == base.flatten(in_full.config)
     assert flags.default_workdir(argv, values.config) == "runs/digits-fp16"
+
+
+def test_an_evaluation_has_the_config_of_its_run(tmp_path):
+    trained = flags.parse(["mixedres", "--config=digits:fp16,model=cifar_resnet8"]).config
+    (tmp_path / recorded.FILE).write_text(json.dumps(base.flatten(trained)))
+    argv = ["mixedres", "--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
+    values = flags.parse(argv)
+    assert base.flatten(values.config) == base.flatten(trained) | {"seed": 7}
+    assert values.workdir == str(tmp_path)
+    with pytest.raises(ConfigError, match="holds no run whose config can be read"):
+        flags.parse(["mixedres", "--mode=eval", "--workdir", str(tmp_path / "none")])
+    with pytest.raises(ConfigError, match="--config is missing"):
+        flags.parse(["mixedres", f"--workdir={tmp_path}"])
+
+
+def test_a_file_without_a_config_is_named(tmp_path, monkeypatch):
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the name under which files are loaded
+    with pytest.raises(ConfigError, match=r"empty\.py has no function get_config"):
+        flags.parse(["mixedres", f"--config={tmp_path / 'empty.py'}"])
 
 
 def test_a_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_overrides(preset, found, lines):
         ([*TINY, "--out=no/page.html"], "there is no directory"),
         ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),
         ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
-        (["--workdir=x", "--config.batch_size=8"], "--config is missing; name the config of the run"),
+        (["--workdir=x", "--config.batch_size=8"], "holds no run whose config can be read"),
         ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed is found in no module path"),
         ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
     ],

@@ -38,6 +38,7 @@ def test_statistics_agree_with_numpy(dtype):
     assert result.finite and result.shape == (5, 3) and result.dtype == dtype
     np.testing.assert_allclose(result.largest, np.abs(product).max(), rtol=2 * float(jnp.finfo(dtype).eps))
     assert find(finding, "after", "tanh").largest <= 1
+    assert str(finding) == "all results are finite"
     assert finding.origin is None and finding.nonfinite_results == ()  # what is not finite reaches no result
 
 
@@ -58,6 +59,8 @@ def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
     assert [(row.path, row.largest) for row in origin.inputs] == [("fine", 600.0)]
     assert finding.nonfinite_results == ("a", "b")
     assert (origin.devices, origin.iterations) == ((), ())
+    words = "first, forward: mul, float16[2] (largest finite magnitude 2000, of its inputs 600), at "
+    assert words in str(finding) and str(finding).endswith("; results that are not finite: a, b")
 
 
 def test_an_infinity_that_reaches_no_result_is_not_blamed():

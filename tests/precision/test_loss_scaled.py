@@ -288,6 +288,12 @@ def test_what_is_no_loss_scale_is_refused_at_once(scale):
         loss_scaled(NoOpLossScale(), optax.sgd(0.1))
 
 
+def test_the_state_of_another_optimizer_is_refused():
+    tx = loss_scaled(optax.sgd(0.1), NoOpLossScale())
+    with pytest.raises(TypeError, match=r"result of this optimizer's init.*; got EmptyState"):
+        tx.update(params(), optax.EmptyState(), params())
+
+
 def test_a_loss_that_is_not_finite_is_no_step_even_where_the_gradients_are():
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=4.0))
     state = tx.init(jnp.ones(2))

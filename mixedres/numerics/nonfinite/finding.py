@@ -66,6 +66,11 @@ class Origin:
         """Whether the array is an argument of the function."""
         return not self.array.primitive
 
+    def __str__(self) -> str:
+        inputs = " and ".join(f"{row.largest:.6g}" for row in self.inputs)
+        of_inputs = f", of its inputs {inputs}" if inputs else ""
+        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -80,6 +85,13 @@ class Finding:
     arrays: tuple[ArrayRecord, ...]
     nonfinite_results: tuple[str, ...]
     origin: Origin | None
+
+    def __str__(self) -> str:
+        if self.origin is None:
+            return "all results are finite"
+        source = f", at {self.origin.array.source}" if self.origin.array.source else ""
+        results = ", ".join(self.nonfinite_results)
+        return f"the first array that is not finite is {self.origin}{source}; results that are not finite: {results}"
 
 
 def module_path(scope: str) -> str:

@@ -20,10 +20,7 @@ def location(finding: Finding, devices: int) -> str:
     origin = finding.origin
     if origin is None:
         return "the step does not repeat: examined, its loss and every gradient are finite"
-    text = f"the first tensor that is not finite is {origin.array} (largest finite magnitude {origin.array.largest:.6g}"
-    if origin.inputs:
-        text += f", of its inputs {' and '.join(f'{row.largest:.6g}' for row in origin.inputs)}"
-    text += ")"
+    text = f"the first tensor that is not finite is {origin}"
     if 0 < len(origin.devices) < devices:
         plural = "s" * (len(origin.devices) > 1)
         text += f" on device{plural} {', '.join(map(str, origin.devices))} of {devices}"
