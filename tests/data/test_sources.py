@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from mixedres.data import InMemory, Shard, Synthetic
+from tests.data import batch_cases as cases
+from tests.data.batch_cases import same, take
 
 HEIGHT, WIDTH = 5, 4
 
@@ -21,30 +23,10 @@ def coded(n, **options):
     return InMemory(images, labels, tests, labels[: n // 2], num_classes=n + 1, **options)
 
 
-def take(source, batch_size, count, **options):
-    return list(itertools.islice(source.train_batches(batch_size, **{"seed": 0, **options}), count))
-
-
-def same(a, b):
-    def equal(x, y):
-        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
-
-    return len(a) == len(b) and all(map(equal, a, b))
-
-
 @pytest.mark.parametrize(("n", "batch_size"), [(12, 4), (13, 4), (7, 7), (9, 1), (200, 32)])
 def test_every_epoch_is_a_permutation(n, batch_size):
-    per_epoch = n // batch_size
-    batches = take(coded(n), batch_size, 4 * per_epoch)
-    epochs = []
-    for epoch in range(4):
-        labels = [b["label"] for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch]]
-        labels = np.concatenate(labels).tolist()
-        assert len(set(labels)) == len(labels) == per_epoch * batch_size
-        assert set(labels) <= set(range(1, n + 1))
-        epochs.append(tuple(labels))
-    assert len(set(epochs)) == 4
-    assert tuple(sorted(epochs[0])) != epochs[0]
+    batches = take(coded(n), batch_size, 3 * (n // batch_size))
+    cases.check_epochs([batch["label"] - 1 for batch in batches], n)
 
 
 def test_what_does_not_fill_a_batch_has_its_turn_in_another_epoch():
@@ -54,15 +36,8 @@ def test_what_does_not_fill_a_batch_has_its_turn_in_another_epoch():
 
 @pytest.mark.parametrize("options", [{}, {"pad": 2, "flip": True}], ids=["plain", "augmented"])
 def test_a_batch_is_a_function_of_seed_and_step(options):
-    source = coded(11, **options)
-    whole = take(source, 3, 14, seed=5)
-    for first in (1, 2, 3, 4, 9, 13):  # within an epoch of 3 steps, at its edges, and epochs later
-        assert same(take(source, 3, 14 - first, seed=5, first_step=first), whole[first:])
-    assert same(take(source, 3, 14, seed=5), whole)
-    # Far along the run, without having to read what lies before.
-    [late] = take(source, 3, 1, seed=5, first_step=10**9)
-    assert same([late], take(source, 3, 1, seed=5, first_step=10**9))
-    assert not same([late], whole[10**9 % 3 : 10**9 % 3 + 1])
+    # Within an epoch of 3 steps, at its edges, and epochs later.
+    cases.check_continuation(coded(11, **options), 3, 14, (0, 1, 2, 3, 4, 9, 13))
 
 
 def test_seeds_differ():
@@ -137,21 +112,9 @@ def test_augmentation_leaves_the_data_set_alone():
 @pytest.mark.parametrize("n", [2, 6, 11, 16, 17, 40])
 def test_evaluation_sees_every_example_once(n, batch_size):
     source = coded(n, pad=2, flip=True)
-    examples = n // 2
-    batches = list(source.eval_batches(batch_size))
-    assert len(batches) == math.ceil(examples / batch_size)
-    seen = []
-    for batch in batches:
-        image, label, mask = batch["image"], batch["label"], batch["mask"]
-        assert (image.dtype, label.dtype, mask.dtype) == (np.uint8, np.int32, np.bool_)
-        assert len(image) == len(label) == len(mask) == batch_size
-        np.testing.assert_array_equal(image[mask][:, 0, 0, 0], label[mask])
-        assert not image[~mask].any()
-        assert not label[~mask].any()
-        seen += zip(image[mask], label[mask], strict=True)
-    assert [label for _, label in seen] == list(range(1, examples + 1))
-    np.testing.assert_array_equal([image for image, _ in seen], source.eval_images)
-    assert same(batches, list(source.eval_batches(batch_size)))
+    images, labels = cases.evaluated(source, batch_size)
+    np.testing.assert_array_equal(images, source.eval_images)
+    np.testing.assert_array_equal(labels, source.eval_labels)
 
 
 def test_sizes():
@@ -225,14 +188,6 @@ def test_the_rows_of_hosts():
         Shard(0, 2).rows(7)
 
 
-def joined(parts):
-    """The batches of all hosts, one below the other."""
-    return [
-        {key: np.concatenate([part[key] for part in batches]) for key in batches[0]}
-        for batches in zip(*parts, strict=True)
-    ]
-
-
 SOURCES = {
     "in memory": lambda: coded(27, pad=1, flip=True),  # 13 to test with
     "synthetic": lambda: synthetic(eval_examples=13),
@@ -243,20 +198,7 @@ SOURCES = {
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_hosts_have_the_rows_of_the_global_batch(name, hosts, batch_size):
-    source = SOURCES[name]()
-    shards = [Shard(index, hosts) for index in range(hosts)]
-    for first in (0, 5):
-        options = {"seed": 2, "first_step": first}
-        parts = [take(source, batch_size, 9, shard=shard, **options) for shard in shards]
-        assert all(len(batch["label"]) == batch_size // hosts for part in parts for batch in part)
-        assert same(joined(parts), take(source, batch_size, 9, **options))
-    parts = [list(source.eval_batches(batch_size, shard=shard)) for shard in shards]
-    assert {len(part) for part in parts} == {math.ceil(13 / batch_size)}
-    assert same(joined(parts), list(source.eval_batches(batch_size)))
-    assert sum(batch["mask"].sum() for part in parts for batch in part) == 13
-    for part in parts:
-        for batch in part:
-            assert len(batch["image"]) == len(batch["label"]) == len(batch["mask"]) == batch_size // hosts
+    cases.check_hosts(SOURCES[name](), batch_size, hosts, firsts=(0, 5))
 
 
 @pytest.mark.parametrize("name", SOURCES)

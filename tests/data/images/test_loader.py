@@ -16,7 +16,9 @@ from PIL import Image, ImageOps
 from mixedres._internal.errors import DataError
 from mixedres.data import Dataset, Example, Prefetch, Shard, load
 from mixedres.data.images import chunks, loader, preprocessing
+from tests.data import batch_cases as cases
 from tests.data import made
+from tests.data.batch_cases import same, take
 
 TRAIN, TEST, SIZE = 50, 21, 16
 
@@ -39,26 +41,6 @@ def opened(root, **options):
     return load(
         "folder", **{"dir": str(root), "image_size": SIZE, "batch_size": 8, "threads": 2, "flip": True} | options
     )
-
-
-def take(source, batch_size, count, **options):
-    with contextlib.closing(source.train_batches(batch_size, **{"seed": 0, **options})) as batches:
-        return list(itertools.islice(batches, count))
-
-
-def same(a, b):
-    def equal(x, y):
-        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
-
-    return len(a) == len(b) and all(map(equal, a, b))
-
-
-def joined(parts):
-    """The batches of all hosts, one below the other."""
-    return [
-        {key: np.concatenate([part[key] for part in batches]) for key in batches[0]}
-        for batches in zip(*parts, strict=True)
-    ]
 
 
 def ids(images, count):
@@ -84,26 +66,19 @@ def test_dtypes_and_layout(root):
 
 @pytest.mark.parametrize("batch_size", [10, 25, 40, 7])
 def test_every_epoch_is_a_permutation(root, batch_size):
-    per_epoch = TRAIN // batch_size
-    batches = take(opened(root), batch_size, 3 * per_epoch, seed=4)
-    orders = []
-    for epoch in range(3):
-        part = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
-        found = np.concatenate([ids(batch["image"], TRAIN) for batch in part])
-        np.testing.assert_array_equal(np.concatenate([batch["label"] for batch in part]), labels(found, TRAIN))
-        assert len(set(found.tolist())) == per_epoch * batch_size
-        # NumPy's permutation for (seed, 0, epoch), as of every other source.
-        order = np.random.default_rng((4, 0, epoch)).permutation(TRAIN)
-        np.testing.assert_array_equal(found, order[: len(found)])
-        orders.append(tuple(found))
-    assert len(set(orders)) == 3
+    batches = take(opened(root), batch_size, 3 * (TRAIN // batch_size), seed=4)
+    found = [ids(batch["image"], TRAIN) for batch in batches]
+    cases.check_epochs(found, TRAIN, seed=4)
+    for batch, indices in zip(batches, found, strict=True):
+        np.testing.assert_array_equal(batch["label"], labels(indices, TRAIN))
 
 
 def test_batches_do_not_depend_on_the_number_of_threads(root):
-    whole = take(opened(root, threads=1), 40, 5, seed=3)
-    for threads in (2, 3, 16):
-        assert same(take(opened(root, threads=threads), 40, 5, seed=3), whole)
-    assert same(take(opened(root, threads=None), 40, 5, seed=3), whole)
+    one = opened(root, threads=1)
+    train, test = take(one, 40, 5, seed=3), list(one.eval_batches(8))
+    for threads in (2, 3, 16, None):
+        source = opened(root, threads=threads)
+        assert same(take(source, 40, 5, seed=3), train) and same(list(source.eval_batches(8)), test)
 
 
 @pytest.mark.parametrize("size", [1, 5, 100])
@@ -144,31 +119,14 @@ def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [8, 40])
 def test_a_run_continues_at_any_step(root, batch_size):
-    source = opened(root)
-    whole = take(source, batch_size, 10, seed=5)
-    for first in (1, 3, 6, 7, 9):  # within an epoch, at its edges, and an epoch later
-        assert same(take(source, batch_size, 10 - first, seed=5, first_step=first), whole[first:])
-    other = opened(root, threads=3)
-    assert same(take(other, batch_size, 4, seed=5, first_step=6), whole[6:])
-    # Far along the run, without having to read what lies before.
-    [late] = take(source, batch_size, 1, seed=5, first_step=10**9)
-    assert same([late], take(other, batch_size, 1, seed=5, first_step=10**9))
-    assert not any(same([late], [batch]) for batch in whole)
+    # Within an epoch, at its edges, and an epoch later.
+    cases.check_continuation(opened(root), batch_size, 10, (1, 3, 6, 7, 9), again=opened(root, threads=3))
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize("batch_size", [8, 40])
 def test_hosts_have_the_rows_of_the_global_batch(root, hosts, batch_size):
-    source = opened(root)
-    shards = [Shard(index, hosts) for index in range(hosts)]
-    options = {"seed": 1, "first_step": 2}
-    parts = [take(source, batch_size, 6, shard=shard, **options) for shard in shards]
-    assert all(len(batch["label"]) == batch_size // hosts for part in parts for batch in part)
-    assert same(joined(parts), take(source, batch_size, 6, **options))
-    parts = [list(source.eval_batches(batch_size, shard=shard)) for shard in shards]
-    assert {len(part) for part in parts} == {math.ceil(TEST / batch_size)}
-    assert same(joined(parts), list(source.eval_batches(batch_size)))
-    assert sum(batch["mask"].sum() for part in parts for batch in part) == TEST
+    cases.check_hosts(opened(root), batch_size, hosts, firsts=(2,))
 
 
 def test_hosts_that_do_not_divide_the_batch_are_refused(root):
@@ -185,20 +143,9 @@ def test_hosts_that_do_not_divide_the_batch_are_refused(root):
 
 @pytest.mark.parametrize("batch_size", [1, 8, 21, 40])
 def test_evaluation_sees_every_image_once_in_order(root, batch_size):
-    source = opened(root)
-    batches = list(source.eval_batches(batch_size))
-    assert len(batches) == math.ceil(TEST / batch_size)
-    seen = []
-    for batch in batches:
-        image, label, mask = batch["image"], batch["label"], batch["mask"]
-        assert (image.dtype, label.dtype, mask.dtype) == (np.uint8, np.int32, np.bool_)
-        assert len(image) == len(label) == len(mask) == batch_size
-        assert not image[~mask].any() and not label[~mask].any()
-        found = ids(image[mask], TEST)
-        np.testing.assert_array_equal(label[mask], labels(found, TEST))
-        seen += found.tolist()
-    assert seen == list(range(TEST))
-    assert same(batches, list(opened(root, threads=3).eval_batches(batch_size)))
+    images, found = cases.evaluated(opened(root), batch_size)
+    np.testing.assert_array_equal(ids(images, TEST), range(TEST))
+    np.testing.assert_array_equal(found, labels(np.arange(TEST), TEST))
 
 
 @pytest.fixture(scope="module")
