@@ -6,9 +6,34 @@ import json
 import struct
 
 import numpy as np
+import pytest
 from PIL import Image
 
 CLASSES = ("cat", "dög", "owl")
+
+
+def message(function, *args, **options):
+    """That of the ValueError of a call; one line."""
+    with pytest.raises(ValueError) as error:
+        function(*args, **options)
+    text = str(error.value)
+    assert text and "\n" not in text and "object at 0x" not in text, text
+    return text
+
+
+def write_files(root, files):
+    """Writes {path below root: bytes}."""
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+
+def write_noise(root, height, width, kind, count):
+    """Two classes of images of `count` each, no two the same."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        noise = rng.integers(0, 256, (count, height, width, 3), np.uint8)
+        write_files(root / name, {f"{index}.{kind}": encoded(image, kind) for index, image in enumerate(noise)})
 
 
 def photo(height, width, seed=0, channels=3):
@@ -27,12 +52,12 @@ def plain(height, width, color):
     return np.broadcast_to(np.uint8(color), (height, width, 3))
 
 
-def encoded(image, kind="JPEG", **options):
-    """The file of an array or of Pillow's image."""
+def encoded(image, kind="JPEG", mode=None, **options):
+    """The file of an array or of Pillow's image, converted to `mode`."""
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    (image.convert(mode) if mode else image).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
