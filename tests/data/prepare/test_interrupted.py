@@ -3,8 +3,6 @@
 import errno
 import fcntl
 import signal
-import subprocess
-import sys
 
 import pytest
 import tensorflow_datasets as tfds
@@ -44,11 +42,7 @@ def test_a_second_start_writes_what_is_missing_and_no_more(tars, tmp_path, monke
     incomplete = broken / "imagenet2012/5.1.0.incomplete"
     before = {name: (incomplete / name).stat().st_mtime_ns for name in names}
 
-    def counting(path, records, progress):
-        names.append(path.name)
-        return write_shard(path, records, progress)
-
-    monkeypatch.setattr(writer, "_write_shard", counting)
+    monkeypatch.setattr(writer, "_write_shard", lambda path, *rest: names.append(path.name) or write_shard(path, *rest))
     assert main(cases.command(tars, broken)) == 0
     assert len(names) == len(set(names)) == 7  # six of training, one of validation, each once
     final = broken / "imagenet2012/5.1.0"
@@ -59,11 +53,9 @@ def test_a_second_start_writes_what_is_missing_and_no_more(tars, tmp_path, monke
 def test_a_shard_that_is_not_listed_or_not_there_is_written_again(tars, tmp_path, monkeypatch, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(cases.command(tars, whole)) == 0
-    monkeypatch.setattr(tfds.folder_dataset, "write_metadata", lambda **_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(tfds.folder_dataset, "write_metadata", lambda **_: 1 / 0)
         main(cases.command(tars, broken))
-    monkeypatch.undo()
-    monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
     incomplete = broken / "imagenet2012/5.1.0.incomplete"
     (incomplete / "imagenet2012-train.array_record-00002-of-00006").unlink()
     written = (incomplete / "written.json").read_text()
@@ -111,21 +103,19 @@ def test_two_processes_do_not_meet(tars, tmp_path, capsys):
 def test_ctrl_c_ends_in_one_line_and_can_be_continued(tars, tmp_path, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(cases.command(tars, whole)) == 0
-    script = (
-        "import sys, time\n"
-        "from mixedres.data.prepare import __main__, spans, writer\n"
-        "spans.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]\n"
-        "to_disk = writer._to_disk\n"
-        "def slow(path):\n"
-        "    to_disk(path)\n"
-        "    if '00002-of' in path.name:\n"
-        "        print('now', flush=True)\n"
-        "        time.sleep(60)\n"
-        "writer._to_disk = slow\n"
-        "sys.exit(__main__.main(sys.argv))\n"
-    )
-    arguments = [sys.executable, "-c", script, *cases.command(tars, broken)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    script = """
+import time
+from mixedres.data.prepare import spans, writer
+spans.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]
+to_disk = writer._to_disk
+def slow(path):
+    to_disk(path)
+    if '00002-of' in path.name:
+        print('now', flush=True)
+        time.sleep(60)
+writer._to_disk = slow
+sys.exit(main(sys.argv))"""
+    with cases.start(script, cases.command(tars, broken)) as process:
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=30)
