@@ -28,22 +28,8 @@ NEEDS = {
     "autocast": {"jax", "numpy"},
     "numerics": {"jax", "numpy", "flax"},
     "models": {"jax", "flax", "jmp"},
-    "data": set(
-        [
-            "PIL",
-            "absl",
-            "array_record",
-            "cv2",
-            "google",
-            "grain",
-            "numpy",
-            "scipy",
-            "simplejpeg",
-            "sklearn",
-            "tensorflow_datasets",
-            "tqdm",
-        ]
-    ),
+    "data": {"PIL", "absl", "array_record", "cv2", "google", "grain", "numpy", "scipy"}
+    | {"simplejpeg", "sklearn", "tensorflow_datasets", "tqdm"},
     "precision": {"jax", "jmp", "numpy", "optax"},
     "config": {"absl", "jax", "ml_collections"},
 }

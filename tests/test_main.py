@@ -1,5 +1,6 @@
 """The command line: each mistake ends in one line and status 2, and touches nothing."""
 
+import os
 import subprocess
 import sys
 
@@ -15,10 +16,8 @@ FOLDER = f"--config={ROOT}/configs/folder.py"
 
 # (arguments, words that the line must have: what was given and what is allowed)
 MISTAKES = [
-    (["--config=nowhere.py:fp16"], ["nowhere.py:fp16", "cannot be read"]),
     ([DIGITS + ":fp16,fast"], ["'fast'", "key=value"]),
     ([DIGITS + ":fp16,batch_size=many"], ["config.batch_size", "'many'", "int"]),
-    ([DIGITS, "--config.batch_size=-8"], ["batch_size is -8", "> 0"]),
     ([DIGITS, "--config.batch_size=100"], ["batch_size is 100", "devices: 8", "96 and 104"]),
     ([DIGITS, "--config.batch_size=4"], ["batch_size is 4", "8"]),
     ([DIGITS, "--config.microbatches=3"], ["batch_size is 32", "microbatches: 3", "24 and 48"]),
@@ -31,11 +30,9 @@ MISTAKES = [
     ([DIGITS, "--config.data.image_size=4"], ["image_size", ">= 8", "4"]),
     ([DIGITS, "--config.optimizer.decay_mask=("], ["'('", "regular expression"]),
     ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
-    ([DIGITS, "--config.precision.loss_scale=-1"], ["loss scale -1", "'none', 'dynamic'"]),
     ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
     ([DIGITS, "--config.precision.loss_scale=abc"], ["'abc'", "'none', 'dynamic'"]),
     ([DIGITS + ":fp16", "--config.loss_scale.initial=3e7"], ["3e+07", "max_loss_scale"]),
-    ([DIGITS, "--config.precision.policy=c=f99"], ["'c=f99'", "params=float32"]),
     ([DIGITS, "--config.precision.norm_policy=yes"], ["'yes'", "params=float32"]),
     ([DIGITS, "--config.precision.implementation=magic"], ["'magic'", "casting, graph_rewrite"]),
     ([DIGITS, "--config.precision.implementation=graph_rewrite"], ["'fp32'", "float32", "fp16_rewrite"]),
@@ -67,10 +64,6 @@ MISTAKES = [
         ["p=f16", "params=float32"],
     ),
     ([DIGITS + ":fp16", "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
-    (
-        [IMAGENET, "--config.data.dir=/nowhere"],
-        ["/nowhere/imagenet2012", "image-net.org", "python -m mixedres.data.prepare imagenet2012 --manual_dir="],
-    ),
     ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
     ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),
@@ -99,12 +92,6 @@ def test_a_mistake_is_one_line_and_status_2(arguments, words, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def config_file(directory, body):
-    path = directory / "mine.py"
-    path.write_text(f"from mixedres import config as base\ndef get_config(argument='fp32'):\n{body}")
-    return f"--config={path}"
-
-
 @pytest.mark.parametrize(
     "body, words",
     [
@@ -114,6 +101,8 @@ def config_file(directory, body):
         ),
         ("  c = base.defaults(); c.epochs = 1; return c", ["batch_size", "both missing"]),
         ("  c = base.defaults(); c.unlock(); c.colour = 'red'; return c", ["'colour'", "unknown"]),
+        ("  c = base.defaults(); c.sede = 1; return c", ["sede"]),
+        ("  c = base.defaults(); c.seed = 'one'; return c", ["seed"]),
         ("  c = base.defaults(); del c.seed; return c", ["config.seed is missing"]),
         ("  return (", ["mine.py, line 3"]),
         ("  pass", ["get_config must return a ConfigDict", "None"]),
@@ -129,32 +118,21 @@ def config_file(directory, body):
 )
 def test_a_mistake_in_a_config_file(body, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main.main(["mixedres", config_file(tmp_path, body)]) == 2
+    text = f"from mixedres import config as base\ndef get_config(argument='fp32'):\n{body}"
+    (tmp_path / "mine.py").write_text(text)
+    assert main.main(["mixedres", "--config=mine.py"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and all(word in err for word in words), err
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_config_file_has_no_unknown_or_mistyped_assignments(tmp_path, capsys):
-    for line in ("c.sede = 1", "c.seed = 'one'"):
-        argument = config_file(tmp_path, f"  c = base.defaults(); {line}; return c")
-        assert main.main(["mixedres", argument]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1 and line.split()[0].removeprefix("c.") in err
-
-
 def test_the_real_process_exits_with_2_and_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "mixedres.main", DIGITS + ":fp17"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def environment():
-    import os
-
-    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def test_help_lists_every_key_and_exits_with_0(capsys):

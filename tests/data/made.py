@@ -33,7 +33,7 @@ def write_noise(root, height, width, kind, count):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
         noise = rng.integers(0, 256, (count, height, width, 3), np.uint8)
-        write_files(root / name, {f"{index}.{kind}": encoded(image, kind) for index, image in enumerate(noise)})
+        write_files(root / name, {f"{index}.{kind.lower()}": encoded(image, kind) for index, image in enumerate(noise)})
 
 
 def photo(height, width, seed=0, channels=3):

@@ -101,14 +101,6 @@ def test_where_a_missing_data_set_was_looked_for(tmp_path, monkeypatch):
     assert f"no {tmp_path}/given/flowers/VERSION" in message("tfds:flowers", dir="~/given")
 
 
-def test_a_missing_cifar10_says_how_to_get_it(tmp_path):
-    text = message("cifar10", dir=str(tmp_path), image_size=32)
-    assert f"data set 'cifar10' is not in {tmp_path}:" in text
-    for word in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "cs.toronto.edu/~kriz/cifar.html"):
-        assert word in text
-    assert "--config.data.dir=DIR" in text
-
-
 def test_a_directory_too_deep_is_recognised(tmp_path):
     directory = made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
     text = message("tfds:flowers", dir=str(directory))

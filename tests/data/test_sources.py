@@ -117,12 +117,6 @@ def test_evaluation_sees_every_example_once(n, batch_size):
     np.testing.assert_array_equal(labels, source.eval_labels)
 
 
-def test_sizes():
-    source = coded(9)
-    assert source.image_shape == (HEIGHT, WIDTH, 2)
-    assert (source.train_examples, source.eval_examples) == (9, 4)
-
-
 def synthetic(num_classes=11, eval_examples=8, shape=(16, 16, 3)):
     mean, std = (127.0,) * shape[-1], (60.0,) * shape[-1]
     return Synthetic(shape, num_classes, 1000, eval_examples, mean, std)
@@ -211,6 +205,8 @@ def test_hosts_that_do_not_divide_the_batch_are_refused(name):
 
 
 def test_what_a_source_says_of_itself():
+    source = coded(9)
+    assert (source.image_shape, source.train_examples, source.eval_examples) == ((HEIGHT, WIDTH, 2), 9, 4)
     for make in SOURCES.values():
         source = make()
         assert (source.class_names, source.note, source.unreadable) == ((), "", {})

@@ -308,8 +308,3 @@ def test_other_sizes_are_refused(tmp_path, size):
         cifar10.load(str(tmp_path), image_size=size)
     with pytest.raises(ValueError, match="have 32 pixels a side"):
         load("cifar10", dir=str(tmp_path), image_size=size, batch_size=2)
-
-
-def test_without_anything_it_says_what_was_looked_for(tmp_path):
-    text = f"data set 'cifar10' is not in {tmp_path}: no cifar-10-binary.tar.gz, no cifar-10-python.tar"
-    assert message(tmp_path).startswith(text)
