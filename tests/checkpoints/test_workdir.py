@@ -171,13 +171,6 @@ def test_a_directory_has_one_owner_until_its_process_ends(tmp_path):
     claim(tmp_path, clean=True)
 
 
-def test_a_summary_that_was_damaged_is_no_traceback(tmp_path):
-    assert workdir.read_summary(tmp_path) is None
-    (tmp_path / workdir.SUMMARY).write_text('{"eval"')
-    with pytest.raises(ConfigError, match=r"summary\.json is not readable"):
-        workdir.read_summary(tmp_path)
-
-
 def test_json_is_whole_or_old_and_has_no_nan(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     files.write_json(path, {"eval": {"loss": float("nan"), "top1": 0.5}, "n": 3})
