@@ -5,6 +5,7 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 
 from mixedres.data import Shard
 
@@ -63,6 +64,11 @@ def check_hosts(source, batch_size, hosts, firsts):
     assert all(len(value) == batch_size // hosts for part in parts for batch in part for value in batch.values())
     assert same(joined(parts), list(source.eval_batches(batch_size)))
     assert sum(batch["mask"].sum() for part in parts for batch in part) == source.eval_examples
+    if hosts > 1:
+        with pytest.raises(ValueError, match=f"batch_size {batch_size + 1} is not a multiple of the {hosts} hosts"):
+            take(source, batch_size + 1, 1, shard=shards[0])
+        with pytest.raises(ValueError, match=f"batch_size {batch_size + 1} is not a multiple of the {hosts} hosts"):
+            list(source.eval_batches(batch_size + 1, shard=shards[0]))
 
 
 def evaluated(source, batch_size):

@@ -2,13 +2,10 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from mixedres.data import NAMES, InMemory, Synthetic, load
-from tests import ROOT
 from tests.data import made
 
 
@@ -131,24 +128,6 @@ def test_a_folder_by_name(tmp_path):
     assert (source.num_classes, source.mean, source.flip) == (10, (123.68, 116.78, 103.94), True)
     assert (source.workers, source.threads, source.on_error) == (2, max(1, cpus // 2), "skip")
     assert load("folder", **options, threads=7, workers=2).threads == 7
-
-
-def test_importing_starts_no_device():
-    # Nor jax at all: workers that only read data have no use for it.
-    code = "import sys, mixedres.data; print('\\n'.join(sys.modules))"
-    command = [sys.executable, "-W", "error", "-c", code]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(result.stdout.split())
-    assert "mixedres.data.sources" in loaded
-    roots = {name.split(".")[0] for name in loaded}
-    assert not roots & {"jax", "jaxlib", "flax", "jmp", "optax", "absl", "tensorflow"}
-    assert not roots & {"sklearn", "scipy"}  # slow, and only the digits need them
-    assert not roots & {"grain", "tensorflow_datasets", "array_record", "cv2", "PIL", "simplejpeg"}  # only images
-    own = {name for name in loaded if name.startswith("mixedres.")}
-    assert own - {"mixedres._internal", "mixedres._internal.errors"} == {
-        "mixedres.data",
-        *(f"mixedres.data.{name}" for name in ("examples", "input_spec", "load", "prefetch", "sources")),
-    }
 
 
 def test_what_a_person_should_know_before_a_run(tmp_path):

@@ -1,5 +1,6 @@
 """Folders of images: what is found, how a part is held out, and what is wrong with a folder."""
 
+import collections
 import itertools
 import os
 import shutil
@@ -18,20 +19,16 @@ def fill(root, *paths):
 
 def pairs(part):
     """(path, label) of every example, as it is read."""
-    found = []
-    for index in range(len(part)):
-        image, label = part[index]
-        path = image.decode()
-        assert part.file_name(index) == str(part.root / path)
-        found.append((path, label))
+    found = [(part[index].image.decode(), part[index].label) for index in range(len(part))]
+    assert [part.file_name(index) for index in range(len(part))] == [str(part.root / path) for path, _ in found]
     return found
 
 
 def names(data_set, part):
     """{class: paths}."""
-    found = {}
+    found = collections.defaultdict(list)
     for path, label in pairs(getattr(data_set, part)):
-        found.setdefault(data_set.class_names[label], []).append(path)
+        found[data_set.class_names[label]].append(path)
     return found
 
 
@@ -48,17 +45,13 @@ def test_two_folders(tmp_path, test):
     assert data_set.train.name == f"{tmp_path}/train" and data_set.eval.name == f"{tmp_path}/{test}"
 
 
-def test_the_first_of_several_parts_to_test_with_is_taken(tmp_path):
-    fill(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg")
-    assert pairs(folder.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]
+def test_which_parts_are_taken(tmp_path):
+    fill(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg", "learn/b/1.jpg", "learn/b/2.jpg", "check/b/3.jpg")
+    assert pairs(folder.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]  # the first of several
     assert pairs(folder.scan(tmp_path, eval_split="test").eval) == [("test/a/2.jpg", 0)]
-
-
-def test_parts_with_other_names(tmp_path):
-    fill(tmp_path, "learn/a/1.jpg", "learn/a/2.jpg", "check/a/3.jpg", "train/x/1.jpg", "val/x/1.jpg")
     data_set = folder.scan(tmp_path, train_split="learn", eval_split="check")
-    assert pairs(data_set.train) == [("learn/a/1.jpg", 0), ("learn/a/2.jpg", 0)]
-    assert pairs(data_set.eval) == [("check/a/3.jpg", 0)]
+    assert pairs(data_set.train) == [("learn/b/1.jpg", 0), ("learn/b/2.jpg", 0)]
+    assert pairs(data_set.eval) == [("check/b/3.jpg", 0)]
 
 
 def test_a_relative_place_and_the_home_directory(tmp_path, monkeypatch):
