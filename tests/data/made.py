@@ -193,6 +193,16 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
     return directory
 
 
+def prepare_layouts(root, held):
+    """Writes `held` as array_record, as tfrecord, and as TensorFlow's models repository wrote ImageNet."""
+    for file_format in ("array_record", "tfrecord"):
+        prepare(root / file_format, "toy", held, file_format=file_format, shards=3)
+    for split, parts in held.items():
+        records = [models_record(**example) for example in parts]
+        write_tfrecord(root / "models" / f"{split}-00000-of-00002", records[:5])
+        write_tfrecord(root / "models" / f"{split}-00001-of-00002", records[5:])
+
+
 def colored(index, count):
     """A color that tells which image it was, after JPEG, too."""
     return (40 + 170 * index // max(count - 1, 1), 255 * (index % 2), 128)

@@ -121,11 +121,6 @@ def test_a_damaged_cache_does_no_harm(paths, cache, indexed, content):
     assert len(indexed) == 6
 
 
-def test_another_number_of_records_than_there_should_be(paths):
-    with pytest.raises(ValueError, match=f"{paths[1]} has 2 records, not the 3 that its data set names"):
-        records.TFRecordFiles([records.Part(paths[0], total=6), records.Part(paths[1], total=3)])
-
-
 def test_a_file_that_shrinks_while_it_is_read(paths):
     files = whole(paths)
     os.truncate(paths[2], 30)

@@ -1,11 +1,10 @@
 """What is said, and with which exit status, where ImageNet cannot be prepared: one line, and nothing is half done."""
 
-import errno
 import os
 
 import pytest
 
-from mixedres.data.prepare import imagenet, writer
+from mixedres.data.prepare import imagenet
 from tests.data.prepare import prepare_cases as cases
 from tests.data.prepare.prepare_cases import main
 
@@ -89,17 +88,6 @@ def test_a_image_that_is_none(tmp_path, capsys):
     assert "left out ILSVRC2012_val_00000002.JPEG" in output.err
     assert "27 train and 4 validation images, 1 left out" in output.out
     assert len(cases.stored(tmp_path, split="validation")) == 4
-
-
-def test_a_full_disk(tars, tmp_path, capsys, monkeypatch):
-    def full(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr(writer, "_to_disk", full)
-    assert main(cases.command(tars, tmp_path)) == 1
-    assert "No space left on device; the same command continues" in cases.failed_line(capsys)
-    monkeypatch.undo()
-    assert main(cases.command(tars, tmp_path)) == 0
 
 
 def test_a_disk_that_is_full_within_a_shard(tars, tmp_path):
