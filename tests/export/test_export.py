@@ -42,12 +42,6 @@ assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with images in ``images/val`` and a run on them in ``run``."""
-    return run_cases.image_run(tmp_path_factory)
-
-
 def record(patch, **changed):
     """Runs are read as if they had been trained with these keys."""
     read = load.read

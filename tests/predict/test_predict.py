@@ -24,12 +24,6 @@ from tests.data import made
 from tests.train import run_cases
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with images in ``images/val`` and a run on them in ``run``."""
-    return run_cases.image_run(tmp_path_factory)
-
-
 def said(capsys, *arguments):
     """(status, lines of stdout, stderr)."""
     status = predict.main(["predict", *map(str, arguments)])

@@ -128,6 +128,8 @@ def test_a_directory_that_cannot_be_written(tars, tmp_path, capsys):
         (["folder", "--from=.", "--data_dir=d", "--name=My-Set"], ["'My-Set'", "a-z"]),
         (["folder", "--from=.", "--data_dir=d", "--name=imagenet2012"], ["imagenet2012", "another name"]),
         (["folder", "--from=.", "--data_dir=d"], ["--name"]),
+        (["folder", "--from=nowhere", "--data_dir=d", "--name=a"], ["nowhere is no directory"]),
+        (["folder", "--from=.", "--data_dir=../d", "--name=a"], ["no class folders"]),
     ],
 )
 def test_the_command_line(tmp_path, monkeypatch, capsys, arguments, words):
