@@ -29,15 +29,12 @@ def theirs(size, *, classes=10, version="1.5", seed=0):
         downsample_in_bottleneck=version == "1",
         num_labels=classes,
     )
-    network = transformers.ResNetForImageClassification(config).eval()
-    for module in network.modules():
+    network = transformers.ResNetForImageClassification(config)
+    # Two batches with a momentum of 1/2: running averages that belong to the activations, and are not those of one.
+    for module in network.train().modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias, std=0.2)
-    # Two batches with a momentum of 1/2: running averages that belong to the activations, and are not those of one.
-    network.train()
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.5
     with torch.no_grad():
         for _ in range(2):
@@ -66,13 +63,9 @@ def their_logits(network, images):
 def logits(preset, file, images):
     chosen = precision.get(preset)
     policy, norm_policy = chosen.network_policies
-    model = models.create(
-        load.name(file),
-        num_classes=checkpoints.architecture(file.tensors, file.layout).num_classes,
-        policy=policy,
-        norm_policy=norm_policy,
-        version=file.version,
-    )
+    options = {"policy": policy, "norm_policy": norm_policy, "version": file.version}
+    classes = checkpoints.architecture(file.tensors, file.layout).num_classes
+    model = models.create(load.name(file), num_classes=classes, **options)
     apply = jax.jit(lambda variables, x: chosen.rewrite(model.apply)(variables, x, train=False))
     return np.asarray(apply(load.variables(file), images), np.float32)
 
@@ -134,9 +127,8 @@ def test_transformers_loads_the_folder_that_we_write(saved, tmp_path, capsys):
     assert (there.layout, there.batches) == ("torchvision", 2)
     assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}"]) == 0
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    loaded, told = transformers.ResNetForImageClassification.from_pretrained(
-        tmp_path / "ours", output_loading_info=True
-    )
+    read = transformers.ResNetForImageClassification.from_pretrained
+    loaded, told = read(tmp_path / "ours", output_loading_info=True)
     assert not any(told.values())
     images = np.random.default_rng(0).standard_normal((2, 64, 64, 3), np.float32)
     np.testing.assert_array_equal(their_logits(loaded.eval(), images), their_logits(network, images))

@@ -97,9 +97,8 @@ def average(part, size):
 
     def weights(length):
         edges = np.arange(size + 1) * length / size
-        overlap = np.minimum(edges[1:, None], np.arange(1, length + 1)) - np.maximum(
-            edges[:-1, None], np.arange(length)
-        )
+        pixels = np.arange(length)
+        overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
         return np.clip(overlap, 0, None) * size / length
 
     return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
@@ -152,13 +151,8 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
     directory = root / name / version
     directory.mkdir(parents=True)
     if features is None:
-        features = tfds.features.FeaturesDict(
-            {
-                "file_name": tfds.features.Text(),
-                "image": tfds.features.Image(shape=(None, None, 3)),
-                "label": tfds.features.ClassLabel(names=list(CLASSES)),
-            }
-        )
+        image, label = tfds.features.Image(shape=(None, None, 3)), tfds.features.ClassLabel(names=list(CLASSES))
+        features = tfds.features.FeaturesDict({"file_name": tfds.features.Text(), "image": image, "label": label})
     serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
     last = name.rpartition("/")[0] or name  # of NAME/CONFIG the name
     infos = []

@@ -41,9 +41,8 @@ def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
 
     experiment = build(run_cases.on_images(place, preset or "fp16"))
     variables = load.variables(load.read(place / "run"))
-    apply_fn = jax.jit(
-        experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
-    )
+    forward = experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
+    apply_fn = jax.jit(forward)
     batches = list(experiment.source.eval_batches(16))
     expected = np.concatenate([jax.nn.softmax(apply_fn(experiment.normalize_fn(b["image"]))) for b in batches])
     # The data set goes class by class, as the folder does.

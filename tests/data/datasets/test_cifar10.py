@@ -28,26 +28,16 @@ FILES = {
 }
 
 
-def expected():
-    """Arrays, pixel by pixel as the format is described: row after row of red, then of green, then of blue."""
-
-    def image(planes):
-        pixels = np.zeros((32, 32, 3), np.uint8)
-        for y, x, c in np.ndindex(32, 32, 3):
-            pixels[y, x, c] = planes[1024 * c + 32 * y + x]
-        return pixels
-
-    parts = {name: np.stack([image(row) for row in planes]) for name, (planes, _) in FILES.items()}
-    train = [f"data_batch_{i}" for i in range(1, 6)]
-    return (
-        np.concatenate([parts[name] for name in train]),
-        np.concatenate([FILES[name][1] for name in train]),
-        parts["test_batch"],
-        np.asarray(FILES["test_batch"][1]),
-    )
+def expected(*names):
+    """Images and labels as the format is described: row after row of red, then of green, then of blue."""
+    planes, labels = (np.concatenate([FILES[name][part] for name in names]) for part in (0, 1))
+    images = np.zeros((len(planes), 32, 32, 3), np.uint8)
+    for y, x, c in np.ndindex(32, 32, 3):
+        images[:, y, x, c] = planes[:, 1024 * c + 32 * y + x]
+    return images, labels
 
 
-EXPECTED = expected()
+EXPECTED = (*expected(*(f"data_batch_{i}" for i in range(1, 6))), *expected("test_batch"))
 
 
 def binary():

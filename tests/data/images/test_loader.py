@@ -37,9 +37,8 @@ def copy(root, tmp_path):
 
 
 def opened(root, **options):
-    return load(
-        "folder", **{"dir": str(root), "image_size": SIZE, "batch_size": 8, "threads": 2, "flip": True} | options
-    )
+    usual = {"dir": str(root), "image_size": SIZE, "batch_size": 8, "threads": 2, "flip": True}
+    return load("folder", **usual | options)
 
 
 def ids(images, count):
