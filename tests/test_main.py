@@ -11,6 +11,7 @@ from mixedres.train import run as train_run
 from tests import ROOT
 
 DIGITS = f"--config={ROOT}/configs/digits.py"
+FP16, REWRITE = DIGITS + ":fp16", DIGITS + ":fp16_rewrite"
 IMAGENET = f"--config={ROOT}/configs/imagenet.py"
 FOLDER = f"--config={ROOT}/configs/folder.py"
 
@@ -32,27 +33,21 @@ MISTAKES = [
     ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
     ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
     ([DIGITS, "--config.precision.loss_scale=abc"], ["'abc'", "'none', 'dynamic'"]),
-    ([DIGITS + ":fp16", "--config.loss_scale.initial=3e7"], ["3e+07", "max_loss_scale"]),
+    ([FP16, "--config.loss_scale.initial=3e7"], ["3e+07", "max_loss_scale"]),
     ([DIGITS, "--config.precision.norm_policy=yes"], ["'yes'", "params=float32"]),
     ([DIGITS, "--config.precision.implementation=magic"], ["'magic'", "casting, graph_rewrite"]),
     ([DIGITS, "--config.precision.implementation=graph_rewrite"], ["'fp32'", "float32", "fp16_rewrite"]),
     ([DIGITS + ":tf32", "--config.precision.implementation=graph_rewrite"], ["'tf32'", "fp16_rewrite"]),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=tnah"], ["config.autocast", "'tnah'", "is not a primitive"]),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=scan"], ["config.autocast", "'scan'", "a call"]),
-    (
-        [DIGITS + ":fp16_rewrite", "--config.autocast.deny=tanh,exp", "--config.autocast.clear=tanh"],
-        ["'tanh'", "'deny'", "'clear'"],
-    ),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.level=1"], ["'1'", "default, allow_only, infer_as_deny"]),
-    ([DIGITS + ":fp16", "--config.autocast.deny=tanh"], ["'fp16'", "casts in the layers"]),
-    ([DIGITS + ":fp16_rewrite", "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
+    ([REWRITE, "--config.autocast.deny=tnah"], ["config.autocast", "'tnah'", "is not a primitive"]),
+    ([REWRITE, "--config.autocast.deny=scan"], ["config.autocast", "'scan'", "a call"]),
+    ([REWRITE, "--config.autocast.deny=tanh,exp", "--config.autocast.clear=tanh"], ["'tanh'", "'deny'", "'clear'"]),
+    ([REWRITE, "--config.autocast.level=1"], ["'1'", "default, allow_only, infer_as_deny"]),
+    ([FP16, "--config.autocast.deny=tanh"], ["'fp16'", "casts in the layers"]),
+    ([REWRITE, "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
     ([DIGITS, "--config.precision.matmul_precision=low"], ["'low'", "highest"]),
-    (
-        [DIGITS + ":fp16", "--config.precision.keep_float32=("],
-        ["config.precision", "'('", "is not a regular expression"],
-    ),
-    ([DIGITS + ":fp16", "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
-    ([DIGITS + ":fp16_rewrite", "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
+    ([FP16, "--config.precision.keep_float32=("], ["config.precision", "'('", "is not a regular expression"]),
+    ([FP16, "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
+    ([REWRITE, "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
     ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),
     ([DIGITS, "--config.seed=99999999999999999999"], ["seed is 99999999999999999999", "2**31"]),
     ([DIGITS, "--config.steps=100000000000000"], ["steps is 100000000000000", "2**31"]),
@@ -60,10 +55,10 @@ MISTAKES = [
     ([DIGITS, "--config.model.name=cifar_resnet٢٠"], ["cifar_resnet٢٠", "resnet50"]),
     ([DIGITS, "--config.data.name=synthetic"], ["--config.data.num_classes=10", "--config.data.train_examples"]),
     (
-        [DIGITS + ":fp16", "--config.precision.norm_policy=params=float16,compute=float32,output=float16"],
+        [FP16, "--config.precision.norm_policy=params=float16,compute=float32,output=float16"],
         ["p=f16", "params=float32"],
     ),
-    ([DIGITS + ":fp16", "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
+    ([FP16, "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
     ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
     ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),

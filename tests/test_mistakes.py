@@ -20,8 +20,9 @@ from tests.train import run_cases
 DIGITS, IMAGENET, FOLDER, CIFAR10, TFDS = (
     f"--config={ROOT}/configs/{name}.py" for name in ("digits", "imagenet", "folder", "cifar10", "tfds")
 )
+FP16 = f"{DIGITS}:fp16"
 SHORT = ("--config.steps=2", "--config.model.name=cifar_resnet8", "--config.num_devices=1")
-RUN = (f"{DIGITS}:fp16", *SHORT)
+RUN = (FP16, *SHORT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +64,15 @@ COMMAND_LINES = (
     Case("the file without --config", ("configs/digits.py:fp16",), ("--config",)),
     Case("a preset that is none", (f"{DIGITS}:fp15",), ("'fp15'", "fp16_static, fp16_rewrite, bf16_rewrite")),
     Case("an option after the colon that is none", (f"{DIGITS}:fp16,modle=resnet18",), ("'modle'", "model.name")),
-    Case("a flag that is none", (f"{DIGITS}:fp16", "--workdri=x"), ("--workdri", "--help")),
-    Case("a word that is no flag", (f"{DIGITS}:fp16", "train"), ("'train'", "--help")),
-    Case("an empty workdir", (f"{DIGITS}:fp16", "--workdir="), ("--workdir=", "name a directory")),
-    Case("a mode that is none", (f"{DIGITS}:fp16", "--mode=test"), ("--mode=test", "train|eval")),
+    Case("a flag that is none", (FP16, "--workdri=x"), ("--workdri", "--help")),
+    Case("a word that is no flag", (FP16, "train"), ("'train'", "--help")),
+    Case("an empty workdir", (FP16, "--workdir="), ("--workdir=", "name a directory")),
+    Case("a mode that is none", (FP16, "--mode=test"), ("--mode=test", "train|eval")),
     Case("--clean of what is evaluated", (*RUN, "--mode=eval", "--clean"), ("--clean", "--mode=eval")),
-    Case("a key that is none", (f"{DIGITS}:fp16", "--config.batchsize=8"), ("'batchsize'", "batch_size")),
-    Case("a section for a key", (f"{DIGITS}:fp16", "--config.model=resnet18"), ("'model'", "model.name")),
-    Case("a text for a number", (f"{DIGITS}:fp16", "--config.batch_size=many"), ("batch_size=many", "int")),
-    Case("a fraction for a whole number", (f"{DIGITS}:fp16", "--config.batch_size=8.5"), ("batch_size", "int")),
+    Case("a key that is none", (FP16, "--config.batchsize=8"), ("'batchsize'", "batch_size")),
+    Case("a section for a key", (FP16, "--config.model=resnet18"), ("'model'", "model.name")),
+    Case("a text for a number", (FP16, "--config.batch_size=many"), ("batch_size=many", "int")),
+    Case("a fraction for a whole number", (FP16, "--config.batch_size=8.5"), ("batch_size", "int")),
 )
 CONFIGS = (
     Case("no examples in a batch", (*RUN, "--config.batch_size=0"), ("batch_size is 0", "> 0")),
@@ -85,18 +86,12 @@ CONFIGS = (
     Case("a version that is none", (*RUN, "--config.model.version=3"), ("1, 2", "'3'")),
     Case("a schedule that is none", (*RUN, "--config.schedule.name=step"), ("'step'", "constant, cosine")),
     Case("a duration that is none", (*RUN, "--config.eval_every=weekly"), ("eval_every", "'weekly'", "'500 steps'")),
-    Case(
-        "a loss scale of zero", (*RUN, "--config.precision.loss_scale=0"), ("loss scale 0", "'none', 'dynamic'", "> 0")
-    ),
+    Case("a loss scale of 0", (*RUN, "--config.precision.loss_scale=0"), ("loss scale 0", "'none', 'dynamic'", "> 0")),
     Case("a policy that is none", (*RUN, "--config.precision.policy=half"), ("p=f16", "params=float32")),
     Case("half-precision parameters", (*RUN, "--config.precision.policy=half,half,half"), ("policy",)),
     Case("a primitive that is none", (*RUN, "--config.autocast.allow=convolve"), ("convolve",)),
-    Case(
-        "fused norms of a kind that is none", (*RUN, "--config.model.fused=pallas"), ("pallas", "auto or true or false")
-    ),
-    Case(
-        "fused norms in a rewritten graph", (f"{DIGITS}:fp16_rewrite", "--config.model.fused=true"), ("graph rewrite",)
-    ),
+    Case("fused norms of no kind", (*RUN, "--config.model.fused=pallas"), ("pallas", "auto or true or false")),
+    Case("fused norms in a rewritten graph", (f"{FP16}_rewrite", "--config.model.fused=true"), ("graph rewrite",)),
     Case("a cache where there is a file", (*RUN, "--config.compilation_cache=notes.txt"), ("notes.txt", "none")),
     Case("smoothing above one", (*RUN, "--config.label_smoothing=1.5"), ("label_smoothing", "1.5")),
     Case("keeping no checkpoint", (*RUN, "--config.keep_checkpoints=0"), ("keep_checkpoints", "0")),
@@ -129,15 +124,9 @@ DATA = (
     Case(
         "CIFAR-10 that is not there",
         (f"{CIFAR10}:fp16", "--config.data.dir=empty"),
-        (
-            "/empty: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz",
-            "cs.toronto.edu/~kriz/cifar.html",
-            "data.dir=DIR",
-        ),
+        ("/empty: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz", "/~kriz/cifar.html", "data.dir=DIR"),
     ),
-    Case(
-        "a TFDS set that is not prepared", (TFDS, "--config.data.dir=empty"), ("empty/oxford_flowers102", "tfds build")
-    ),
+    Case("an unprepared TFDS set", (TFDS, "--config.data.dir=empty"), ("empty/oxford_flowers102", "tfds build")),
     Case("a TFDS set that is not there", (TFDS, "--config.data.name=tfds:cats", "--config.data.dir=empty"), ("cats",)),
 )
 CASES = COMMAND_LINES + CONFIGS + WORKDIRS + DATA

@@ -223,10 +223,7 @@ BROKEN = {
     "cut off": (cut_off, ""),
     "text": (written(b"hello\n" * 50), "it is not an image in a known format"),
     "empty": (written(b""), "the file is empty"),
-    "1x1": (
-        written(ONE_PIXEL),
-        "it has 1x1 pixels; at least 4 a side and at most 178,956,970 in all are needed",
-    ),
+    "1x1": (written(ONE_PIXEL), "it has 1x1 pixels; at least 4 a side and at most 178,956,970 in all are needed"),
     "removed": (lambda path: path.unlink(), "No such file or directory"),
 }
 
