@@ -89,14 +89,16 @@ def test_images_below_their_class(tmp_path):
 
 
 def test_links_to_images_and_folders(tmp_path):
-    fill(tmp_path, "elsewhere/a/1.jpg", "elsewhere/2.jpg", "root/train/b/3.jpg", "root/val/b/4.jpg")
-    os.symlink(tmp_path / "elsewhere/a", tmp_path / "root/train/a")
-    os.symlink(tmp_path / "elsewhere/2.jpg", tmp_path / "root/train/b/2.jpg")
-    os.symlink(tmp_path / "root/train/b", tmp_path / "root/train/b/again")  # repeats no image
+    fill(tmp_path, "away/a/1.jpg", "away/2.jpg", "away/c/5.jpg", "root/train/b/3.jpg", "root/val/b/4.jpg")
+    links = {"a": "away/a", "b/2.jpg": "away/2.jpg", "b/c": "away/c"}
+    links |= {"b/again": "root/train/b", "b/up": "root"}  # which repeat no image
+    for link, target in links.items():
+        os.symlink(tmp_path / target, tmp_path / "root/train" / link)
     data_set = folder.scan(tmp_path / "root")
-    assert data_set.class_names == ("a", "b") and len(data_set.train) == 3
-    assert data_set.train[0] == (b"elsewhere/a/1.jpg", 0)
-    assert data_set.train[1] == (b"elsewhere/2.jpg", 1)
+    assert data_set.class_names == ("a", "b")
+    found = [tuple(data_set.train[index]) for index in range(len(data_set.train))]
+    paths = (b"away/a/1.jpg", b"away/2.jpg", b"root/train/b/3.jpg", b"away/c/5.jpg")
+    assert found == list(zip(paths, (0, 1, 1, 1), strict=True))
 
 
 def one_folder(root, sizes, part=""):
