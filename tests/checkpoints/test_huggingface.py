@@ -32,16 +32,10 @@ def written(tmp_path, content):
     return path
 
 
-def test_the_input_of_a_published_network(tmp_path):
-    found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT)))
-    torch = preprocessing.get("torch").input_spec(224)
-    assert (found.shape, found.crop_pct, found.antialias) == (torch.shape, torch.crop_pct, True)
-    np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("changed", "side", "crop_pct"),
     [
+        ({}, 224, 0.875),
         ({"size": 224}, 224, 0.875),
         ({"size": {"shortest_edge": 384}}, 384, 1.0),  # larger ones are not cropped
         (CROPPED, 224, 0.875),
@@ -49,9 +43,11 @@ def test_the_input_of_a_published_network(tmp_path):
         ({"crop_pct": 0.95}, 224, 0.95),
     ],
 )
-def test_sizes_and_crops(changed, side, crop_pct, tmp_path):
+def test_the_input_of_published_networks(changed, side, crop_pct, tmp_path):
     found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT | changed)))
-    assert (found.shape, found.crop_pct) == ((side, side, 3), crop_pct)
+    torch = preprocessing.get("torch").input_spec(224)
+    assert (found.shape, found.crop_pct, found.antialias) == ((side, side, 3), crop_pct, True)
+    np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
 
 
 def test_what_is_written_comes_back(tmp_path):

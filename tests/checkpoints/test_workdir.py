@@ -1,5 +1,6 @@
 """The directory of a run: what is refused, and what is never half written."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -205,10 +206,8 @@ def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation)
     with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
         workdir.claim(tmp_path, config, data=DATA | changed, clean=False)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA
-    if matters_to_evaluation:
-        with pytest.raises(ConfigError, match=words):
-            workdir.check_data(tmp_path, DATA | changed, classes_only=True)
-    else:
+    refused = pytest.raises(ConfigError, match=words) if matters_to_evaluation else contextlib.nullcontext()
+    with refused:
         workdir.check_data(tmp_path, DATA | changed, classes_only=True)
     own(tmp_path, config, data=DATA | changed, clean=True)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA | changed

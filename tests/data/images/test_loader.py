@@ -328,15 +328,10 @@ def test_closing_early_ends_the_threads(root):
 
 def test_a_loader_reads_no_more_than_it_needs(root, monkeypatch):
     # Memory under way: a few chunks, however long the run.
-    reads = []
-    source = opened(root, threads=2)
-    original = type(source.data_set.train).__getitem__
-
-    def watched(self, index):
-        reads.append(index)
-        return original(self, index)
-
-    monkeypatch.setattr(type(source.data_set.train), "__getitem__", watched)
+    source, reads = opened(root, threads=2), []
+    images = type(source.data_set.train)
+    read = images.__getitem__
+    monkeypatch.setattr(images, "__getitem__", lambda self, index: reads.append(index) or read(self, index))
     with contextlib.closing(source.train_batches(40, seed=0)) as batches:
         next(batches)
         time.sleep(0.3)
