@@ -69,7 +69,7 @@ KINDS = ["1.jpg", "2.JPG", "3.jpeg", "4.JPEG", "5.jfif", "6.png", "7.PnG", "8.we
 KINDS += ["with space.jpg", "müßig.jpg", "a.b.jpg"]
 
 
-def test_what_counts_as_a_image(tmp_path):
+def test_what_counts_as_an_image(tmp_path):
     others = [".hidden.jpg", "9.gif", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
     fill(tmp_path, *(f"train/ä b/{name}" for name in KINDS + others), "train/c/1.jpg", "val/c/1.jpg")
     fill(tmp_path, "train/.cache/1.jpg", "train/c/.thumbnails/1.jpg", "train/loose.jpg", "loose.jpg", "val/.x/1.jpg")

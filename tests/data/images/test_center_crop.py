@@ -1,4 +1,4 @@
-"""ImageReader as a network takes them: as the evaluation loader makes them, in order, with a word for what is wrong."""
+"""Images as a network takes them: as the evaluation loader makes them, in order, with a word for what is wrong."""
 
 import os
 import threading

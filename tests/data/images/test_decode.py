@@ -1,4 +1,4 @@
-"""ImageReader in every variant against Pillow's reading of them, and files that are none."""
+"""Images in every variant against Pillow's reading of them, and files that are none."""
 
 import io
 import struct
