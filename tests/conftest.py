@@ -32,3 +32,11 @@ def bounded_memory():
     if psutil.Process().memory_info().rss > 900e6:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """A directory with images in ``images/val`` and a run on them in ``run``; not to be changed."""
+    from tests.train import run_cases
+
+    return run_cases.image_run(tmp_path_factory)

@@ -28,22 +28,8 @@ NEEDS = {
     "autocast": {"jax", "numpy"},
     "numerics": {"jax", "numpy", "flax"},
     "models": {"jax", "flax", "jmp"},
-    "data": set(
-        [
-            "PIL",
-            "absl",
-            "array_record",
-            "cv2",
-            "google",
-            "grain",
-            "numpy",
-            "scipy",
-            "simplejpeg",
-            "sklearn",
-            "tensorflow_datasets",
-            "tqdm",
-        ]
-    ),
+    "data": {"PIL", "absl", "array_record", "cv2", "google", "grain", "numpy", "scipy"}
+    | {"simplejpeg", "sklearn", "tensorflow_datasets", "tqdm"},
     "precision": {"jax", "jmp", "numpy", "optax"},
     "config": {"absl", "jax", "ml_collections"},
 }
@@ -194,6 +180,10 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] == "tensorf
 @pytest.mark.parametrize(
     ("module", "before", "absent"),
     [
+        # Workers that only read data have no use for JAX, and what only some data sets need is slow to import.
+        ("mixedres.data", "numpy", ["jax", "jaxlib", "flax", "jmp", "optax", "absl", "sklearn", "scipy"]),
+        ("mixedres.data", "numpy", ["grain", "tensorflow_datasets", "array_record", "cv2", "PIL", "simplejpeg"]),
+        ("mixedres.data", "numpy", ["mixedres.config", *(f"mixedres.data.{name}" for name in ("datasets", "images"))]),
         # flax and optax import others (orbax, absl); only what the module adds to them counts.
         ("mixedres.autocast", "jax", ["flax", "jmp", "optax", "absl", "ml_collections", "mixedres.precision"]),
         ("mixedres.numerics", "jax", ["flax", "jmp", "optax", "absl", "ml_collections", "mixedres.precision"]),

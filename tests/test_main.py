@@ -1,5 +1,6 @@
 """The command line: each mistake ends in one line and status 2, and touches nothing."""
 
+import os
 import subprocess
 import sys
 
@@ -10,15 +11,14 @@ from mixedres.train import run as train_run
 from tests import ROOT
 
 DIGITS = f"--config={ROOT}/configs/digits.py"
+FP16, REWRITE = DIGITS + ":fp16", DIGITS + ":fp16_rewrite"
 IMAGENET = f"--config={ROOT}/configs/imagenet.py"
 FOLDER = f"--config={ROOT}/configs/folder.py"
 
 # (arguments, words that the line must have: what was given and what is allowed)
 MISTAKES = [
-    (["--config=nowhere.py:fp16"], ["nowhere.py:fp16", "cannot be read"]),
     ([DIGITS + ":fp16,fast"], ["'fast'", "key=value"]),
     ([DIGITS + ":fp16,batch_size=many"], ["config.batch_size", "'many'", "int"]),
-    ([DIGITS, "--config.batch_size=-8"], ["batch_size is -8", "> 0"]),
     ([DIGITS, "--config.batch_size=100"], ["batch_size is 100", "devices: 8", "96 and 104"]),
     ([DIGITS, "--config.batch_size=4"], ["batch_size is 4", "8"]),
     ([DIGITS, "--config.microbatches=3"], ["batch_size is 32", "microbatches: 3", "24 and 48"]),
@@ -31,31 +31,23 @@ MISTAKES = [
     ([DIGITS, "--config.data.image_size=4"], ["image_size", ">= 8", "4"]),
     ([DIGITS, "--config.optimizer.decay_mask=("], ["'('", "regular expression"]),
     ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
-    ([DIGITS, "--config.precision.loss_scale=-1"], ["loss scale -1", "'none', 'dynamic'"]),
     ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
     ([DIGITS, "--config.precision.loss_scale=abc"], ["'abc'", "'none', 'dynamic'"]),
-    ([DIGITS + ":fp16", "--config.loss_scale.initial=3e7"], ["3e+07", "max_loss_scale"]),
-    ([DIGITS, "--config.precision.policy=c=f99"], ["'c=f99'", "params=float32"]),
+    ([FP16, "--config.loss_scale.initial=3e7"], ["3e+07", "max_loss_scale"]),
     ([DIGITS, "--config.precision.norm_policy=yes"], ["'yes'", "params=float32"]),
     ([DIGITS, "--config.precision.implementation=magic"], ["'magic'", "casting, graph_rewrite"]),
     ([DIGITS, "--config.precision.implementation=graph_rewrite"], ["'fp32'", "float32", "fp16_rewrite"]),
     ([DIGITS + ":tf32", "--config.precision.implementation=graph_rewrite"], ["'tf32'", "fp16_rewrite"]),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=tnah"], ["config.autocast", "'tnah'", "is not a primitive"]),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.deny=scan"], ["config.autocast", "'scan'", "a call"]),
-    (
-        [DIGITS + ":fp16_rewrite", "--config.autocast.deny=tanh,exp", "--config.autocast.clear=tanh"],
-        ["'tanh'", "'deny'", "'clear'"],
-    ),
-    ([DIGITS + ":fp16_rewrite", "--config.autocast.level=1"], ["'1'", "default, allow_only, infer_as_deny"]),
-    ([DIGITS + ":fp16", "--config.autocast.deny=tanh"], ["'fp16'", "casts in the layers"]),
-    ([DIGITS + ":fp16_rewrite", "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
+    ([REWRITE, "--config.autocast.deny=tnah"], ["config.autocast", "'tnah'", "is not a primitive"]),
+    ([REWRITE, "--config.autocast.deny=scan"], ["config.autocast", "'scan'", "a call"]),
+    ([REWRITE, "--config.autocast.deny=tanh,exp", "--config.autocast.clear=tanh"], ["'tanh'", "'deny'", "'clear'"]),
+    ([REWRITE, "--config.autocast.level=1"], ["'1'", "default, allow_only, infer_as_deny"]),
+    ([FP16, "--config.autocast.deny=tanh"], ["'fp16'", "casts in the layers"]),
+    ([REWRITE, "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
     ([DIGITS, "--config.precision.matmul_precision=low"], ["'low'", "highest"]),
-    (
-        [DIGITS + ":fp16", "--config.precision.keep_float32=("],
-        ["config.precision", "'('", "is not a regular expression"],
-    ),
-    ([DIGITS + ":fp16", "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
-    ([DIGITS + ":fp16_rewrite", "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
+    ([FP16, "--config.precision.keep_float32=("], ["config.precision", "'('", "is not a regular expression"]),
+    ([FP16, "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
+    ([REWRITE, "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
     ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),
     ([DIGITS, "--config.seed=99999999999999999999"], ["seed is 99999999999999999999", "2**31"]),
     ([DIGITS, "--config.steps=100000000000000"], ["steps is 100000000000000", "2**31"]),
@@ -63,14 +55,10 @@ MISTAKES = [
     ([DIGITS, "--config.model.name=cifar_resnet٢٠"], ["cifar_resnet٢٠", "resnet50"]),
     ([DIGITS, "--config.data.name=synthetic"], ["--config.data.num_classes=10", "--config.data.train_examples"]),
     (
-        [DIGITS + ":fp16", "--config.precision.norm_policy=params=float16,compute=float32,output=float16"],
+        [FP16, "--config.precision.norm_policy=params=float16,compute=float32,output=float16"],
         ["p=f16", "params=float32"],
     ),
-    ([DIGITS + ":fp16", "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
-    (
-        [IMAGENET, "--config.data.dir=/nowhere"],
-        ["/nowhere/imagenet2012", "image-net.org", "python -m mixedres.data.prepare imagenet2012 --manual_dir="],
-    ),
+    ([FP16, "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
     ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
     ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),
@@ -99,12 +87,6 @@ def test_a_mistake_is_one_line_and_status_2(arguments, words, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def config_file(directory, body):
-    path = directory / "mine.py"
-    path.write_text(f"from mixedres import config as base\ndef get_config(argument='fp32'):\n{body}")
-    return f"--config={path}"
-
-
 @pytest.mark.parametrize(
     "body, words",
     [
@@ -114,6 +96,8 @@ def config_file(directory, body):
         ),
         ("  c = base.defaults(); c.epochs = 1; return c", ["batch_size", "both missing"]),
         ("  c = base.defaults(); c.unlock(); c.colour = 'red'; return c", ["'colour'", "unknown"]),
+        ("  c = base.defaults(); c.sede = 1; return c", ["sede"]),
+        ("  c = base.defaults(); c.seed = 'one'; return c", ["seed"]),
         ("  c = base.defaults(); del c.seed; return c", ["config.seed is missing"]),
         ("  return (", ["mine.py, line 3"]),
         ("  pass", ["get_config must return a ConfigDict", "None"]),
@@ -129,32 +113,21 @@ def config_file(directory, body):
 )
 def test_a_mistake_in_a_config_file(body, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main.main(["mixedres", config_file(tmp_path, body)]) == 2
+    text = f"from mixedres import config as base\ndef get_config(argument='fp32'):\n{body}"
+    (tmp_path / "mine.py").write_text(text)
+    assert main.main(["mixedres", "--config=mine.py"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and all(word in err for word in words), err
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_config_file_has_no_unknown_or_mistyped_assignments(tmp_path, capsys):
-    for line in ("c.sede = 1", "c.seed = 'one'"):
-        argument = config_file(tmp_path, f"  c = base.defaults(); {line}; return c")
-        assert main.main(["mixedres", argument]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1 and line.split()[0].removeprefix("c.") in err
-
-
 def test_the_real_process_exits_with_2_and_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "mixedres.main", DIGITS + ":fp17"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def environment():
-    import os
-
-    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def test_help_lists_every_key_and_exits_with_0(capsys):

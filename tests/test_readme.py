@@ -1,7 +1,6 @@
 """What the documents show runs, and the numbers they quote are those in the files."""
 
 import json
-import pathlib
 import re
 
 import jax
@@ -12,14 +11,21 @@ import mixedres
 from experiments import autocast_comparison, input_pipeline, readme
 from mixedres import precision
 from mixedres.config.keys import KEYS
+from tests import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 
 
 def python_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+def run(example):
+    """The names that an example leaves."""
+    names = {}
+    exec(compile(example, "example.py", "exec"), names)
+    return names
 
 
 def test_the_readme_is_short():
@@ -31,8 +37,7 @@ def test_the_readme_is_short():
 def test_the_example_of_the_readme_trains_in_float16(capsys):
     example, _ = python_blocks(ROOT / "README.md")
     assert len(example.splitlines()) <= 40
-    names = {}
-    exec(example, names)
+    names = run(example)
     assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
     assert capsys.readouterr().out.startswith("loss 0.0")
     jaxpr = str(names["jax"].make_jaxpr(names["step"])(names["params"], names["state"]))
@@ -43,9 +48,8 @@ def test_the_rewrite_of_the_readme_and_the_report_of_the_docs(capsys):
     page = ROOT / "docs" / "autocast.md"
     worked, _ = python_blocks(page)
     _, short = python_blocks(ROOT / "README.md")
-    names = {}
     with jax.numpy_rank_promotion("allow"):  # as users run it
-        exec(compile(worked, "example.py", "exec"), names)
+        names = run(worked)
         report = capsys.readouterr().out
         exec(compile(short, "example.py", "exec"), names)
         assert capsys.readouterr().out == report
@@ -56,8 +60,7 @@ def test_the_rewrite_of_the_readme_and_the_report_of_the_docs(capsys):
 
 def test_the_rewritten_loop_of_the_docs_trains():
     _, loop = python_blocks(ROOT / "docs" / "autocast.md")
-    names = {}
-    exec(loop, names)
+    names = run(loop)
     assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
     assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
 
@@ -83,16 +86,14 @@ def test_the_costs_of_the_input_are_those_in_the_file():
 
 def test_the_batches_of_the_docs(capsys):
     (example,) = python_blocks(ROOT / "docs" / "data.md")
-    exec(compile(example, "example.py", "exec"), {})
+    run(example)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("(32, 16, 16, 1) uint8 [") for line in lines)
 
 
 def test_the_config_of_the_docs_is_a_config():
     (example,) = python_blocks(ROOT / "docs" / "training.md")
-    names = {}
-    exec(example, names)
-    assert names["get_config"]("fp16,epochs=3").epochs == 3.0
+    assert run(example)["get_config"]("fp16,epochs=3").epochs == 3.0
 
 
 def test_the_results_are_made_from_the_files():

@@ -10,6 +10,7 @@ from mixedres import checkpoints
 from mixedres.checkpoints import huggingface
 from mixedres.data import InputSpec
 from mixedres.data.images import preprocessing
+from tests.data import made
 
 # Of microsoft/resnet-50 on the hub, without what is not read.
 MICROSOFT = {
@@ -22,36 +23,31 @@ MICROSOFT = {
 }
 
 
+CROPPED = {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+
+
 def written(tmp_path, content):
     path = tmp_path / huggingface.PROCESSOR
     path.write_text(json.dumps(content))
     return path
 
 
-def test_the_input_of_a_published_network(tmp_path):
-    found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT)))
-    torch = preprocessing.get("torch").input_spec(224)
-    assert (found.shape, found.crop_pct, found.antialias) == (torch.shape, torch.crop_pct, True)
-    np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("changed", "side", "crop_pct"),
     [
+        ({}, 224, 0.875),
         ({"size": 224}, 224, 0.875),
         ({"size": {"shortest_edge": 384}}, 384, 1.0),  # larger ones are not cropped
-        (
-            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
-            224,
-            0.875,
-        ),
+        (CROPPED, 224, 0.875),
         ({"size": {"height": 160, "width": 160}, "crop_pct": None}, 160, 0.875),
         ({"crop_pct": 0.95}, 224, 0.95),
     ],
 )
-def test_sizes_and_crops(changed, side, crop_pct, tmp_path):
+def test_the_input_of_published_networks(changed, side, crop_pct, tmp_path):
     found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT | changed)))
-    assert (found.shape, found.crop_pct) == ((side, side, 3), crop_pct)
+    torch = preprocessing.get("torch").input_spec(224)
+    assert (found.shape, found.crop_pct, found.antialias) == ((side, side, 3), crop_pct, True)
+    np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
 
 
 def test_what_is_written_comes_back(tmp_path):
@@ -76,23 +72,15 @@ def test_names_and_version_come_back(tmp_path):
 def test_a_file_that_is_none_is_one_line(text, tmp_path):
     path = tmp_path / huggingface.PROCESSOR
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"preprocessor_config.json") as error:
-        huggingface.read_processor(path)
-    assert "\n" not in str(error.value)
+    assert "preprocessor_config.json" in made.message(huggingface.read_processor, path)
 
 
 def test_what_we_write_beside_the_tensors_is_not_trusted(tmp_path):
     import safetensors.numpy
 
     tensors = {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)}
-    for about in (
-        "{not json",
-        "[]",
-        '{"version": 2}',
-        '{"epsilon": "x"}',
-        '{"class_names": "ab"}',
-        '{"class_names": [1]}',
-    ):
+    other = ("{not json", "[]", '{"version": 2}', '{"epsilon": "x"}', '{"class_names": "ab"}', '{"class_names": [1]}')
+    for about in other:
         safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": about})
         with pytest.raises(checkpoints.WeightsError, match="the metadata that mixedres wrote cannot be read"):
             checkpoints.read(tmp_path / "a.safetensors")

@@ -29,15 +29,12 @@ def theirs(size, *, classes=10, version="1.5", seed=0):
         downsample_in_bottleneck=version == "1",
         num_labels=classes,
     )
-    network = transformers.ResNetForImageClassification(config).eval()
-    for module in network.modules():
+    network = transformers.ResNetForImageClassification(config)
+    # Two batches with a momentum of 1/2: running averages that belong to the activations, and are not those of one.
+    for module in network.train().modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             torch.nn.init.normal_(module.bias, std=0.2)
-    # Two batches with a momentum of 1/2: running averages that belong to the activations, and are not those of one.
-    network.train()
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.5
     with torch.no_grad():
         for _ in range(2):
@@ -58,16 +55,17 @@ def saved(tmp_path_factory):
     return save
 
 
+def their_logits(network, images):
+    with torch.no_grad():
+        return network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+
+
 def logits(preset, file, images):
     chosen = precision.get(preset)
     policy, norm_policy = chosen.network_policies
-    model = models.create(
-        load.name(file),
-        num_classes=checkpoints.architecture(file.tensors, file.layout).num_classes,
-        policy=policy,
-        norm_policy=norm_policy,
-        version=file.version,
-    )
+    options = {"policy": policy, "norm_policy": norm_policy, "version": file.version}
+    classes = checkpoints.architecture(file.tensors, file.layout).num_classes
+    model = models.create(load.name(file), num_classes=classes, **options)
     apply = jax.jit(lambda variables, x: chosen.rewrite(model.apply)(variables, x, train=False))
     return np.asarray(apply(load.variables(file), images), np.float32)
 
@@ -79,8 +77,7 @@ def test_logits_are_those_of_transformers(size, saved):
     assert load.name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
     for pixels in (224, 160):
         images = np.random.default_rng(size).standard_normal((2, pixels, pixels, 3), np.float32)
-        with torch.no_grad():
-            expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+        expected = their_logits(network, images)
         assert expected.std() > 0.01
         np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
 
@@ -91,8 +88,7 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
     file = load.read(folder)
     assert file.version == "1"
     images = np.random.default_rng(0).standard_normal((2, 96, 96, 3), np.float32)
-    with torch.no_grad():
-        expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+    expected = their_logits(network, images)
     np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
     # The version survives torchvision's layout, which has no place for it, with a warning.
     assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
@@ -123,33 +119,19 @@ def test_in_half_precision_the_same_classes_win(preset, tmp_path):
     assert (logits(preset, load.read(tmp_path), images).argmax(1) == expected).mean() >= 0.99
 
 
-def test_there_and_back_is_the_same_file(saved, tmp_path):
-    """Through our variables and, in between, through torchvision's layout."""
-    folder, _ = saved(18)
-    original = (folder / "model.safetensors").read_bytes()
-    file = load.read(folder)
-    assert file.batches == 2
-    there = checkpoints.to_tensors(load.variables(file), "torchvision", file.batches)
-    checkpoints.write(tmp_path / "there.safetensors", there)
-    again = load.read(tmp_path / "there.safetensors")
-    assert again.layout == "torchvision"
-    back = checkpoints.to_tensors(load.variables(again), "transformers", again.batches)
-    checkpoints.write(tmp_path / "back.safetensors", back)
-    assert (tmp_path / "back.safetensors").read_bytes() == original
-
-
 def test_transformers_loads_the_folder_that_we_write(saved, tmp_path, capsys):
     folder, network = saved(18)
+    assert load.read(folder).batches == 2
     assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    there = load.read(tmp_path / "tv.safetensors")
+    assert (there.layout, there.batches) == ("torchvision", 2)
     assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}"]) == 0
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    loaded, told = transformers.ResNetForImageClassification.from_pretrained(
-        tmp_path / "ours", output_loading_info=True
-    )
+    read = transformers.ResNetForImageClassification.from_pretrained
+    loaded, told = read(tmp_path / "ours", output_loading_info=True)
     assert not any(told.values())
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(loaded.eval()(images).logits, network(images).logits)
+    images = np.random.default_rng(0).standard_normal((2, 64, 64, 3), np.float32)
+    np.testing.assert_array_equal(their_logits(loaded.eval(), images), their_logits(network, images))
 
 
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
@@ -218,6 +200,5 @@ def test_their_weights_are_taught_in_half_precision(saved, tmp_path, capsys):
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
     assert network.config.id2label[1] == made.CLASSES[1] and processor.size["shortest_edge"] == 32
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3)).astype(np.float32)
-    with torch.no_grad():
-        expected = network(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+    expected = their_logits(network, images)
     np.testing.assert_allclose(logits("fp32", load.read(tmp_path / "all"), images), expected, rtol=0, atol=1e-4)

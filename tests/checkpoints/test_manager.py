@@ -113,21 +113,12 @@ def test_a_save_that_fails_at_once_stands_in_the_way_of_none(saved, monkeypatch)
     assert steps(saved.directory) == [3, 4]
 
 
-@pytest.fixture
-def slow_metadata(monkeypatch):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, monkeypatch, at_once):
     """Orbax's thread for metadata lags behind everything else."""
     path = type(epath.Path("/"))
     write = path.write_text
-
-    def late(self, *args, **kwargs):
-        time.sleep(0.2)
-        return write(self, *args, **kwargs)
-
-    monkeypatch.setattr(path, "write_text", late)
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, monkeypatch, slow_metadata, at_once):
+    monkeypatch.setattr(path, "write_text", lambda *args, **options: time.sleep(0.2) or write(*args, **options))
     saved = Checkpoints(tmp_path / "checkpoints", keep=1)
     saved.save(1, state(1), {})
     assert saved.finish() == []
@@ -136,10 +127,8 @@ def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, m
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        if at_once:
-            patch.setattr(type(saved._manager._checkpointer.handler), "async_save", full)
-        else:
-            patch.setattr(manager._Checksummed, "finalize", full)
+        owner = type(saved._manager._checkpointer.handler) if at_once else manager._Checksummed
+        patch.setattr(owner, "async_save" if at_once else "finalize", full)
         saved.save(2, state(2), {})
         assert saved.finish() == ["the checkpoint of step 2 could not be written (No space left on device)"]
     assert saved.latest_step() == 1
@@ -166,18 +155,12 @@ def test_the_best_is_never_pushed_out_of_the_queue(saved, slow):
     assert steps(saved.directory) == [5, 6]
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    for index in range(len(data) // 2, min(len(data) // 2 + 16, len(data))):
-        data[index] ^= 0xFF
-    path.write_bytes(bytes(data))
+def flip(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 16]) + data[middle + 16 :]
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("damage", [flip, cut, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
 def test_any_damage_to_any_file_is_found(saved, damage):
     for step in (1, 2):
         saved.save(step, state(step), {})
@@ -188,7 +171,7 @@ def test_any_damage_to_any_file_is_found(saved, damage):
         path = saved.directory / "2" / "default" / name
         if not (before := path.read_bytes()):
             continue
-        damage(path)
+        path.write_bytes(damage(before)) if damage else path.unlink()
         restored, _, damaged = saved.restore_newest(LIKE)
         assert int(restored["step"]) == 1 and damaged == [2], name
         path.write_bytes(before)

@@ -39,26 +39,14 @@ def test_no_preset_after_the_colon_is_fp32():
     assert resolve("digits", "").precision.name == "fp32"
 
 
-@pytest.mark.parametrize(
-    "given, steps",
-    [
-        (2, 40),
-        (0.5, 10),
-        ("2", 40),
-        ("1 epoch", 20),
-        ("1.5 epochs", 30),
-        ("7 steps", 7),
-        ("1 step", 1),
-        (0, 0),
-        (" 3epochs ", 60),
-        (0.49, 10),
-        (0.0001, 1),  # not 0, which means "at the end alone"
-        ("0.4 steps", 1),
-        (0.125, 3),  # halves go up
-    ],
-)
-def test_durations(given, steps):
-    assert duration_in_steps(given, 20) == steps
+DURATIONS = {2: 40, 0.5: 10, "2": 40, "1 epoch": 20, "1.5 epochs": 30, "7 steps": 7, "1 step": 1, 0: 0, " 3epochs ": 60}
+DURATIONS |= {0.49: 10, 0.0001: 1, "0.4 steps": 1}  # not 0, which means "at the end alone"
+DURATIONS |= {0.125: 3}  # halves go up
+
+
+@pytest.mark.parametrize("given", DURATIONS)
+def test_durations(given):
+    assert duration_in_steps(given, 20) == DURATIONS[given]
 
 
 @pytest.mark.parametrize(
@@ -86,17 +74,11 @@ def test_the_argument_after_the_colon():
 
 
 def test_overrides_get_the_type_of_their_key():
-    texts = {
-        "seed": "3",
-        "epochs": "2",
-        "data.flip": "true",
-        "schedule.boundaries": "(1,'5 steps')",
-        "model": "resnet18",
-    }
+    texts = {"seed": "3", "epochs": "2", "data.flip": "true", "schedule.boundaries": "(1,'5 steps')"}
+    texts |= {"model": "resnet18", "precision.loss_scale": "256", "eval_every": "3 steps"}
     config = base.finish(base.defaults(), "fp16", texts)
     assert config.seed == 3 and config.epochs == 2.0 and config.data.flip is True
     assert config.schedule.boundaries == (1, "5 steps") and config.model.name == "resnet18"
-    config = base.finish(base.defaults(), "fp16", {"precision.loss_scale": "256", "eval_every": "3 steps"})
     assert config.precision.loss_scale == 256 and config.eval_every == "3 steps"
 
 

@@ -6,9 +6,34 @@ import json
 import struct
 
 import numpy as np
+import pytest
 from PIL import Image
 
 CLASSES = ("cat", "dög", "owl")
+
+
+def message(function, *args, **options):
+    """That of the ValueError of a call; one line."""
+    with pytest.raises(ValueError) as error:
+        function(*args, **options)
+    text = str(error.value)
+    assert text and "\n" not in text and "object at 0x" not in text, text
+    return text
+
+
+def write_files(root, files):
+    """Writes {path below root: bytes}."""
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+
+def write_noise(root, height, width, kind, count):
+    """Two classes of images of `count` each, no two the same."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        noise = rng.integers(0, 256, (count, height, width, 3), np.uint8)
+        write_files(root / name, {f"{index}.{kind.lower()}": encoded(image, kind) for index, image in enumerate(noise)})
 
 
 def photo(height, width, seed=0, channels=3):
@@ -27,12 +52,12 @@ def plain(height, width, color):
     return np.broadcast_to(np.uint8(color), (height, width, 3))
 
 
-def encoded(image, kind="JPEG", **options):
-    """The file of an array or of Pillow's image."""
+def encoded(image, kind="JPEG", mode=None, **options):
+    """The file of an array or of Pillow's image, converted to `mode`."""
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    (image.convert(mode) if mode else image).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -72,9 +97,8 @@ def average(part, size):
 
     def weights(length):
         edges = np.arange(size + 1) * length / size
-        overlap = np.minimum(edges[1:, None], np.arange(1, length + 1)) - np.maximum(
-            edges[:-1, None], np.arange(length)
-        )
+        pixels = np.arange(length)
+        overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
         return np.clip(overlap, 0, None) * size / length
 
     return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
@@ -127,13 +151,8 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
     directory = root / name / version
     directory.mkdir(parents=True)
     if features is None:
-        features = tfds.features.FeaturesDict(
-            {
-                "file_name": tfds.features.Text(),
-                "image": tfds.features.Image(shape=(None, None, 3)),
-                "label": tfds.features.ClassLabel(names=list(CLASSES)),
-            }
-        )
+        image, label = tfds.features.Image(shape=(None, None, 3)), tfds.features.ClassLabel(names=list(CLASSES))
+        features = tfds.features.FeaturesDict({"file_name": tfds.features.Text(), "image": image, "label": label})
     serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
     last = name.rpartition("/")[0] or name  # of NAME/CONFIG the name
     infos = []
@@ -166,6 +185,16 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
     info["fileFormat"] = file_format
     (directory / "dataset_info.json").write_text(json.dumps(info))
     return directory
+
+
+def prepare_layouts(root, held):
+    """Writes `held` as array_record, as tfrecord, and as TensorFlow's models repository wrote ImageNet."""
+    for file_format in ("array_record", "tfrecord"):
+        prepare(root / file_format, "toy", held, file_format=file_format, shards=3)
+    for split, parts in held.items():
+        records = [models_record(**example) for example in parts]
+        write_tfrecord(root / "models" / f"{split}-00000-of-00002", records[:5])
+        write_tfrecord(root / "models" / f"{split}-00001-of-00002", records[5:])
 
 
 def colored(index, count):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from mixedres.data import InMemory, Shard, Synthetic
+from tests.data import batch_cases as cases
+from tests.data.batch_cases import same, take
 
 HEIGHT, WIDTH = 5, 4
 
@@ -21,30 +23,10 @@ def coded(n, **options):
     return InMemory(images, labels, tests, labels[: n // 2], num_classes=n + 1, **options)
 
 
-def take(source, batch_size, count, **options):
-    return list(itertools.islice(source.train_batches(batch_size, **{"seed": 0, **options}), count))
-
-
-def same(a, b):
-    def equal(x, y):
-        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
-
-    return len(a) == len(b) and all(map(equal, a, b))
-
-
 @pytest.mark.parametrize(("n", "batch_size"), [(12, 4), (13, 4), (7, 7), (9, 1), (200, 32)])
 def test_every_epoch_is_a_permutation(n, batch_size):
-    per_epoch = n // batch_size
-    batches = take(coded(n), batch_size, 4 * per_epoch)
-    epochs = []
-    for epoch in range(4):
-        labels = [b["label"] for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch]]
-        labels = np.concatenate(labels).tolist()
-        assert len(set(labels)) == len(labels) == per_epoch * batch_size
-        assert set(labels) <= set(range(1, n + 1))
-        epochs.append(tuple(labels))
-    assert len(set(epochs)) == 4
-    assert tuple(sorted(epochs[0])) != epochs[0]
+    batches = take(coded(n), batch_size, 3 * (n // batch_size))
+    cases.check_epochs([batch["label"] - 1 for batch in batches], n)
 
 
 def test_what_does_not_fill_a_batch_has_its_turn_in_another_epoch():
@@ -54,15 +36,8 @@ def test_what_does_not_fill_a_batch_has_its_turn_in_another_epoch():
 
 @pytest.mark.parametrize("options", [{}, {"pad": 2, "flip": True}], ids=["plain", "augmented"])
 def test_a_batch_is_a_function_of_seed_and_step(options):
-    source = coded(11, **options)
-    whole = take(source, 3, 14, seed=5)
-    for first in (1, 2, 3, 4, 9, 13):  # within an epoch of 3 steps, at its edges, and epochs later
-        assert same(take(source, 3, 14 - first, seed=5, first_step=first), whole[first:])
-    assert same(take(source, 3, 14, seed=5), whole)
-    # Far along the run, without having to read what lies before.
-    [late] = take(source, 3, 1, seed=5, first_step=10**9)
-    assert same([late], take(source, 3, 1, seed=5, first_step=10**9))
-    assert not same([late], whole[10**9 % 3 : 10**9 % 3 + 1])
+    # Within an epoch of 3 steps, at its edges, and epochs later.
+    cases.check_continuation(coded(11, **options), 3, 14, (0, 1, 2, 3, 4, 9, 13))
 
 
 def test_seeds_differ():
@@ -137,27 +112,9 @@ def test_augmentation_leaves_the_data_set_alone():
 @pytest.mark.parametrize("n", [2, 6, 11, 16, 17, 40])
 def test_evaluation_sees_every_example_once(n, batch_size):
     source = coded(n, pad=2, flip=True)
-    examples = n // 2
-    batches = list(source.eval_batches(batch_size))
-    assert len(batches) == math.ceil(examples / batch_size)
-    seen = []
-    for batch in batches:
-        image, label, mask = batch["image"], batch["label"], batch["mask"]
-        assert (image.dtype, label.dtype, mask.dtype) == (np.uint8, np.int32, np.bool_)
-        assert len(image) == len(label) == len(mask) == batch_size
-        np.testing.assert_array_equal(image[mask][:, 0, 0, 0], label[mask])
-        assert not image[~mask].any()
-        assert not label[~mask].any()
-        seen += zip(image[mask], label[mask], strict=True)
-    assert [label for _, label in seen] == list(range(1, examples + 1))
-    np.testing.assert_array_equal([image for image, _ in seen], source.eval_images)
-    assert same(batches, list(source.eval_batches(batch_size)))
-
-
-def test_sizes():
-    source = coded(9)
-    assert source.image_shape == (HEIGHT, WIDTH, 2)
-    assert (source.train_examples, source.eval_examples) == (9, 4)
+    images, labels = cases.evaluated(source, batch_size)
+    np.testing.assert_array_equal(images, source.eval_images)
+    np.testing.assert_array_equal(labels, source.eval_labels)
 
 
 def synthetic(num_classes=11, eval_examples=8, shape=(16, 16, 3)):
@@ -210,12 +167,10 @@ def test_one_synthetic_batch_again_and_again():
 @pytest.mark.parametrize(("examples", "batch_size"), [(8, 8), (5, 8), (8, 3), (1, 1)])
 def test_synthetic_evaluation(examples, batch_size):
     batches = list(synthetic(eval_examples=examples).eval_batches(batch_size))
-    assert sum(batch["mask"].sum() for batch in batches) == examples
-    assert len(batches) == math.ceil(examples / batch_size)
-    for batch in batches:
-        assert (batch["mask"].dtype, batch["mask"].shape) == (np.bool_, (batch_size,))
-        without_mask = {key: batch[key] for key in ("image", "label")}
-        assert same([without_mask], take(synthetic(), batch_size, 1, seed=0))
+    masks = np.stack([batch.pop("mask") for batch in batches])
+    assert masks.dtype == np.bool_ and masks.shape == (math.ceil(examples / batch_size), batch_size)
+    assert masks.sum() == examples
+    assert all(same([batch], take(synthetic(), batch_size, 1, seed=0)) for batch in batches)
 
 
 def test_the_rows_of_hosts():
@@ -223,14 +178,6 @@ def test_the_rows_of_hosts():
     assert Shard(0, 1) == Shard.all() and list(Shard.all().rows(3)) == [0, 1, 2]
     with pytest.raises(ValueError, match="batch_size 7 is not a multiple of the 2 hosts"):
         Shard(0, 2).rows(7)
-
-
-def joined(parts):
-    """The batches of all hosts, one below the other."""
-    return [
-        {key: np.concatenate([part[key] for part in batches]) for key in batches[0]}
-        for batches in zip(*parts, strict=True)
-    ]
 
 
 SOURCES = {
@@ -243,32 +190,12 @@ SOURCES = {
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [4, 8])
 def test_hosts_have_the_rows_of_the_global_batch(name, hosts, batch_size):
-    source = SOURCES[name]()
-    shards = [Shard(index, hosts) for index in range(hosts)]
-    for first in (0, 5):
-        options = {"seed": 2, "first_step": first}
-        parts = [take(source, batch_size, 9, shard=shard, **options) for shard in shards]
-        assert all(len(batch["label"]) == batch_size // hosts for part in parts for batch in part)
-        assert same(joined(parts), take(source, batch_size, 9, **options))
-    parts = [list(source.eval_batches(batch_size, shard=shard)) for shard in shards]
-    assert {len(part) for part in parts} == {math.ceil(13 / batch_size)}
-    assert same(joined(parts), list(source.eval_batches(batch_size)))
-    assert sum(batch["mask"].sum() for part in parts for batch in part) == 13
-    for part in parts:
-        for batch in part:
-            assert len(batch["image"]) == len(batch["label"]) == len(batch["mask"]) == batch_size // hosts
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_hosts_that_do_not_divide_the_batch_are_refused(name):
-    source = SOURCES[name]()
-    with pytest.raises(ValueError, match="multiple of the 2 hosts"):
-        take(source, 5, 1, shard=Shard(0, 2))
-    with pytest.raises(ValueError, match="multiple of the 2 hosts"):
-        list(source.eval_batches(5, shard=Shard(0, 2)))
+    cases.check_hosts(SOURCES[name](), batch_size, hosts, firsts=(0, 5))
 
 
 def test_what_a_source_says_of_itself():
+    source = coded(9)
+    assert (source.image_shape, source.train_examples, source.eval_examples) == ((HEIGHT, WIDTH, 2), 9, 4)
     for make in SOURCES.values():
         source = make()
         assert (source.class_names, source.note, source.unreadable) == ((), "", {})

@@ -2,11 +2,11 @@
 
 import json
 import shlex
+import types
 
 import pytest
 
-from mixedres import main, train
-from mixedres.checkpoints import workdir
+from mixedres import train
 from mixedres.config import flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examine
@@ -89,34 +89,23 @@ def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, c
     assert status == 2 and "--steps: step" in errors and not (tmp_path / "other.html").exists()
 
 
+SCALE = "--config.precision.loss_scale=1024"
+
+
 def report(dtype="float16", kept="", log2_scale=10):
     """A stand-in for what `overrides` reads."""
-    about = {
-        "dtype": dtype,
-        "keep_float32_pattern": kept,
-        "recommended_scale": 2.0**log2_scale,
-        "rows": [],
-        "limited_by": 1,
-    }
-    return type("Report", (), about)()
+    about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**log2_scale}
+    return types.SimpleNamespace(**about, rows=[], limited_by=1)
 
 
 @pytest.mark.parametrize(
     ("preset", "found", "lines"),
     [
-        (
-            "fp16",
-            report(),
-            ["--config.precision.loss_scale=1024", "or: --config.loss_scale.initial=1024  (a dynamic one)"],
-        ),
-        ("fp16_static", report(), ["--config.precision.loss_scale=1024"]),
+        ("fp16", report(), [SCALE, "or: --config.loss_scale.initial=1024  (a dynamic one)"]),
+        ("fp16_static", report(), [SCALE]),
         ("fp16_static", report(log2_scale=-3), ["--config.precision.loss_scale=0.125"]),
-        (
-            "fp16_static",
-            report(kept="^/(a|b)$"),
-            ["'--config.precision.keep_float32=^/(a|b)$' --config.precision.loss_scale=1024"],
-        ),
-        ("bf16", report(), ["--config.precision.name=fp16 --config.precision.loss_scale=1024"]),
+        ("fp16_static", report(kept="^/(a|b)$"), [f"'--config.precision.keep_float32=^/(a|b)$' {SCALE}"]),
+        ("bf16", report(), [f"--config.precision.name=fp16 {SCALE}"]),
         ("fp16_rewrite", report("bfloat16"), ["--config.precision.name=bf16_rewrite"]),
         ("fp32", report("bfloat16"), ["--config.precision.name=bf16"]),
         ("bf16", report("bfloat16"), ["nothing: the config does so already"]),
@@ -149,10 +138,7 @@ def test_overrides(preset, found, lines):
     ],
 )
 def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
-    given = [
-        argument.replace("=configs/", f"={main.__file__.rpartition('/mixedres/')[0]}/configs/")
-        for argument in arguments
-    ]
+    given = [argument.replace("=configs/", f"={ROOT}/configs/") for argument in arguments]
     monkeypatch.chdir(tmp_path)
     status, _, errors = said(capsys, *given)
     assert status == 2 and message in errors and errors.count("\n") == 1, errors
@@ -176,10 +162,10 @@ def test_an_error_that_is_not_finite_is_json():
     assert "fp16 at 2**24: worst not finite (head/bias), median 10.00%" in found.to_text()
 
 
-def test_the_config_of_a_run_that_cannot_be_read(tmp_path, capsys):
-    (tmp_path / workdir.CONFIG).write_text("{")
-    status, _, errors = said(capsys, f"--workdir={tmp_path}")
-    assert status == 2 and "holds no run whose config can be read" in errors
+def lost_fraction(row, log2_scale):
+    """The fraction of a tensor's mass that float16 loses at the loss scale 2**log2_scale, from the document alone."""
+    masses = {row["first"] + i: count * 2.0 ** (row["first"] + i) for i, count in enumerate(row["counts"])}
+    return sum(mass for exponent, mass in masses.items() if exponent + log2_scale < -25) / sum(masses.values())
 
 
 @pytest.mark.slow
@@ -201,9 +187,3 @@ def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
         lost = [lost_fraction(row, log2_scale) for row in gradients]
         assert (max(lost) > 5 * LOST) == (ratios[name]["mean"] > 1.1), (name, max(lost), ratios[name])
         assert document["max_safe_log2_scale"] >= log2_scale
-
-
-def lost_fraction(row, log2_scale):
-    """The fraction of a tensor's mass that float16 loses at the loss scale 2**log2_scale, from the document alone."""
-    masses = {row["first"] + i: count * 2.0 ** (row["first"] + i) for i, count in enumerate(row["counts"])}
-    return sum(mass for exponent, mass in masses.items() if exponent + log2_scale < -25) / sum(masses.values())

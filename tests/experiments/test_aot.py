@@ -112,21 +112,6 @@ def test_rewritten_graphs_are_compiled_plain_alone():
     assert "--config.model.fused=true" in aot.cases(options, rest)[1].arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--gpu=h300"], "--gpu=h300 is not known; use h200 or h100 or a100"),
-        (["--batch=0"], "--batch=0 is not a list of numbers > 0"),
-        (["--check", "--gpu=a100"], "--check compiles what aot_limits.json names; leave out --gpu=a100"),
-        (["--config.model.fused=pallas"], "--config.model.fused is set here: both forms are compiled; leave it out"),
-    ],
-)
-def test_a_wrong_command_is_refused(arguments, words, capsys):
-    assert aot.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
-
-
 @pytest.mark.skipif(HAS_PLUGIN, reason="is about a machine without the plugin")
 def test_without_the_plugin_it_says_what_to_install(capsys):
     assert aot.main(["--gpu=h200"]) == 2

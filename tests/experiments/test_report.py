@@ -27,10 +27,10 @@ def summary(top1, rate, first_step=0):
             "step_time_ms": 32e3 / rate,
         },
         "memory": {
-            "host_peak_bytes": 500_000_000,
+            "host_peak_bytes": 5e8,
             "device_peak_bytes": None,
-            "step_temp_bytes": 3_000_000,
-            "step_argument_bytes": 1_000_000,
+            "step_temp_bytes": 3e6,
+            "step_argument_bytes": 1e6,
         },
         "resources": {"cpu_percent": 150.0},
         "loss_scale": {"skipped_steps": 2},
@@ -126,9 +126,8 @@ def test_any_pair_can_stand_side_by_side(tmp_path, capsys):
 def test_a_directory_without_results_is_refused(tmp_path, capsys):
     assert report.main([str(tmp_path)]) == 2
     assert "holds no results of a sweep" in capsys.readouterr().err
-    (tmp_path / "results.jsonl").write_text(
-        '{"name": "a", "state": "finished", "overrides": {}, "summary": {}}\n[]\n7\n'
-    )
+    row = '{"name": "a", "state": "finished", "overrides": {}, "summary": {}}'
+    (tmp_path / "results.jsonl").write_text(f"{row}\n[]\n7\n")
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(ConfigError, match="none of the runs"):
         comparison.read(tmp_path)

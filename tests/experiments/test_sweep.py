@@ -17,13 +17,8 @@ from experiments.plan import Sweep
 SWEEP = Sweep(
     question="Does it work?",
     base="configs/digits.py",
-    overrides={
-        "model.name": "cifar_resnet8",
-        "data.image_size": 8,
-        "steps": 40,
-        "eval_every": "40 steps",
-        "checkpoint_every": "4 steps",
-    },
+    overrides={"model.name": "cifar_resnet8", "data.image_size": 8, "steps": 40, "eval_every": "40 steps",
+               "checkpoint_every": "4 steps"},
     axes={"preset": ("fp32", "fp16")},
     runs=[{"preset": "fp32", "data.name": "folder", "data.dir": "/nowhere"}],
     baseline={"preset": "fp32"},
@@ -83,27 +78,6 @@ def test_a_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
     assert all(path.stat().st_mtime_ns == before for path, before in finished.items())
     failed = found["fp32,name=folder,dir=_nowhere"]
     assert (failed["exit_status"], failed["summary"]) == (2, None) and "no folder /nowhere" in failed["message"]
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--sweep=nothing.py"], "--sweep=nothing.py is no Python file"),
-        (["--sweep=experiments/sweeps/precision.py", "--jobs=0"], "--jobs=0 must be >= 1"),
-        (["--sweep=experiments/sweeps/precision.py", "--executor=slurm"], "--executor=slurm needs sbatch"),
-        (["--sweep=experiments/sweeps/precision.py", "--slurm", "partition=gpu"], "--slurm is for --executor=slurm"),
-        (["--sweep=experiments/sweeps/precision.py", "--config.epoch=3"], "config key 'epoch' is unknown"),
-        (["--sweep=experiments/sweeps/precision.py", "--verbose"], "'--verbose' is no option of a sweep"),
-    ],
-)
-def test_a_wrong_command_starts_nothing(arguments, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
-    out = tmp_path / "out"
-    assert sweep.main([*arguments, f"--out={out}"]) == 2
-    err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
-    assert not (out / "results.jsonl").exists() and not (out / "runs").exists()
 
 
 def test_runs_of_another_config_are_not_taken_for_these(file, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What is exported computes the same without mixedres, and without anything but jax."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints
 from mixedres.checkpoints import load
 from mixedres.config import flatten
+from mixedres.data import InputSpec
+from mixedres.data.images import center_crop
 from mixedres.export import __main__ as export
 from mixedres.export import export as exporting
 from mixedres.predict import __main__ as predict
+from mixedres.predict import arguments as options
+from mixedres.predict import classifier
 from tests.autocast import graphs
 from tests.data import made
 from tests.train import run_cases
@@ -36,12 +40,6 @@ for path in images:
 assert not {"mixedres", "flax", "jmp", "PIL"} & sys.modules.keys()
 assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
 """
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A directory with images in ``images/val`` and a run on them in ``run``."""
-    return run_cases.image_run(tmp_path_factory)
 
 
 def record(patch, **changed):
@@ -79,9 +77,6 @@ def alone(only_jax, *arguments):
 
 def images_of(place, count):
     """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
-    from mixedres.data import InputSpec
-    from mixedres.data.images import center_crop
-
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
     paths = predict.find(str(place / "images" / "val"))[:count]
     return paths, np.stack([center_crop.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
@@ -90,17 +85,16 @@ def images_of(place, count):
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
 def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance, place, only_jax, tmp_path, capsys):
-    assert (
-        export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}"]) == 0
-    )
+    command = ["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}"]
+    assert export.main(command) == 0
     capsys.readouterr()
     counts = (1, 7, 21) if precision == "fp32" else (7,)
     for count in counts:
         np.save(tmp_path / f"{count}.npy", images_of(place, count)[1])
     alone(only_jax, "-c", DRIVER, tmp_path / "to", *(tmp_path / f"{count}.npy" for count in counts))
     for count in counts:
-        options = [f"--from={place / 'run'}", "--json", "--topk=3", f"--precision={precision}"]
-        assert predict.main(["predict", *options, *images_of(place, count)[0]]) == 0
+        given = [f"--from={place / 'run'}", "--json", "--topk=3", f"--precision={precision}"]
+        assert predict.main(["predict", *given, *images_of(place, count)[0]]) == 0
         said = [json.loads(line)["top"] for line in capsys.readouterr().out.splitlines()]
         with np.load(tmp_path / f"{count}.npy.npz") as archive:
             found = dict(archive)
@@ -127,20 +121,13 @@ def test_the_folder_explains_itself(place, only_jax, tmp_path, capsys):
     # The snippet that turns a picture into an image runs, and nearly makes what the network was trained on.
     code = readme.split("```python\n")[1].split("```")[0]
     for height, width in ((90, 70), (20, 18)):  # larger and smaller than what it becomes
-        _check_snippet(code, facts, made.photo(height, width, seed=3), tmp_path)
-
-
-def _check_snippet(code, facts, pixels, tmp_path):
-    Image.fromarray(pixels).save(tmp_path / "cat.png")
-    code = code.replace('"cat.jpg"', repr(str(tmp_path / "cat.png"))).replace(
-        '"images.npy"', repr(str(tmp_path / "x.npy"))
-    )
-    exec(compile(code, "README.md", "exec"), {})
-    from mixedres.data import InputSpec
-    from mixedres.data.images import center_crop
-
-    seen = center_crop.center_crop((tmp_path / "cat.png").read_bytes(), InputSpec.from_json(facts["input"]))
-    assert made.difference(np.load(tmp_path / "x.npy")[0], seen).mean() < 1.5  # its decoder and filter are others
+        Image.fromarray(made.photo(height, width, seed=3)).save(tmp_path / "cat.png")
+        names = {'"cat.jpg"': "cat.png", '"images.npy"': "x.npy"}
+        for shown, name in names.items():
+            code = code.replace(shown, repr(str(tmp_path / name)))
+        exec(compile(code, "README.md", "exec"), {})
+        seen = center_crop.center_crop((tmp_path / "cat.png").read_bytes(), InputSpec.from_json(facts["input"]))
+        assert made.difference(np.load(tmp_path / "x.npy")[0], seen).mean() < 1.5  # its decoder and filter are others
 
 
 def test_half_weights_take_half_the_space(place, tmp_path, capsys):
@@ -149,19 +136,10 @@ def test_half_weights_take_half_the_space(place, tmp_path, capsys):
         to = tmp_path / name
         assert export.main(["export", f"--from={place / 'run'}", f"--to={to}", f"--precision={name}"]) == 0
         sizes[name] = (to / "model.jax").stat().st_size
-    parameters = sum(
-        x.size for name, x in checkpoints.read(_converted(place, tmp_path)).tensors.items() if "kernel" in name
-    )
+    kernels = jax.tree.leaves(load.variables(load.read(place / "run"))["params"])
+    parameters = sum(x.size for x in kernels if x.ndim > 1)
     for name in ("bf16", "fp16"):
         assert abs(sizes["fp32"] - sizes[name] - 2 * parameters) < 0.1 * sizes["fp32"]
-
-
-def _converted(place, tmp_path):
-    from mixedres import convert
-
-    path = tmp_path / "own.safetensors"
-    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}", "--layout=mixedres"]) == 0
-    return path
 
 
 TENSORFLOW = """
@@ -196,14 +174,10 @@ def test_tensorflow_computes_the_same(precision, tolerance, place, tmp_path):
 
 
 def _network(place, precision):
-    import argparse
-
-    from mixedres.predict import arguments, classifier
-
     parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser)
-    options = [f"--precision={precision}"] if precision else []
-    return classifier.from_args(parser.parse_args([f"--from={place / 'run'}", *options]))
+    options.add_arguments(parser)
+    given = [f"--precision={precision}"] if precision else []
+    return classifier.from_args(parser.parse_args([f"--from={place / 'run'}", *given]))
 
 
 @pytest.mark.parametrize(
@@ -250,10 +224,9 @@ def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(place,
         jaxpr = jax.make_jaxpr(exporting.as_function(chosen))(images)
         found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)
         assert found == {True: {head}, False: {"f32" if preset == "fp32" else "f16"}}
-        (stored,) = [
-            const for const in jaxpr.consts if const.shape == chosen.variables["params"]["head"]["kernel"].shape
-        ]
-        assert (stored == chosen.variables["params"]["head"]["kernel"]).all() == (head == "f32")
+        kernel = chosen.variables["params"]["head"]["kernel"]
+        (stored,) = [const for const in jaxpr.consts if const.shape == kernel.shape]
+        assert (stored == kernel).all() == (head == "f32")
 
 
 def test_a_run_that_rewrites_its_graph_asks_for_a_precision(place, tmp_path, monkeypatch, capsys):

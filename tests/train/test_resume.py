@@ -8,7 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints import manager, workdir
@@ -16,6 +15,7 @@ from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, run, start
 from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
+from tests.data import made
 from tests.train import run_cases, step_cases
 from tests.train.run_cases import final_state
 
@@ -113,12 +113,7 @@ def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, 
 
 @pytest.mark.slow
 def test_images_are_the_same_for_any_number_of_processes_that_decode_them(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for index in range(40):
-            pixels = rng.integers(0, 256, (48, 56, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{index}.jpg")
+    made.write_noise(tmp_path / "images", 48, 56, "JPEG", count=40)
     folder = {"data__name": "folder", "data__dir": tmp_path / "images", "data__flip": True, "data__image_size": 16}
     folder |= {"data__num_classes": None, "data__train_examples": None}
     straight = run.train(config(**folder), tmp_path / "straight")

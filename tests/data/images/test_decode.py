@@ -1,4 +1,4 @@
-"""ImageReader in every variant against Pillow's reading of them, and files that are none."""
+"""Images in every variant against Pillow's reading of them, and files that are none."""
 
 import io
 import struct
@@ -70,11 +70,6 @@ def test_luma_of_a_jpeg_is_the_weighted_sum():
     assert made.difference(decoded(data, channels=1), luma[..., None]).max() <= 2
 
 
-def sixteen_bit():
-    values = np.linspace(0, 65535, SIDES[0] * SIDES[1]).reshape(SIDES).astype(np.uint16)
-    return values, made.encoded(Image.fromarray(values), "PNG")
-
-
 PNGS = {
     "RGB": photo(),
     "gray": photo("L"),
@@ -83,12 +78,14 @@ PNGS = {
     "gray and alpha": Image.merge("LA", (photo("L"), photo("L"))),
     "1 bit": photo("1"),
 }
+EXACT = {kind: made.encoded(image, "PNG") for kind, image in PNGS.items()}
+EXACT |= {"WEBP": made.encoded(photo(), "WEBP"), "lossless WEBP": made.encoded(photo(), "WEBP", lossless=True)}
 
 
-@pytest.mark.parametrize("kind", PNGS)
+@pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_pngs_are_exactly_what_pillow_sees(kind, mode):
-    data = made.encoded(PNGS[kind], "PNG")
+def test_pngs_and_webps_are_exactly_what_pillow_sees(kind, mode):
+    data = EXACT[kind]
     assert decode.header(data) == decode.Header(*SIDES, False)
     reference = pillow(data, mode)
     assert len(np.unique(reference)) > {"1 bit": 1, "palette": 5}.get(kind, 50)
@@ -102,19 +99,12 @@ def test_a_transparent_palette_loses_its_transparency():
 
 
 def test_sixteen_bits_are_rounded_to_eight():
-    values, data = sixteen_bit()
+    values = np.linspace(0, 65535, SIDES[0] * SIDES[1]).reshape(SIDES).astype(np.uint16)
+    data = made.encoded(Image.fromarray(values), "PNG")
     expected = np.rint(values / 65535 * 255)
     assert set(np.unique(expected)) == set(range(256))
     np.testing.assert_array_equal(decoded(data, channels=1)[..., 0], expected)
     np.testing.assert_array_equal(decoded(data), np.repeat(expected[..., None], 3, 2))
-
-
-@pytest.mark.parametrize("lossless", [False, True])
-def test_webp_is_exactly_what_pillow_sees(lossless):
-    data = made.encoded(photo(), "WEBP", lossless=lossless)
-    assert decode.header(data) == decode.Header(*SIDES, False)
-    np.testing.assert_array_equal(decoded(data), pillow(data))
-    np.testing.assert_array_equal(decoded(data, channels=1), pillow(data, "L"))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -190,11 +180,7 @@ def test_shrunk_sides_are_rounded_up(height, width, kind):
 
 def reason(data, **options):
     """Why a file cannot be used; one line."""
-    with pytest.raises(ValueError) as error:
-        decoded(data, **options)
-    text = str(error.value)
-    assert text and "\n" not in text and "object at 0x" not in text, text
-    return text
+    return made.message(decoded, data, **options)
 
 
 # All that can be lost is the marker at the end, which nobody needs.
@@ -202,9 +188,9 @@ KINDS = {
     "JPEG": JPEGS["4:2:0"][0],
     "progressive": JPEGS["progressive"][0],
     "CMYK": JPEGS["CMYK"][0],
-    "PNG": made.encoded(PNGS["RGB"], "PNG"),
+    "PNG": EXACT["RGB"],
     "turned PNG": made.turned(photo(), 6, "PNG"),
-    "WEBP": made.encoded(photo(), "WEBP"),
+    "WEBP": EXACT["WEBP"],
 }
 
 
@@ -218,11 +204,12 @@ def test_a_file_that_was_cut_off_has_no_pixels(kind, apply_exif):
     assert reason(b"") == "the file is empty"
 
 
-@pytest.mark.parametrize("data", [made.encoded(photo(), "PNG"), made.turned(photo(), 6, "PNG")], ids=["", "turned"])
-def test_a_png_with_a_damaged_chunk(data):
+@pytest.mark.parametrize("kind", ["PNG", "turned PNG"])
+def test_a_png_with_a_damaged_chunk(kind):
+    data = KINDS[kind]
     place = data.index(b"IDAT")
-    reason(data[: place - 4] + struct.pack(">I", 50) + data[place:])  # pixels where a chunk should begin
-    reason(data[: place - 4] + struct.pack(">I", 50) + data[place:], apply_exif=True)
+    for apply_exif in (False, True):  # pixels where a chunk should begin
+        reason(data[: place - 4] + struct.pack(">I", 50) + data[place:], apply_exif=apply_exif)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import itertools
 import math
 import shutil
@@ -14,9 +13,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from mixedres._internal.errors import DataError
-from mixedres.data import Dataset, Example, Prefetch, Shard, load
+from mixedres.data import Dataset, Example, Prefetch, load
 from mixedres.data.images import chunks, loader, preprocessing
+from tests.data import batch_cases as cases
 from tests.data import made
+from tests.data.batch_cases import same, take
 
 TRAIN, TEST, SIZE = 50, 21, 16
 
@@ -36,29 +37,8 @@ def copy(root, tmp_path):
 
 
 def opened(root, **options):
-    return load(
-        "folder", **{"dir": str(root), "image_size": SIZE, "batch_size": 8, "threads": 2, "flip": True} | options
-    )
-
-
-def take(source, batch_size, count, **options):
-    with contextlib.closing(source.train_batches(batch_size, **{"seed": 0, **options})) as batches:
-        return list(itertools.islice(batches, count))
-
-
-def same(a, b):
-    def equal(x, y):
-        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
-
-    return len(a) == len(b) and all(map(equal, a, b))
-
-
-def joined(parts):
-    """The batches of all hosts, one below the other."""
-    return [
-        {key: np.concatenate([part[key] for part in batches]) for key in batches[0]}
-        for batches in zip(*parts, strict=True)
-    ]
+    usual = {"dir": str(root), "image_size": SIZE, "batch_size": 8, "threads": 2, "flip": True}
+    return load("folder", **usual | options)
 
 
 def ids(images, count):
@@ -84,26 +64,19 @@ def test_dtypes_and_layout(root):
 
 @pytest.mark.parametrize("batch_size", [10, 25, 40, 7])
 def test_every_epoch_is_a_permutation(root, batch_size):
-    per_epoch = TRAIN // batch_size
-    batches = take(opened(root), batch_size, 3 * per_epoch, seed=4)
-    orders = []
-    for epoch in range(3):
-        part = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
-        found = np.concatenate([ids(batch["image"], TRAIN) for batch in part])
-        np.testing.assert_array_equal(np.concatenate([batch["label"] for batch in part]), labels(found, TRAIN))
-        assert len(set(found.tolist())) == per_epoch * batch_size
-        # NumPy's permutation for (seed, 0, epoch), as of every other source.
-        order = np.random.default_rng((4, 0, epoch)).permutation(TRAIN)
-        np.testing.assert_array_equal(found, order[: len(found)])
-        orders.append(tuple(found))
-    assert len(set(orders)) == 3
+    batches = take(opened(root), batch_size, 3 * (TRAIN // batch_size), seed=4)
+    found = [ids(batch["image"], TRAIN) for batch in batches]
+    cases.check_epochs(found, TRAIN, seed=4)
+    for batch, indices in zip(batches, found, strict=True):
+        np.testing.assert_array_equal(batch["label"], labels(indices, TRAIN))
 
 
 def test_batches_do_not_depend_on_the_number_of_threads(root):
-    whole = take(opened(root, threads=1), 40, 5, seed=3)
-    for threads in (2, 3, 16):
-        assert same(take(opened(root, threads=threads), 40, 5, seed=3), whole)
-    assert same(take(opened(root, threads=None), 40, 5, seed=3), whole)
+    one = opened(root, threads=1)
+    train, test = take(one, 40, 5, seed=3), list(one.eval_batches(8))
+    for threads in (2, 3, 16, None):
+        source = opened(root, threads=threads)
+        assert same(take(source, 40, 5, seed=3), train) and same(list(source.eval_batches(8)), test)
 
 
 @pytest.mark.parametrize("size", [1, 5, 100])
@@ -131,12 +104,8 @@ def test_epochs_seeds_and_steps_differ(root):
 
 
 def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
-    # 40 times the same image.
     data = made.encoded(made.photo(60, 60), quality=95)
-    for index in range(40):
-        for part in ("train", "val"):
-            (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
-            (tmp_path / part / "a" / f"{index}.jpg").write_bytes(data)
+    made.write_files(tmp_path, {f"{part}/a/{index}.jpg": data for part in ("train", "val") for index in range(40)})
     source = opened(tmp_path, flip=False)
     batches = take(source, 40, 2, seed=0) + take(source, 40, 2, seed=1)
     assert len({image.tobytes() for batch in batches for image in batch["image"]}) > 155
@@ -144,61 +113,26 @@ def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [8, 40])
 def test_a_run_continues_at_any_step(root, batch_size):
-    source = opened(root)
-    whole = take(source, batch_size, 10, seed=5)
-    for first in (1, 3, 6, 7, 9):  # within an epoch, at its edges, and an epoch later
-        assert same(take(source, batch_size, 10 - first, seed=5, first_step=first), whole[first:])
-    other = opened(root, threads=3)
-    assert same(take(other, batch_size, 4, seed=5, first_step=6), whole[6:])
-    # Far along the run, without having to read what lies before.
-    [late] = take(source, batch_size, 1, seed=5, first_step=10**9)
-    assert same([late], take(other, batch_size, 1, seed=5, first_step=10**9))
-    assert not any(same([late], [batch]) for batch in whole)
+    # Within an epoch, at its edges, and an epoch later.
+    cases.check_continuation(opened(root), batch_size, 10, (1, 3, 6, 7, 9), again=opened(root, threads=3))
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize("batch_size", [8, 40])
 def test_hosts_have_the_rows_of_the_global_batch(root, hosts, batch_size):
-    source = opened(root)
-    shards = [Shard(index, hosts) for index in range(hosts)]
-    options = {"seed": 1, "first_step": 2}
-    parts = [take(source, batch_size, 6, shard=shard, **options) for shard in shards]
-    assert all(len(batch["label"]) == batch_size // hosts for part in parts for batch in part)
-    assert same(joined(parts), take(source, batch_size, 6, **options))
-    parts = [list(source.eval_batches(batch_size, shard=shard)) for shard in shards]
-    assert {len(part) for part in parts} == {math.ceil(TEST / batch_size)}
-    assert same(joined(parts), list(source.eval_batches(batch_size)))
-    assert sum(batch["mask"].sum() for part in parts for batch in part) == TEST
+    cases.check_hosts(opened(root), batch_size, hosts, firsts=(2,))
 
 
-def test_hosts_that_do_not_divide_the_batch_are_refused(root):
-    source = opened(root)
-    for make in (
-        lambda: source.train_batches(9, seed=0, shard=Shard(1, 2)),
-        lambda: source.eval_batches(9, shard=Shard(1, 2)),
-    ):
-        with pytest.raises(ValueError, match="batch_size 9 is not a multiple of the 2 hosts"):
-            make()
+def test_a_batch_larger_than_the_data_is_refused(root):
     with pytest.raises(ValueError, match="batch_size 51 is more than the 50 training images"):
-        source.train_batches(51, seed=0)
+        opened(root).train_batches(51, seed=0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 21, 40])
 def test_evaluation_sees_every_image_once_in_order(root, batch_size):
-    source = opened(root)
-    batches = list(source.eval_batches(batch_size))
-    assert len(batches) == math.ceil(TEST / batch_size)
-    seen = []
-    for batch in batches:
-        image, label, mask = batch["image"], batch["label"], batch["mask"]
-        assert (image.dtype, label.dtype, mask.dtype) == (np.uint8, np.int32, np.bool_)
-        assert len(image) == len(label) == len(mask) == batch_size
-        assert not image[~mask].any() and not label[~mask].any()
-        found = ids(image[mask], TEST)
-        np.testing.assert_array_equal(label[mask], labels(found, TEST))
-        seen += found.tolist()
-    assert seen == list(range(TEST))
-    assert same(batches, list(opened(root, threads=3).eval_batches(batch_size)))
+    images, found = cases.evaluated(opened(root), batch_size)
+    np.testing.assert_array_equal(ids(images, TEST), range(TEST))
+    np.testing.assert_array_equal(found, labels(np.arange(TEST), TEST))
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +143,7 @@ def photos(tmp_path_factory):
         noise = np.random.default_rng(index).integers(-60, 60, (90, 140, 1))
         pixels = np.clip(made.photo(90, 140, index) + noise, 0, 255).astype(np.uint8)
         data = made.turned(Image.fromarray(pixels), orientation, quality=95, subsampling=0)
-        for part in ("train", "val"):
-            (path / part / "a").mkdir(parents=True, exist_ok=True)
-            (path / part / "a" / f"{index}.jpg").write_bytes(data)
+        made.write_files(path, {f"{part}/a/{index}.jpg": data for part in ("train", "val")})
     return path
 
 
@@ -281,15 +213,17 @@ def cut_off(path):
     path.write_bytes(path.read_bytes()[:-40])
 
 
-def one_pixel(path):
-    path.write_bytes(made.encoded(np.zeros((1, 1, 3), np.uint8)))
+def written(data):
+    return lambda path: path.write_bytes(data)
 
 
+ONE_PIXEL = made.encoded(np.zeros((1, 1, 3), np.uint8))
+# How a file is spoiled, and what is said of it.
 BROKEN = {
     "cut off": (cut_off, ""),
-    "text": (lambda path: path.write_text("hello\n" * 50), "it is not an image in a known format"),
-    "empty": (lambda path: path.write_bytes(b""), "the file is empty"),
-    "1x1": (one_pixel, "it has 1x1 pixels; at least 4 a side and at most 178,956,970 in all are needed"),
+    "text": (written(b"hello\n" * 50), "it is not an image in a known format"),
+    "empty": (written(b""), "the file is empty"),
+    "1x1": (written(ONE_PIXEL), "it has 1x1 pixels; at least 4 a side and at most 178,956,970 in all are needed"),
     "removed": (lambda path: path.unlink(), "No such file or directory"),
 }
 
@@ -322,16 +256,13 @@ def test_the_batches_before_an_unreadable_image_arrive(copy):
     assert same(got, whole[:3])
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_label_that_does_not_exist(root, on_error):
-    source = dataclasses.replace(opened(root, on_error=on_error), num_classes=2, unreadable={})
-    if on_error == "raise":
-        for make in (lambda: take(source, 25, 2), lambda: list(source.eval_batches(8))):
-            with pytest.raises(DataError, match=r"example \d+, .*: label 2 is not in 0 to 1; mend or remove it"):
-                make()
-        return
-    batches = list(source.eval_batches(8))
-    assert sum(batch["mask"].sum() for batch in batches) == 14
+def test_a_label_that_does_not_exist(root):
+    source = dataclasses.replace(opened(root), num_classes=2)
+    for read in (lambda: take(source, 25, 2), lambda: list(source.eval_batches(8))):
+        with pytest.raises(DataError, match=r"example \d+, .*: label 2 is not in 0 to 1; mend or remove it"):
+            read()
+    source = dataclasses.replace(source, on_error="skip", unreadable={})
+    assert sum(batch["mask"].sum() for batch in source.eval_batches(8)) == 14
     assert set(source.unreadable.values()) == {"label 2 is not in 0 to 1"} and len(source.unreadable) == 7
 
 
@@ -349,9 +280,8 @@ def test_in_training_the_next_readable_image_takes_the_place(copy, kind):
         np.testing.assert_array_equal(found, np.where(wanted == 13, 14, np.where(wanted >= 48, 0, wanted)))
         np.testing.assert_array_equal(batch["label"], labels(found, TRAIN))
         np.testing.assert_array_equal(batch["image"][~replaced], before["image"][~replaced])
-    files = [source.data_set.train.file_name(index) for index in (13, 48, 49)]
-    names = {f"{copy}/train, example {index}, {file}" for index, file in zip((13, 48, 49), files, strict=True)}
-    assert source.unreadable.keys() == names
+    file_name = source.data_set.train.file_name
+    assert source.unreadable.keys() == {f"{copy}/train, example {i}, {file_name(i)}" for i in (13, 48, 49)}
     assert all(BROKEN[kind][1] in reason for reason in source.unreadable.values())
 
 
@@ -365,10 +295,9 @@ def test_in_evaluation_an_unreadable_image_does_not_count(copy, kind):
     mask = np.concatenate([batch["mask"] for batch in batches])
     assert mask.tolist() == [index < TEST and index not in (3, 20) for index in range(24)]
     for batch, before in zip(batches, whole, strict=True):
-        kept = batch["mask"]
-        np.testing.assert_array_equal(batch["image"][kept], before["image"][kept])
-        np.testing.assert_array_equal(batch["label"][kept], before["label"][kept])
-        assert not batch["label"][~kept].any() and not batch["image"][~kept].any()
+        for key in ("image", "label"):
+            np.testing.assert_array_equal(batch[key][batch["mask"]], before[key][batch["mask"]])
+            assert not batch[key][~batch["mask"]].any()
     assert sorted(int(name.split("example ")[1].split(",")[0]) for name in source.unreadable) == [3, 20]
 
 
@@ -399,23 +328,11 @@ def test_closing_early_ends_the_threads(root):
 
 def test_a_loader_reads_no_more_than_it_needs(root, monkeypatch):
     # Memory under way: a few chunks, however long the run.
-    reads = []
-    source = opened(root, threads=2)
-    original = type(source.data_set.train).__getitem__
-
-    def watched(self, index):
-        reads.append(index)
-        return original(self, index)
-
-    monkeypatch.setattr(type(source.data_set.train), "__getitem__", watched)
+    source, reads = opened(root, threads=2), []
+    images = type(source.data_set.train)
+    read = images.__getitem__
+    monkeypatch.setattr(images, "__getitem__", lambda self, index: reads.append(index) or read(self, index))
     with contextlib.closing(source.train_batches(40, seed=0)) as batches:
         next(batches)
         time.sleep(0.3)
         assert 40 <= len(reads) <= 40 * 6
-
-
-def test_a_image_in_memory_is_read_as_from_a_file(root):
-    [batch] = opened(root).eval_batches(TEST)
-    stored = Image.open(io.BytesIO(path_of(root, 7, "val").read_bytes()))
-    assert stored.format == "PNG"
-    np.testing.assert_array_equal(batch["image"][7], np.broadcast_to(made.colored(7, TEST), (SIZE, SIZE, 3)))

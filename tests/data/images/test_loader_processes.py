@@ -119,12 +119,7 @@ def test_a_killed_worker_ends_the_run(root, tmp_path):
 
 
 def test_no_source_imports_tensorflow(root, tmp_path):
-    held = {"train": made.examples(8), "validation": made.examples(5)}
-    for file_format in ("array_record", "tfrecord"):
-        made.prepare(tmp_path / file_format, "toy", held, file_format=file_format)
-    for split, examples in held.items():
-        records = [made.models_record(**example) for example in examples]
-        made.write_tfrecord(tmp_path / "models" / f"{split}-00000-of-00001", records)
+    made.prepare_layouts(tmp_path, {"train": made.examples(8), "validation": made.examples(6)})
     code = """
         found = {}
         for name, where in (("tfds:toy", "array_record"), ("tfds:toy", "tfrecord"), ("imagenet2012", "models")):

@@ -1,33 +1,22 @@
 """Small stand-ins for the files that data sets are prepared from."""
 
+import hashlib
 import io
 import json
 import pathlib
+import subprocess
+import sys
 import tarfile
 
-import numpy as np
-from PIL import Image
+import tensorflow_datasets as tfds
 
 from mixedres.data.prepare import __main__
+from tests.data.made import encoded, photo, write_files
 
+SKIP = {"image": tfds.decode.SkipDecoding()}
 WNIDS = ("n01440764", "n02105855", "n15075141")  # the first, one in the middle, and the last
 LABELS = {"n01440764": 0, "n02105855": 230, "n15075141": 999}
 VALIDATION_LABELS = (65, 970, 230, 809, 516)  # of ILSVRC2012_val_00000001.JPEG to 5, as published
-
-
-def pixels(seed, height=24, width=30, channels=3):
-    """A smooth image, so that JPEG changes it little."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 256, (3, 4, channels), dtype=np.uint8)
-    image = Image.fromarray(coarse[..., 0] if channels == 1 else coarse)
-    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-
-
-def encoded(array, kind="JPEG", mode=None, **options):
-    image = Image.fromarray(array)
-    buffer = io.BytesIO()
-    (image.convert(mode) if mode else image).save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def command(tars, data_dir, *more):
@@ -52,14 +41,14 @@ def tar(path, members):
 def imagenet_files():
     """{split: {file name: bytes}}; among the training images one is CMYK, one PNG, and one gray."""
     train = {
-        f"{wnid}_{index * 7}.JPEG": encoded(pixels(100 * cls + index), quality=90)
+        f"{wnid}_{index * 7}.JPEG": encoded(photo(24, 30, 100 * cls + index), quality=90)
         for cls, wnid in enumerate(WNIDS)
         for index in range(9)
     }
-    train["n01440764_7.JPEG"] = encoded(pixels(1), mode="CMYK", quality=95)
-    train["n02105855_14.JPEG"] = encoded(pixels(2), "PNG")
-    train["n15075141_21.JPEG"] = encoded(pixels(3, channels=1))
-    validation = {f"ILSVRC2012_val_{index + 1:08d}.JPEG": encoded(pixels(1000 + index)) for index in range(5)}
+    train["n01440764_7.JPEG"] = encoded(photo(24, 30, 1), mode="CMYK", quality=95)
+    train["n02105855_14.JPEG"] = encoded(photo(24, 30, 2), "PNG")
+    train["n15075141_21.JPEG"] = encoded(photo(24, 30, 3, channels=1))
+    validation = {f"ILSVRC2012_val_{index + 1:08d}.JPEG": encoded(photo(24, 30, 1000 + index)) for index in range(5)}
     return {"train": train, "validation": validation}
 
 
@@ -85,24 +74,36 @@ def imagenet_tars(directory, files=None):
 def image_folder(directory):
     """Two classes with a train and a val part; returns {path in it: bytes}."""
     files = {
-        f"{part}/{cls}/{index}.jpg": encoded(pixels(hash_of(part, cls, index)), quality=92)
+        f"{part}/{cls}/{index}.jpg": encoded(photo(24, 30, ord(part[0]) * ord(cls[0]) + index), quality=92)
         for part, count in (("train", 6), ("val", 3))
         for cls in ("cats", "dögs")
         for index in range(count)
     }
-    for path, data in files.items():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_bytes(data)
+    write_files(directory, files)
     return files
-
-
-def hash_of(part, cls, index):
-    return len(part) * 1000 + len(cls) * 100 + ord(cls[0]) + index
 
 
 def main(arguments):
     """The exit status of the command with these arguments."""
     return __main__.main(["prepare", *map(str, arguments)])
+
+
+def start(script, arguments):
+    """A process that runs `script`, which has the command as `main` and its arguments as `sys.argv`."""
+    script = f"import sys\nfrom mixedres.data.prepare.__main__ import main\n{script}\n"
+    arguments = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def order(names, split):
+    """Names of files as data sets of TFDS have them: by the hash of split and name."""
+    return sorted(names, key=lambda name: hashlib.md5((split + name).encode()).hexdigest())
+
+
+def stored(data_dir, name="imagenet2012", split="train"):
+    """{file name: stored bytes}, in the order of the data set."""
+    source = tfds.builder(name, data_dir=data_dir).as_data_source(split=split, decoders=SKIP)
+    return {example["file_name"].decode(): example["image"] for example in source}
 
 
 def read_shards(directory):

@@ -3,8 +3,6 @@
 import errno
 import fcntl
 import signal
-import subprocess
-import sys
 
 import pytest
 import tensorflow_datasets as tfds
@@ -15,15 +13,23 @@ from tests.data.prepare import prepare_cases as cases
 from tests.data.prepare.prepare_cases import main
 
 
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def small_shards():
     """Shards of five images, of which the training set has six and the validation set one."""
-    monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
+        yield
 
 
-def test_a_second_start_writes_what_is_missing_and_no_more(tars, tmp_path, monkeypatch, capsys):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(cases.command(tars, whole)) == 0
+@pytest.fixture(scope="module")
+def whole(tars, small_shards, tmp_path_factory):
+    """The files of a preparation that nothing interrupted."""
+    data_dir = tmp_path_factory.mktemp("whole")
+    assert main(cases.command(tars, data_dir)) == 0
+    return cases.read_shards(data_dir / "imagenet2012/5.1.0")
+
+
+def test_a_second_start_writes_what_is_missing_and_no_more(whole, tars, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     write_shard, names = writer._write_shard, []
 
@@ -36,41 +42,33 @@ def test_a_second_start_writes_what_is_missing_and_no_more(tars, tmp_path, monke
         return write_shard(path, records, progress)
 
     monkeypatch.setattr(writer, "_write_shard", failing)
-    assert main(cases.command(tars, broken)) == 1
+    assert main(cases.command(tars, tmp_path)) == 1
     assert "No space left on device; the same command continues" in cases.failed_line(capsys)
-    assert not (broken / "imagenet2012/5.1.0").exists()
-    assert not tfds.builder("imagenet2012", data_dir=broken, file_format="array_record").is_prepared()
-    assert version.list_all_versions(broken / "imagenet2012") == []
-    incomplete = broken / "imagenet2012/5.1.0.incomplete"
+    assert not (tmp_path / "imagenet2012/5.1.0").exists()
+    assert not tfds.builder("imagenet2012", data_dir=tmp_path, file_format="array_record").is_prepared()
+    assert version.list_all_versions(tmp_path / "imagenet2012") == []
+    incomplete = tmp_path / "imagenet2012/5.1.0.incomplete"
     before = {name: (incomplete / name).stat().st_mtime_ns for name in names}
 
-    def counting(path, records, progress):
-        names.append(path.name)
-        return write_shard(path, records, progress)
-
-    monkeypatch.setattr(writer, "_write_shard", counting)
-    assert main(cases.command(tars, broken)) == 0
+    monkeypatch.setattr(writer, "_write_shard", lambda path, *rest: names.append(path.name) or write_shard(path, *rest))
+    assert main(cases.command(tars, tmp_path)) == 0
     assert len(names) == len(set(names)) == 7  # six of training, one of validation, each once
-    final = broken / "imagenet2012/5.1.0"
+    final = tmp_path / "imagenet2012/5.1.0"
     assert {name: (final / name).stat().st_mtime_ns for name in before} == before
-    assert cases.read_shards(final) == cases.read_shards(whole / "imagenet2012/5.1.0")
+    assert cases.read_shards(final) == whole
 
 
-def test_a_shard_that_is_not_listed_or_not_there_is_written_again(tars, tmp_path, monkeypatch, capsys):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(cases.command(tars, whole)) == 0
-    monkeypatch.setattr(tfds.folder_dataset, "write_metadata", lambda **_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(cases.command(tars, broken))
-    monkeypatch.undo()
-    monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(5, len(part), 5), len(part)])
-    incomplete = broken / "imagenet2012/5.1.0.incomplete"
+def test_a_shard_that_is_not_listed_or_not_there_is_written_again(whole, tars, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(tfds.folder_dataset, "write_metadata", lambda **_: 1 / 0)
+        main(cases.command(tars, tmp_path))
+    incomplete = tmp_path / "imagenet2012/5.1.0.incomplete"
     (incomplete / "imagenet2012-train.array_record-00002-of-00006").unlink()
     written = (incomplete / "written.json").read_text()
     (incomplete / "written.json").write_text(written.replace("00003-of-00006", "00013-of-00006"))
     (incomplete / "imagenet2012-train.array_record-00003-of-00006").write_bytes(b"not to be believed")
-    assert main(cases.command(tars, broken)) == 0
-    assert cases.read_shards(broken / "imagenet2012/5.1.0") == cases.read_shards(whole / "imagenet2012/5.1.0")
+    assert main(cases.command(tars, tmp_path)) == 0
+    assert cases.read_shards(tmp_path / "imagenet2012/5.1.0") == whole
 
 
 def test_another_plan_is_refused_with_what_differs(tars, tmp_path, monkeypatch, capsys):
@@ -108,29 +106,25 @@ def test_two_processes_do_not_meet(tars, tmp_path, capsys):
     assert main(cases.command(tars, tmp_path)) == 0
 
 
-def test_ctrl_c_ends_in_one_line_and_can_be_continued(tars, tmp_path, capsys):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(cases.command(tars, whole)) == 0
-    script = (
-        "import sys, time\n"
-        "from mixedres.data.prepare import __main__, spans, writer\n"
-        "spans.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]\n"
-        "to_disk = writer._to_disk\n"
-        "def slow(path):\n"
-        "    to_disk(path)\n"
-        "    if '00002-of' in path.name:\n"
-        "        print('now', flush=True)\n"
-        "        time.sleep(60)\n"
-        "writer._to_disk = slow\n"
-        "sys.exit(__main__.main(sys.argv))\n"
-    )
-    arguments = [sys.executable, "-c", script, *cases.command(tars, broken)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def test_ctrl_c_ends_in_one_line_and_can_be_continued(whole, tars, tmp_path):
+    script = """
+import time
+from mixedres.data.prepare import spans, writer
+spans.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]
+to_disk = writer._to_disk
+def slow(path):
+    to_disk(path)
+    if '00002-of' in path.name:
+        print('now', flush=True)
+        time.sleep(60)
+writer._to_disk = slow
+sys.exit(main(sys.argv))"""
+    with cases.start(script, cases.command(tars, tmp_path)) as process:
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=30)
     assert process.returncode == 130
     assert text == "mixedres: interrupted; the same command continues where this one stopped\n"
-    assert len(list((broken / "imagenet2012/5.1.0.incomplete").glob("*-of-?????"))) == 2
-    assert main(cases.command(tars, broken)) == 0
-    assert cases.read_shards(broken / "imagenet2012/5.1.0") == cases.read_shards(whole / "imagenet2012/5.1.0")
+    assert len(list((tmp_path / "imagenet2012/5.1.0.incomplete").glob("*-of-?????"))) == 2
+    assert main(cases.command(tars, tmp_path)) == 0
+    assert cases.read_shards(tmp_path / "imagenet2012/5.1.0") == whole

@@ -1,9 +1,5 @@
 """ImageNet from its tar files: the records, their order, and what stock readers see."""
 
-import hashlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -14,28 +10,23 @@ from tensorflow_datasets.proto import tf_example_pb2
 from mixedres.data.images import decode
 from mixedres.data.prepare import imagenet, spans
 from tests.data.prepare import prepare_cases as cases
-from tests.data.prepare.prepare_cases import main
+from tests.data.prepare.prepare_cases import SKIP, main, stored
 
 REPAIRED = {"n01440764_7.JPEG", "n02105855_14.JPEG"}
-SKIP = {"image": tfds.decode.SkipDecoding()}
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_the_records_are_the_files_in_the_order_of_tfds(prepared, split):
     files = cases.imagenet_files()[split]
-    order = sorted(files, key=lambda name: hashlib.md5((split + name).encode()).hexdigest())
-    source = tfds.data_source("imagenet2012", data_dir=prepared, download=False, split=split, decoders=SKIP)
-    found = list(source)
-    assert [example["file_name"].decode() for example in found] == order
-    for example, name in zip(found, order, strict=True):
-        assert example["label"] == cases.label(name)
+    source = list(tfds.data_source("imagenet2012", data_dir=prepared, download=False, split=split, decoders=SKIP))
+    for example, name in zip(source, cases.order(files, split), strict=True):
+        assert (example["file_name"].decode(), example["label"]) == (name, cases.label(name))
         assert (example["image"] == files[name]) == (name not in REPAIRED)
 
 
 def test_repaired_images_are_rgb_jpegs_of_the_same_pixels(prepared):
     files = cases.imagenet_files()["train"]
-    source = tfds.data_source("imagenet2012", data_dir=prepared, download=False, split="train", decoders=SKIP)
-    found = {example["file_name"].decode(): example["image"] for example in source}
+    found = stored(prepared)
     for name in REPAIRED:
         head = decode.header(found[name])
         assert head.is_jpeg and head.colorspace == "YCbCr"
@@ -102,34 +93,25 @@ def test_two_images_of_one_name_are_refused():
 def test_smaller_copies_have_a_name_of_their_own(tars, tmp_path, capsys):
     assert main(cases.command(tars, tmp_path, "--short_side=16", "--quality=70")) == 0
     assert "configs/imagenet.py:fp16 --config.data.name=tfds:imagenet2012_short16_q70" in capsys.readouterr().out
-    builder = tfds.builder("imagenet2012_short16_q70", data_dir=tmp_path)
     files = cases.imagenet_files()["train"]
-    found = list(builder.as_data_source(split="train", decoders=SKIP))
-    order = sorted(files, key=lambda name: hashlib.md5(("train" + name).encode()).hexdigest())
-    assert [example["file_name"].decode() for example in found] == order
-    for example in found:
-        head = decode.header(example["image"])
-        data = files[example["file_name"].decode()]
+    found = stored(tmp_path, "imagenet2012_short16_q70")
+    assert list(found) == cases.order(files, "train")
+    for name, image in found.items():
+        head, data = decode.header(image), files[name]
         assert (head.height, head.width, head.is_jpeg) == (16, 20, True)
-        assert head.colorspace == ("Gray" if example["file_name"] == b"n15075141_21.JPEG" else "YCbCr")
+        assert head.colorspace == ("Gray" if name == "n15075141_21.JPEG" else "YCbCr")
         before = decode.decode(data, decode.header(data)).astype(float).mean((0, 1))
-        assert np.abs(decode.decode(example["image"], head).mean((0, 1)) - before).max() < 6
+        assert np.abs(decode.decode(image, head).mean((0, 1)) - before).max() < 6
 
 
 def test_from_the_shell_without_tensorflow(tars, tmp_path):
-    script = (
-        "import sys\n"
-        "from mixedres.data.prepare.__main__ import main\n"
-        "assert not {'tensorflow_datasets', 'array_record', 'jax'} & sys.modules.keys()\n"
-        "status = main(sys.argv)\n"
-        "assert 'tensorflow' not in sys.modules\n"
-        "sys.exit(status)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *cases.command(tars, tmp_path)], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"wrote {tmp_path}/imagenet2012/5.1.0: 27 train and 5 validation images, ")
-    assert done.stdout.endswith(
-        f"python -m mixedres.main --config=configs/imagenet.py:fp16 --config.data.dir={tmp_path}\n"
-    )
+    script = """
+assert not {'tensorflow_datasets', 'array_record', 'jax'} & sys.modules.keys()
+status = main(sys.argv)
+assert 'tensorflow' not in sys.modules
+sys.exit(status)"""
+    with cases.start(script, cases.command(tars, tmp_path)) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith(f"wrote {tmp_path}/imagenet2012/5.1.0: 27 train and 5 validation images, ")
+    assert out.endswith(f"python -m mixedres.main --config=configs/imagenet.py:fp16 --config.data.dir={tmp_path}\n")
