@@ -17,7 +17,7 @@ from mixedres.train import evaluation, run, start
 from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases, step_cases
-from tests.train.run_cases import final_state
+from tests.train.run_cases import after, final_state
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -30,18 +30,6 @@ def config(preset="fp16", **overrides):
 
 def metrics(directory):
     return run_cases.without_timings(run_cases.lines(directory))
-
-
-def after(patch, owner, name, action, step=None):
-    """Calls `action` after every call of a method of a log, or after the one of this step."""
-    original = getattr(owner, name)
-
-    def then(self, done, *rest):
-        original(self, done, *rest)
-        if step in (None, done):
-            action()
-
-    patch.setattr(owner, name, then)
 
 
 def send(number=signal.SIGTERM):
@@ -87,9 +75,7 @@ def whole(tmp_path_factory, small_network):
 def check_equal(directory, summary, reference):
     at, expected = reference
     assert summary["fingerprint"] == expected["fingerprint"]
-    assert {name: summary[name] for name in ("eval", "best", "loss_scale")} == {
-        name: expected[name] for name in ("eval", "best", "loss_scale")
-    }
+    assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
     assert summary["train"]["loss"] == expected["train"]["loss"]
     assert metrics(directory) == metrics(at)
     chosen = config(expected["precision"])

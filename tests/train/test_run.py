@@ -24,7 +24,7 @@ from mixedres.train.debug import nonfinite
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
 from tests.train import run_cases, step_cases
-from tests.train.run_cases import final_state, lines, tiny, without_timings
+from tests.train.run_cases import final_state, lines, tiny
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -110,15 +110,11 @@ def test_each_step_is_compiled_once_and_the_loop_compiles_nothing(finished):
 
 
 def test_a_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
-    report = RunLog.train
+    def compile_one():
+        with jax.transfer_guard("allow"):
+            jax.jit(lambda x: x * 17.5)(np.float32(3))
 
-    def compiling(self, step, values):
-        report(self, step, values)
-        if step == 3:
-            with jax.transfer_guard("allow"):
-                jax.jit(lambda x: x * 17.5)(np.float32(3))
-
-    monkeypatch.setattr(RunLog, "train", compiling)
+    run_cases.after(monkeypatch, RunLog, "train", compile_one, step=3)
     summary = run.train(tiny("fp16", ema_decay=0.9), tmp_path / "run")
     assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]
     assert capsys.readouterr().out.count("was compiled before step") == 1
@@ -166,26 +162,6 @@ def test_a_finished_run_is_not_repeated(finished, capsys):
     assert "finished" in capsys.readouterr().out
 
 
-def test_a_run_cut_off_between_two_evaluations_continues_bit_for_bit(finished, tmp_path, monkeypatch):
-    report = RunLog.eval
-
-    def cut(self, step, *rest):
-        report(self, step, *rest)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunLog, "eval", cut)
-        run.train(finished.config, tmp_path / "cut")
-    assert not (tmp_path / "cut" / workdir.SUMMARY).exists()
-    continued = run.train(finished.config, tmp_path / "cut")
-    states = [final_state(directory, finished.config) for directory in (finished.directory, tmp_path / "cut")]
-    assert step_cases.bits(states[0]) == step_cases.bits(states[1])
-    assert continued["eval"] == finished.summary["eval"]
-    found = [lines(directory, "train", "eval") for directory in (finished.directory, tmp_path / "cut")]
-    assert without_timings(found[0]) == without_timings(found[1])
-
-
 def test_it_stops_at_a_given_accuracy_and_remembers_it_without_a_summary(tmp_path):
     config = tiny(steps=40, stop_at_top1=1 / 16)
     summary = run.train(config, tmp_path / "run")
@@ -215,35 +191,27 @@ def test_a_run_that_only_skips_stops_saves_the_step_and_says_so(tmp_path, monkey
     assert not (tmp_path / "run" / nonfinite.DIRECTORY).exists()
 
 
-@pytest.fixture
-def whole_network(monkeypatch):
-    """The cifar_resnet8 of the config."""
+KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "options", "scale"),
+    [
+        ("fp32", {}, 1.0),
+        ("bf16", {}, 1.0),
+        ("fp16_static", {}, 128.0),
+        ("fp16", KEPT, 2.0**15),
+        ("fp16_rewrite", KEPT, 2.0**15),
+    ],
+)
+def test_the_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "create", create)
-
-
-LEARNING = {"num_devices": 1, "eval_every": 0, "steps": 12, "optimizer__lr_reference_batch": 0}
-
-
-def check_learned(directory):
-    trained = lines(directory, "train")
-    assert trained[-1]["loss"] < 0.8 * trained[0]["loss"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["fp32", "bf16", "fp16_static"])
-def test_every_preset_learns_the_batch(preset, tmp_path, whole_network):
-    summary = run.train(tiny(preset, **LEARNING), tmp_path / "run")
-    check_learned(tmp_path / "run")
-    assert summary["loss_scale"]["final"] == (128.0 if preset == "fp16_static" else 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_it_learns_with_layers_in_float32(preset, tmp_path, whole_network):
-    config = tiny(preset, **LEARNING, precision__keep_float32="^/(head|stem_conv)$|/norm2$")
+    config = tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_reference_batch=0, **options)
     summary = run.train(config, tmp_path / "run")
-    check_learned(tmp_path / "run")
-    assert not summary["train"]["compiled_in_loop"]
+    trained = lines(tmp_path / "run", "train")
+    assert trained[-1]["loss"] < 0.8 * trained[0]["loss"]
+    assert summary["loss_scale"]["final"] == scale and not summary["train"]["compiled_in_loop"]
 
 
 def test_a_workdir_of_another_config_is_left_alone(finished):
@@ -343,9 +311,8 @@ def test_where_no_checkpoint_can_be_read_nothing_is_touched(finished, tmp_path):
         shorten(largest(tmp_path / "run" / workdir.CHECKPOINTS / step))
     before = files(tmp_path / "run")
     for begin in (run.train, evaluation.evaluate):
-        with pytest.raises(
-            ConfigError, match=r"none of the checkpoints in .* is whole \(steps \[6, 4, 2\]\)"
-        ) as caught:
+        message = r"none of the checkpoints in .* is whole \(steps \[6, 4, 2\]\)"
+        with pytest.raises(ConfigError, match=message) as caught:
             begin(finished.config, tmp_path / "run")
         assert "\n" not in str(caught.value) and "--clean" in str(caught.value)
     assert before == files(tmp_path / "run")
@@ -360,7 +327,6 @@ def test_learning_rates_on_the_host_are_those_of_the_schedule():
 
 def test_the_first_state_depends_on_the_seed_alone():
     cases = [("fp32", 1), ("fp16", 1), ("fp32", 2)]
-    a, b, c = (start.init_state(build(tiny(preset, seed=seed))) for preset, seed in cases)
-    assert step_cases.bits(a.params) == step_cases.bits(b.params)
-    kernels = [jax.tree.leaves(state.params["stem_conv"])[0] for state in (a, c)]
-    assert not np.array_equal(*kernels)
+    a, b, c = (start.init_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
+    assert step_cases.bits(a) == step_cases.bits(b)
+    assert step_cases.bits(a["stem_conv"]) != step_cases.bits(c["stem_conv"])
