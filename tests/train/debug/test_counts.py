@@ -22,14 +22,10 @@ def experiment_and_batch(**overrides):
     return experiment, start.init_state(experiment), batch
 
 
-def counted(experiment, state, batch):
-    return jax.device_get(
-        compare.in_float32(experiment).numerics_step()(state.variables, experiment.shard_batch(batch))
-    )
-
-
 def rows_of(experiment, state, batch):
-    return counted(experiment, state, batch).rows(named_leaves(experiment.variable_shapes["params"]))
+    step = compare.in_float32(experiment).numerics_step()
+    counted = jax.device_get(step(state.variables, experiment.shard_batch(batch)))
+    return counted.rows(named_leaves(experiment.variable_shapes["params"]))
 
 
 @pytest.mark.slow
