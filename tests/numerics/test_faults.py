@@ -44,10 +44,10 @@ def about(origin):
     return origin.array.path, origin.array.direction, origin.array.primitive
 
 
-def source(origin):
-    """(file, text of the line) where the operation was written."""
-    file, _, rest = origin.array.source.rpartition(":")
-    return file, linecache.getline(file, int(rest.split()[0])).strip()
+def assert_written_in(origin, file, text):
+    """The operation is on a line of this file that has this text."""
+    found, _, rest = origin.array.source.rpartition(":")
+    assert found.endswith(file) and text in linecache.getline(found, int(rest.split()[0]))
 
 
 def gradients(model):
@@ -148,8 +148,7 @@ def test_a_large_weight_overflows_in_its_convolution():
     before, kernel = origin.inputs
     assert before.path == "ResNet/block_layer1_1" and before.largest < 10
     assert kernel.largest == np.float16(largest)
-    file, line = source(origin)
-    assert file.endswith("mixedres/models/layers.py") and "conv_general_dilated(" in line
+    assert_written_in(origin, "mixedres/models/layers.py", "conv_general_dilated(")
 
 
 def test_a_weight_beyond_float16_overflows_where_it_is_cast():
@@ -167,8 +166,7 @@ def test_a_huge_loss_scale_overflows_where_the_gradient_of_the_logits_is_cast():
     assert origin.array.dtype == F16 and origin.array.shape == (8, 10)
     (wide,) = origin.inputs
     assert wide.dtype == F32 and 2**24 < wide.largest < 2**30 / 8  # a mean over 8 examples
-    file, line = source(origin)
-    assert file.endswith("mixedres/models/resnet.py") and "astype(self.policy.output_dtype)" in line
+    assert_written_in(origin, "mixedres/models/resnet.py", "astype(self.policy.output_dtype)")
 
 
 class Dense(nn.Module):
@@ -222,8 +220,7 @@ def test_an_infinite_cotangent_is_named_at_the_function_whose_rule_made_it():
     params = model.init(jax.random.key(0), batch[0])["params"]
     finding = first_nonfinite(gradients(model), params, batch, 1.0)
     assert about(finding.origin) == ("Poisoned/poison", "backward", "scatter")
-    file, line = source(finding.origin)
-    assert (file, line) == (__file__, "x = poisoned(x)")  # JAX gives a rule the line where its function is called
+    assert_written_in(finding.origin, __file__, "x = poisoned(x)")  # for JAX, where the function of a rule is called
     assert 0 < finding.origin.inputs[0].largest < 1
     # Behind it in the backward pass, that is, before it in the network.
     assert finding.nonfinite_results == tuple(f"1/layer{i}/{name}" for i in (0, 1) for name in ("bias", "kernel"))
@@ -258,8 +255,7 @@ def test_the_layer_of_a_scan_that_overflows_is_named_by_its_number():
     assert origin.iterations == (3,)
     before, kernel = origin.inputs
     assert (before.primitive, kernel.largest) == ("tanh", 6e4) and before.largest <= 1
-    file, line = source(origin)
-    assert file == __file__ and 'name="dense"' in line
+    assert_written_in(origin, __file__, 'name="dense"')
 
 
 @pytest.mark.slow  # devices and iterations of small functions: test_first_nonfinite.py
@@ -291,8 +287,7 @@ def test_large_values_on_one_device_of_eight_are_named_with_it():
     assert origin.devices == (3,)
     assert about(origin) == ("Dense/body", "forward", "dot_general")
     assert origin.array.shape == (2, 16) and origin.inputs[0].largest == np.float16(6e4)
-    file, line = source(origin)
-    assert file == __file__ and 'name="body"' in line
+    assert_written_in(origin, __file__, 'name="body"')
 
 
 def test_what_jax_wrote_itself_has_the_line_of_the_call():
@@ -301,5 +296,4 @@ def test_what_jax_wrote_itself_has_the_line_of_the_call():
 
     origin = first_nonfinite(fn, jnp.full((2, 2), 300, F16)).origin
     assert about(origin) == ("", "forward", "mul") and origin.inputs[0].largest == 300
-    file, line = source(origin)
-    assert file == __file__ and "jnp.linalg.norm(x)" in line
+    assert_written_in(origin, __file__, "jnp.linalg.norm(x)")
