@@ -168,9 +168,8 @@ def test_what_is_no_expression_is_refused_at_once(make):
 def test_an_expression_that_is_found_nowhere_names_what_is_there(make):
     with pytest.raises(ValueError) as error:
         make(Net().apply, keep_float32="^/hed$")(jax.eval_shape(Net().init, jax.random.key(0), X), X)
-    assert str(error.value).startswith(
-        "keep_float32='^/hed$' matches the path of no operation on float32 values; they look like /head"
-    )
+    message = "keep_float32='^/hed$' matches the path of no operation on float32 values; they look like /head"
+    assert str(error.value).startswith(message)
     with pytest.raises(ValueError, match=r"none of them is in a jax.named_scope"):
         make(jnp.matmul, keep_float32="/head")(X, X)
 

@@ -15,7 +15,7 @@ from mixedres.autocast import autocast
 from mixedres.autocast.explain import casts
 from mixedres.train import losses
 from tests.autocast.graphs import SHORT, product_dtypes
-from tests.models.networks import small
+from tests.models.networks import shapes_of, small
 
 # Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.
 SEEDS, MARGIN = 3, 1.1
@@ -34,11 +34,9 @@ def resnet_loss(name, version, preset):
     return (autocast(loss) if preset == "rewrite" else loss), model
 
 
-def resnet_avals(model, size=32, batch=2):
-    variables = jax.eval_shape(
-        functools.partial(model.init, train=False), jax.random.key(0), jnp.zeros((batch, size, size, 3))
-    )
-    images, labels = jax.ShapeDtypeStruct((batch, size, size, 3), "float32"), jax.ShapeDtypeStruct((batch,), "int32")
+def resnet_avals(model):
+    variables = shapes_of(model)
+    images, labels = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32"), jax.ShapeDtypeStruct((2,), "int32")
     return variables["params"], variables["batch_stats"], images, labels
 
 
@@ -47,9 +45,6 @@ def half_sums(jaxpr):
     return [
         e for e in jax_compat.equations(jaxpr) if e.primitive.name in sums and e.invars[0].aval.dtype != jnp.float32
     ]
-
-
-# ResNets
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +72,6 @@ def test_no_more_float32_is_saved_for_the_backward_pass(bottlenecks):
     rewritten, casting = bottlenecks["rewrite"][1], bottlenecks["fp16"][1]
     assert rewritten["float32"] <= 1.05 * casting["float32"]
     assert rewritten["float16"] <= 1.05 * casting["float16"]
-
-
-def test_sums_and_statistics_are_float32(bottlenecks):
-    jaxpr, _ = bottlenecks["rewrite"]
-    assert not half_sums(jaxpr)
-    fine = ("rsqrt", "sqrt", "square", "integer_pow", "exp", "log")
-    eqns = [e for e in jax_compat.equations(jaxpr) if e.primitive.name in fine]
-    assert eqns
-    assert all(atom.aval.dtype == jnp.float32 for e in eqns for atom in (*e.invars, *e.outvars))
 
 
 @pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "1.5"), ("resnet50", "2")])
@@ -144,9 +130,6 @@ def test_resnet_gradient_error(name, version):
             found.append(distance(got, want))
             assert distance(stats, want_stats) < 5e-3
     assert np.mean(errors["rewrite"]) <= MARGIN * np.mean(errors["fp16"])
-
-
-# Networks of flax layers
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,12 @@ def test_sums_over_examples_and_pixels_are_float32(version, dtype, norms):
     model = _model("resnet50", version, dtype)
     variables, images = _traced(model)
 
-    def loss(params, images):
-        logits, updates = model.apply({**variables, "params": params}, images, True, mutable=["batch_stats"])
+    def loss(params, others, images):
+        logits, updates = model.apply({**others, "params": params}, images, True, mutable=["batch_stats"])
         return jnp.square(logits).sum(), updates
 
-    equations = list(all_equations(jax.make_jaxpr(jax.grad(loss, has_aux=True))(variables["params"], images)))
+    grad = jax.make_jaxpr(jax.grad(loss, has_aux=True))
+    equations = list(all_equations(grad(variables["params"], variables, images)))
     sums = [
         equation
         for equation in _named(equations, "reduce_sum")

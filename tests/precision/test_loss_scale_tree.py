@@ -67,9 +67,8 @@ def test_every_field_survives(cls, way):
 def test_paths_name_the_fields(cls):
     assert {field.name for field in dataclasses.fields(cls)} == set(VALUES[cls])
     paths = jax.tree_util.tree_leaves_with_path(build(cls))
-    assert {jax.tree_util.keystr(path): float(leaf) for path, leaf in paths} == {
-        f".{name}": value for name, value in VALUES[cls].items()
-    }
+    found = {jax.tree_util.keystr(path): float(leaf) for path, leaf in paths}
+    assert found == {f".{name}": value for name, value in VALUES[cls].items()}
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -108,9 +107,8 @@ def strong(names):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.__module__[:5]}.{kind.__name__}")
 def test_every_leaf_is_strongly_typed(kind, x64):
     with jax.enable_x64(x64):
-        dynamic = DynamicLossScale(
-            loss_scale=kind(8), period=kind(4), factor=kind(2), min_loss_scale=kind(4), max_loss_scale=kind(64)
-        )
+        given = {"loss_scale": 8, "period": 4, "factor": 2, "min_loss_scale": 4, "max_loss_scale": 64}
+        dynamic = DynamicLossScale(**{name: kind(value) for name, value in given.items()})
         static = StaticLossScale(kind(8))
         for scale in (dynamic, static, NoOpLossScale()):
             expected = strong(fields(scale))
@@ -119,9 +117,7 @@ def test_every_leaf_is_strongly_typed(kind, x64):
                 assert signature(scale.adjust(finite)) == expected
                 assert signature(jax.eval_shape(type(scale).adjust, scale, finite)) == expected
             assert signature(scale.loss_scale) == {"": ("float32", False, ())}
-        assert static.loss_scale == dynamic.loss_scale == 8
-        assert (dynamic.period, dynamic.factor) == (4, 2)
-        assert (dynamic.min_loss_scale, dynamic.max_loss_scale) == (4, 64)
+        assert static.loss_scale == 8 and fields(dynamic).items() >= given.items()
 
 
 def test_float64_stays():

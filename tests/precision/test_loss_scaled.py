@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from mixedres.precision import DynamicLossScale, LossScaledState, NoOpLossScale, StaticLossScale, loss_scaled
+from tests.train.step_cases import bits
 
 STEPS = 4
 OPTIMIZERS = {
@@ -35,11 +36,6 @@ def gradients(step):
     size = 10.0 ** rng.uniform(-6, 0, (4, 3))
     kernel = rng.choice((-1.0, 1.0), (4, 3)) * size
     return jax.tree.map(jnp.float32, {"kernel": kernel, "bias": rng.normal(size=4)})
-
-
-def bits(tree):
-    """Every leaf's bytes: unlike ==, they tell 0.0 from -0.0 and find NaN equal to itself."""
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
 def scaled_optimizer(name):
@@ -113,19 +109,6 @@ def test_an_overflow_at_any_step_is_as_if_the_step_had_not_been(name, at, bad):
     scale = state.loss_scale
     assert (scale.consecutive_skipped, scale.total_skipped) == (0, 1)
     assert len(traces) == 1
-
-
-@pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(128.0)])
-def test_constant_scales_skip_as_well(scale):
-    tx = loss_scaled(optax.adam(0.1), scale)
-    state = tx.init(params())
-    grads = state.loss_scale.scale(gradients(0))
-    _, state = tx.update(grads, state)
-    before = bits(state.inner_state)
-    updates, state = tx.update({**grads, "bias": jnp.full(4, jnp.nan)}, state)
-    assert bits(state.inner_state) == before
-    assert all(np.signbit(leaf).all() and not leaf.any() for leaf in jax.tree.leaves(updates))
-    assert (state.loss_scale.total_skipped, state.loss_scale.loss_scale) == (1, scale.loss_scale)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])

@@ -159,18 +159,16 @@ def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("preset", "options", "words"),
+    ("options", "words"),
     [
-        ("fp16_rewrite", {"model__fused": "true"}, "graph rewrite"),
-        ("fp16", {"model__fused": "true", "batch_norm__frozen": "true"}, "batch_norm.frozen"),
-        ("fp16", {"model__fused": "true", "precision__norm_policy": "p=f32,c=f16,o=f16"}, "norm_policy"),
-        ("fp16", {"model__fused": "pallas"}, "auto or true or false"),
-        ("fp16", {"model__fused": "yes"}, "auto or true or false"),
+        ({"model__fused": "true", "batch_norm__frozen": "true"}, "batch_norm.frozen"),
+        ({"model__fused": "true", "precision__norm_policy": "p=f32,c=f16,o=f16"}, "norm_policy"),
+        ({"model__fused": "yes"}, "auto or true or false"),
     ],
 )
-def test_what_cannot_be_fused_is_refused(preset, options, words):
+def test_what_cannot_be_fused_is_refused(options, words):
     with pytest.raises(ConfigError, match=words):
-        build(run_cases.tiny(preset, **options))
+        build(run_cases.tiny("fp16", **options))
 
 
 def test_other_precisions_of_a_fused_run_are_fused_where_they_can_be():

@@ -1,5 +1,6 @@
 """Runs that are stopped anywhere and go on: the same bits, and the same lines, as runs that were not."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -62,14 +63,7 @@ def stop_in_evaluation(patch, step):
 def whole(tmp_path_factory, small_network):
     """A function from a preset to the directory and summary of an undisturbed run."""
     root = tmp_path_factory.mktemp("whole")
-    found = {}
-
-    def of(preset):
-        if preset not in found:
-            found[preset] = root / preset, run.train(config(preset), root / preset)
-        return found[preset]
-
-    return of
+    return functools.cache(lambda preset: (root / preset, run.train(config(preset), root / preset)))
 
 
 def check_equal(directory, summary, reference):
