@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from mixedres._internal import jax_compat
 from mixedres.autocast import autocast, explain
 from tests.autocast.graphs import SHORT, colors, conversions, equations
 
@@ -26,12 +27,17 @@ def results_of(primitive, fn, *args):
     return [SHORT.get(str(var.aval.dtype), str(var.aval.dtype)) for var in eqn.outvars]
 
 
-def test_a_carry_is_float32():
-    def loop(x):
+def test_the_state_of_a_loop_is_float32():
+    def scan(x):
         return lax.scan(lambda c, _: (lax.tanh(dot(c)), None), x, None, length=3)[0]
 
-    assert colors(loop, X) == "dot f16, tanh f32"
-    assert results_of("scan", loop, X) == ["f32"]
+    def while_loop(x):
+        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, lax.tanh(dot(s[1]))), (0, x))[1]
+
+    assert colors(scan, X) == "dot f16, tanh f32"
+    assert results_of("scan", scan, X) == ["f32"]
+    assert colors(while_loop, X) == "lt none, add none, dot f16, tanh f32"
+    assert results_of("while", while_loop, X) == ["int32", "f32"]
 
 
 def test_a_scan_of_two_colors():
@@ -42,14 +48,6 @@ def test_a_scan_of_two_colors():
     assert results_of("scan", loop, X) == ["f32", "f16"]
     found = {d.primitive: SHORT[str(d.dtype)] for d in explain(loop)(X).decisions}
     assert [found[name] for name in ("tanh", "add", "sin")] == ["f32", "f32", "f16"]
-
-
-def test_a_while_loop_keeps_its_state_in_float32():
-    def loop(x):
-        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, lax.tanh(dot(s[1]))), (0, x))[1]
-
-    assert colors(loop, X) == "lt none, add none, dot f16, tanh f32"
-    assert results_of("while", loop, X) == ["int32", "f32"]
 
 
 def test_the_results_of_cond_are_float32():
@@ -95,16 +93,13 @@ def test_a_result_that_is_also_used_keeps_its_dtype():
     np.testing.assert_array_equal(first, HALF_PRODUCT.astype(jnp.float32))
 
 
-def test_a_conversion_to_half_reuses_the_half_value():
+def test_a_conversion_to_half_or_from_it_reuses_the_half_value():
     def converted(x):
         return dot(x).astype(jnp.float16)
 
     report = explain(converted)(X)
     assert (report.casts_down, report.casts_up) == (2, 0)  # the two operands
     np.testing.assert_array_equal(autocast(converted)(X), HALF_PRODUCT)
-
-
-def test_a_product_reads_the_half_value_that_was_converted():
     report = explain(lambda x: dot(x.astype(jnp.float32)))(X.astype(jnp.float16))
     assert report.casts_down == 1  # the weight alone
 
@@ -189,6 +184,19 @@ def test_a_decision_says_where_the_operation_is():
     assert "test_coloring_calls.py:" in decision.source and "(dot)" in decision.source
     assert decision.in_dtypes == (jnp.float16, jnp.float16)
     assert decision.out_dtypes == (jnp.float16,)
+
+
+def test_errors_and_scopes_of_a_replayed_operation_are_its_own():
+    with jax.named_scope("outer"):
+        (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).jaxpr.eqns
+
+    def replay(x):
+        with jax.named_scope("replay"), jax_compat.as_written(eqn):
+            return jax_compat.bind(eqn, x)[0]
+
+    (again,) = jax.make_jaxpr(replay)(1.0).jaxpr.eqns
+    assert jax_compat.name_stack(again).startswith("replay")
+    assert jax_compat.source_line(again) == jax_compat.source_line(eqn)
 
 
 def test_explain_takes_shapes():

@@ -51,12 +51,6 @@ class Finished(NamedTuple):
     summary: dict
     programs: list[str]
 
-    def unfinished(self, directory):
-        """A copy without the summary, which therefore goes on from its newest checkpoint."""
-        shutil.copytree(self.directory, directory)
-        (directory / workdir.SUMMARY).unlink()
-        return directory
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_network, disk_keeps_up):
@@ -66,11 +60,6 @@ def finished(tmp_path_factory, small_network, disk_keeps_up):
     with CompilationCounter() as compiled:
         summary = run.train(config, directory)
     return Finished(directory, config, summary, compiled.take())
-
-
-def files(directory):
-    """{path: content} of every file of a run."""
-    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_the_summary_says_what_the_files_say(finished):
@@ -202,14 +191,6 @@ def test_the_whole_network_learns_the_batch(preset, options, scale, tmp_path, mo
     assert summary["loss_scale"]["final"] == scale and not summary["train"]["compiled_in_loop"]
 
 
-def test_clean_starts_over(finished, tmp_path):
-    directory = tmp_path / "run"
-    shutil.copytree(finished.directory, directory)
-    summary = run.train(tiny("fp16", ema_decay=0.9, steps=2, seed=3), directory, clean=True)
-    assert summary["train"]["steps"] == 2 and summary["train"]["first_step"] == 0
-    assert len(lines(directory, "eval")) == 1 and len(list(directory.glob(workdir.EVENTS))) == 1
-
-
 def test_filling_the_input_pipeline_is_no_part_of_the_rate(tmp_path, monkeypatch):
     draw = Synthetic._batch
 
@@ -252,22 +233,21 @@ def test_an_evaluation_may_use_other_devices_and_batches_but_no_other_model(fini
         evaluation.evaluate(tiny("fp16", ema_decay=0.9, model="cifar_resnet14"), finished.directory)
 
 
-def shorten(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def largest(checkpoint):
-    """The file that holds most of a checkpoint's arrays."""
-    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+def files(directory):
+    """{path: content} of every file."""
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     directory, config, summary, _ = finished
-    finished.unfinished(tmp_path / "run")
+    shutil.copytree(directory, tmp_path / "run")
+    (tmp_path / "run" / workdir.SUMMARY).unlink()
     checkpoints = tmp_path / "run" / workdir.CHECKPOINTS
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
-    shorten(largest(checkpoints / "6"))
-    largest(checkpoints / "4").unlink()
+    # The largest file of each holds most of its arrays.
+    largest = [max(files(checkpoints / step), key=lambda path: path.stat().st_size) for step in ("6", "4")]
+    largest[0].write_bytes(largest[0].read_bytes()[:100])
+    largest[1].unlink()
     before = files(checkpoints)
     assert evaluation.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
     assert before == files(checkpoints)
@@ -278,8 +258,10 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
     assert step_cases.bits(final_state(tmp_path / "run", config)) == step_cases.bits(final_state(directory, config))
     (tmp_path / "run" / workdir.SUMMARY).unlink()
-    run.train(config, tmp_path / "run", clean=True)
+    other = tiny("fp16", ema_decay=0.9, seed=3)
+    assert run.train(other, tmp_path / "run", clean=True)["train"]["first_step"] == 0
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
+    assert len(lines(tmp_path / "run", "eval")) == 3 and len(list((tmp_path / "run").glob(workdir.EVENTS))) == 1
 
 
 def test_learning_rates_on_the_host_are_those_of_the_schedule():

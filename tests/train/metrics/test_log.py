@@ -3,7 +3,6 @@
 import json
 import types
 
-import jax.numpy as jnp
 import pytest
 
 from mixedres._internal.progress import StepProgress
@@ -36,15 +35,6 @@ def test_the_stopwatch_adds_what_lies_between_start_and_stop(clock):
     watch.start()
     clock.now += 4
     assert watch.read() == 7
-
-
-def test_metrics_come_back_late_in_order_and_completely():
-    flight = InFlight(ahead=2)
-    out = [flight.push(step, {"loss": jnp.float32(step)}, f"batch {step}") for step in range(5)]
-    assert [[(step, batch) for step, _, batch in done] for done in out[:3]] == [[], [], [(0, "batch 0")]]
-    assert [[step for step, _, _ in done] for done in out[3:]] == [[1], [2]]
-    assert [(step, float(values["loss"])) for step, values, _ in flight.drain()] == [(3, 3.0), (4, 4.0)]
-    assert flight.drain() == []
 
 
 def step_values(loss=1.0, finite=1.0):
