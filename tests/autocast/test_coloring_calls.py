@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mixedres._internal import jax_compat
 from mixedres.autocast import autocast, explain
 from tests.autocast.graphs import SHORT, colors, conversions, equations
 
@@ -184,19 +183,6 @@ def test_a_decision_says_where_the_operation_is():
     assert "test_coloring_calls.py:" in decision.source and "(dot)" in decision.source
     assert decision.in_dtypes == (jnp.float16, jnp.float16)
     assert decision.out_dtypes == (jnp.float16,)
-
-
-def test_errors_and_scopes_of_a_replayed_operation_are_its_own():
-    with jax.named_scope("outer"):
-        (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).jaxpr.eqns
-
-    def replay(x):
-        with jax.named_scope("replay"), jax_compat.as_written(eqn):
-            return jax_compat.bind(eqn, x)[0]
-
-    (again,) = jax.make_jaxpr(replay)(1.0).jaxpr.eqns
-    assert jax_compat.name_stack(again).startswith("replay")
-    assert jax_compat.source_line(again) == jax_compat.source_line(eqn)
 
 
 def test_explain_takes_shapes():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mixedres.autocast import autocast, explain
+from mixedres.autocast.keep_float32 import nearest
 from tests.autocast.graphs import dtypes_by
 
 X = jax.random.normal(jax.random.key(0), (4, 4))
@@ -171,3 +172,9 @@ def test_an_expression_that_is_found_nowhere_names_what_is_there(make):
     assert str(error.value).startswith(message)
     with pytest.raises(ValueError, match=r"none of them is in a jax.named_scope"):
         make(jnp.matmul, keep_float32="/head")(X, X)
+
+
+def test_the_nearest_comes_first():
+    paths = ["/stem_conv", "/block_layer1_1", "/block_layer1_1/conv1", "/head"]
+    assert nearest("/block_layer1_1/conv9", paths).startswith("/block_layer1_1/conv1, /block_layer1_1 and ")
+    assert nearest("x", ["/a"]) == "/a"

@@ -6,11 +6,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 
 from experiments.lib import runs
-from mixedres import precision, replay, train
+from mixedres import models, precision, replay, train
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
@@ -82,6 +83,12 @@ def test_a_gradient_that_overflows_skips_the_step_wherever_it_does():
 
 
 # ---- kernels in the order of cuDNN, which other devices take as well
+
+
+def test_a_network_with_norms_in_half_is_refused():
+    policy, half = precision.get("fp16").policy, jmp.get_policy("p=f32,c=f16,o=f16")
+    with pytest.raises(ValueError, match="fused norms compute in float32, and norm_policy in float16"):
+        models.create("resnet18", num_classes=10, policy=policy, norm_policy=half, fused=True)
 
 
 @pytest.fixture
@@ -163,7 +170,7 @@ def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
         ({"model__fused": "true", "batch_norm__frozen": "true"}, "batch_norm.frozen"),
         (
             {"model__fused": "true", "precision__norm_policy": "p=f32,c=f16,o=f16"},
-            "and norm_policy in float16",
+            "norm_policy",
         ),
         ({"model__fused": "yes"}, "auto or true or false"),
     ],
