@@ -170,9 +170,7 @@ _ON_DEVICES = {
     "shard_map": lambda x, w: _mapped(_mean_over_devices)(x, w) @ w,
     "autocast_in_shard_map": lambda x, w: _mapped(autocast(_mean_over_devices))(x, w),
 }
-PROGRAMS |= {
-    "associative_scan": (lambda w: lax.associative_scan(lambda a, b: a @ b, jnp.stack([w, w, w])), (W,)),
-}
+PROGRAMS |= {"associative_scan": (lambda w: lax.associative_scan(lambda a, b: a @ b, jnp.stack([w, w, w])), (W,))}
 PROGRAMS |= {name: (fn, (X, W)) for name, fn in _ON_MATRICES.items()}
 PROGRAMS |= {name: (fn, (IMAGES, KERNEL)) for name, fn in _ON_IMAGES.items()}
 PROGRAMS |= {name: (fn, (WIDE, W)) for name, fn in _ON_DEVICES.items()}

@@ -1,11 +1,11 @@
 """The ResNet family and batch normalization in NumPy float64, written from their definitions.
 
-Shares with the code under test the names of the parameters and nothing else. Images are NHWC,
-convolution kernels HWIO. Sources: He et al., arXiv 1512.03385 (v1) and 1603.05027 (v2), with the
-stride of a v1.5 bottleneck on its 3x3; Ioffe and Szegedy, arXiv 1502.03167, algorithm 1 and the
-gradients below it.
+Shares with the code under test the names of the parameters and nothing else. Images are NHWC, convolution kernels HWIO.
+Sources: He et al., arXiv 1512.03385 (v1) and 1603.05027 (v2), with the stride of a v1.5 bottleneck on its 3x3; Ioffe
+and Szegedy, arXiv 1502.03167, algorithm 1 and the gradients below it.
 """
 
+import jax
 import numpy as np
 
 
@@ -63,8 +63,8 @@ class ResNet:
     """One forward pass; `activations` and, in training, `batch_stats` are filled on the way."""
 
     def __init__(self, variables, stages, version, *, bottleneck=False, cifar, train=False, momentum=0.9, epsilon=1e-5):
-        self.params = _as_float64(variables["params"])
-        self.batch_stats = _as_float64(variables["batch_stats"])
+        float64 = jax.tree.map(np.float64, variables)
+        self.params, self.batch_stats = float64["params"], float64["batch_stats"]
         self.stages, self.convs_per_block = stages, 3 if bottleneck else 2
         self.version, self.cifar, self.train = version, cifar, train
         self.momentum, self.epsilon = momentum, epsilon
@@ -129,9 +129,3 @@ class ResNet:
             x, *affine, stats["mean"], stats["var"], self.momentum, self.epsilon
         )
         return y
-
-
-def _as_float64(tree):
-    if isinstance(tree, dict):
-        return {name: _as_float64(leaf) for name, leaf in tree.items()}
-    return np.asarray(tree, np.float64)

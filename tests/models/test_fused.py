@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import precision
 from mixedres.models.resnet import Block
-from tests.models.networks import random_variables, small
+from tests.models.networks import random_variables, shapes_of, small
 
 # name, version, image (height, width): odd sizes on the way. Every stem, version and kind of block once or twice; the
 # other combinations differ in the place of a stride, which no norm sees.
@@ -23,30 +22,30 @@ NETWORKS = [
 network = partial(small, filters=4, num_classes=5)
 
 
-def batch(size, seed=1, images=6):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(images, *size, 3)), rng.integers(0, 5, images)
+def batch(size):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(6, *size, 3)), rng.integers(0, 5, 6)
 
 
-def grads_and_statistics(model, scale=1.0, **options):
+def grads_and_statistics(model):
     """The jitted (params, batch_stats, images, labels) -> (gradients, new statistics) of a cross-entropy."""
 
     def loss(params, batch_stats, images, labels):
         logits, new = model.apply({"params": params, "batch_stats": batch_stats}, images, True, mutable=["batch_stats"])
         wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         chosen = jnp.take_along_axis(jax.nn.log_softmax(wide), labels[:, None], 1)
-        return -scale * chosen.mean(), new["batch_stats"]
+        return -chosen.mean(), new["batch_stats"]
 
-    return jax.jit(jax.grad(loss, has_aux=True), **options)
+    return jax.jit(jax.grad(loss, has_aux=True))
 
 
 @cache
-def exact(name, version, size, seed=0):
+def exact(name, version, size):
     """What the plain network gives in float64."""
     with jax.enable_x64(True):
         model = network(name, version, "float64")
-        variables = random_variables(model, seed, np.float64)
-        found = grads_and_statistics(model)(variables["params"], variables["batch_stats"], *batch(size, seed + 1))
+        variables = random_variables(model, 0, np.float64)
+        found = grads_and_statistics(model)(variables["params"], variables["batch_stats"], *batch(size))
         return jax.tree.map(np.asarray, found)
 
 
@@ -72,77 +71,21 @@ def test_gradients_and_running_averages(name, version, size, policy, tolerance):
         model = network(name, version, policy, fused=True, precision="highest")
         variables = jax.tree.map(partial(np.asarray, dtype=policy), random_variables(model, 0, np.float64))
         images, labels = batch(size)
-        grads, statistics = grads_and_statistics(model)(
-            variables["params"], variables["batch_stats"], images.astype(policy), labels
-        )
-        wanted_grads, wanted_statistics = exact(name, version, size)
-        close(statistics, wanted_statistics, tolerance)
-        close(grads, wanted_grads, tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["fp16", "bf16"])
-def test_half_is_no_worse_than_plain(preset):
-    """The median error of gradients over all leaves and 20 seeds, each side with the roundings that its program has.
-
-    XLA for CPUs drops bfloat16 roundings between operations, but not those at a barrier, and convolutions of GPUs round
-    in any case: so here it may not drop them. 100 seeds gave 0.99 times the error of the plain form in bfloat16 and
-    0.95 times in float16, for two blocks a stage; of 20 seeds the ratio is uncertain by some 5 %, as a ReLU that flips
-    moves many leaves.
-    """
-    policy, norm_policy = precision.get(preset).network_policies
-    errors = {}
-    for fused in (False, True):
-        grad_fn = grads_and_statistics(
-            network("resnet18", "1.5", policy, filters=8, norm_policy=norm_policy, fused=fused),
-            scale=1024.0,
-            compiler_options={"xla_allow_excess_precision": False},
-        )
-        errors[fused] = [error for seed in range(20) for error in relative_errors(grad_fn, seed)]
-    assert np.median(errors[True]) <= 1.1 * np.median(errors[False])
-    assert np.percentile(errors[True], 95) <= 1.2 * np.percentile(errors[False], 95)
-
-
-def relative_errors(grad_fn, seed):
-    """The error of every leaf of the gradient of a small ResNet-18, in the Euclidean norm."""
-    variables, images, labels, exact = _exact_grads(seed)
-    grads, _ = grad_fn(variables["params"], variables["batch_stats"], images, labels)
-    pairs = zip(jax.tree.leaves(jax.device_get(grads)), jax.tree.leaves(exact), strict=True)
-    return [np.linalg.norm(np.float64(g) / 1024 - e) / np.linalg.norm(e) for g, e in pairs]
-
-
-@cache
-def _exact_grads(seed):
-    """(variables, images, labels, gradients in float64 of the unrounded variables and images)."""
-    with jax.enable_x64(True):
-        grad_fn, model = _exact_fn()
-        variables = random_variables(model, seed, np.float64)
-        images, labels = batch((32, 32), seed + 1, 32)
-        exact, _ = jax.device_get(grad_fn(variables["params"], variables["batch_stats"], images, labels))
-    return jax.tree.map(np.float32, variables), np.float32(images), labels, exact
-
-
-@cache
-def _exact_fn():
-    model = network("resnet18", "1.5", "float64", filters=8)
-    return grads_and_statistics(model), model
+        args = variables["params"], variables["batch_stats"], images.astype(policy), labels
+        grads_and_averages = zip(grads_and_statistics(model)(*args), exact(name, version, size), strict=True)
+        for got, wanted in grads_and_averages:
+            close(got, wanted, tolerance)
 
 
 KEPT = ["^/stem_norm$|/norm1$", "/norm2$", "^/block_layer1_1/norm2$|^/block_layer2_1/norm_proj$", "^/block_layer2_1$"]
 
 
-def kept(keep):
-    """(the plain and the fused network with these layers in float32, variables, images, labels)."""
-    options = {"policy": "p=f32,c=f16,o=f16", "keep_float32": keep}
-    networks = [network("resnet18", "1.5", fused=fused, **options) for fused in (False, True)]
-    images, labels = batch((32, 32))
-    return networks, random_variables(networks[0]), np.float32(images), labels
-
-
 @pytest.mark.parametrize("keep", KEPT)
 def test_layers_kept_in_float32_stay_so(keep):
     """Every block returns the dtype of the plain one, wherever a norm or a block is kept."""
-    networks, variables, images, _ = kept(keep)
+    settings = {"policy": "p=f32,c=f16,o=f16", "keep_float32": keep}
+    networks = [network("resnet18", "1.5", fused=fused, **settings) for fused in (False, True)]
+    variables, images = shapes_of(networks[0]), jax.ShapeDtypeStruct((6, 32, 32, 3), jnp.float32)
 
     def dtypes(model):
         options = {"mutable": True, "capture_intermediates": lambda module, _: isinstance(module, Block)}
@@ -154,27 +97,14 @@ def test_layers_kept_in_float32_stay_so(keep):
     assert fused["block_layer2_1"]["__call__"] == (jnp.float32 if keep == KEPT[-1] else jnp.float16,)
 
 
-@pytest.mark.slow
-def test_gradients_with_layers_kept_in_float32():
-    """With a kept norm at the end of a block of each kind."""
-    networks, variables, *args = kept(KEPT[2])
-    args = variables["params"], variables["batch_stats"], *args
-    wanted, got = (jax.device_get(grads_and_statistics(model)(*args)) for model in networks)
-    close(got[1], wanted[1], 5e-3)
-    # Of six images a ReLU or a maximum that flips in float16 moves single leaves by a third.
-    one, two = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(grads)]) for grads in (got[0], wanted[0]))
-    assert one @ two > 0.99 * np.linalg.norm(one) * np.linalg.norm(two)
-
-
 @pytest.mark.parametrize(("name", "version", "size"), NETWORKS[::3], ids=str)
 def test_evaluation_and_variables_are_those_of_the_plain_network(name, version, size):
     plain, fused = (network(name, version, "float32", fused=fused) for fused in (False, True))
     images = jnp.zeros((1, *size, 3))
-    init = [
-        jax.eval_shape(partial(model.init, train=train), jax.random.key(0), images)
-        for model in (plain, fused)
-        for train in (False, True)
-    ]
+    init = []
+    for model in (plain, fused):
+        for train in (False, True):
+            init.append(jax.eval_shape(partial(model.init, train=train), jax.random.key(0), images))
     assert init[0] == init[1] == init[2] == init[3]
     programs = [str(jax.make_jaxpr(partial(model.apply, train=False))(init[0], images)) for model in (plain, fused)]
     assert programs[0] == programs[1]

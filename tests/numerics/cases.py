@@ -47,12 +47,10 @@ def resnet(*, logits_by: float = 1.0, loss_by: float = 1.0, batch: int = 16, sta
     """A ResNet of one block a stage, on the digits that scikit-learn carries."""
     images, labels = datasets.load_digits(return_X_y=True)
     images = (images[:batch].reshape(-1, 8, 8, 1) / 16).repeat(3, -1).astype(np.float32)
-    networks = {
-        dtype: models.create("cifar_resnet8", num_classes=10, policy=jmp.Policy(F32, dtype, F32)).clone(
-            stage_sizes=stages
-        )
-        for dtype in (F32, F16)
-    }
+    networks = {}
+    for dtype in (F32, F16):
+        network = models.create("cifar_resnet8", num_classes=10, policy=jmp.Policy(F32, dtype, F32))
+        networks[dtype] = network.clone(stage_sizes=stages)
     variables = jax.jit(networks[F32].init)(jax.random.key(0, impl="rbg"), images[:1])
 
     def loss(dtype):

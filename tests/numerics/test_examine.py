@@ -9,18 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from mixedres import numerics
 from mixedres.numerics import examine, linen, taps
-from mixedres.numerics.rows import FLUSHING, log2_of_scale
+from mixedres.numerics.rows import FLUSHING
 from tests.numerics import cases
 from tests.numerics.cases import F16, F32
 
 RNG = np.random.default_rng(1)
 PARAMS = {"b": RNG.standard_normal((4, 8)).astype(np.float32), "a": RNG.standard_normal((8, 2)).astype(np.float32)}
 X = RNG.standard_normal((16, 4)).astype(np.float32)
+KINDS = ["activation", "gradient", "weight gradient", "parameter"]
 
 
 def loss(params, x):
@@ -35,8 +34,7 @@ def by_name(report):
 def test_every_tensor_is_there_in_order_of_execution_and_counted():
     report = examine(loss, PARAMS, X, scale=2.0**15)
     names = [(row.kind, row.name) for row in report.rows]
-    kinds = ["activation", "gradient", "weight gradient", "parameter"]
-    assert names == [(kind, name) for name in "ba" for kind in kinds]
+    assert names == [(kind, name) for name in "ba" for kind in KINDS]
     rows = by_name(report)
     hidden = X @ PARAMS["b"]
     out = hidden @ PARAMS["a"]
@@ -117,14 +115,6 @@ def test_the_gradients_of_a_tapped_network_are_bit_identical():
     tapped = jax.jit(taps.value_and_grad(linen.tapped(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
-def test_eight_devices_see_what_one_sees():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    split = jax.device_put(X, NamedSharding(mesh, P("data")))
-    params = jax.device_put(PARAMS, NamedSharding(mesh, P()))
-    for a, b in zip(examine(loss, params, split).rows, examine(loss, PARAMS, X).rows, strict=True):
-        assert a.name == b.name and np.abs(a.exponents.counts.astype(int) - b.exponents.counts.astype(int)).sum() <= 2
 
 
 def test_scales_against_a_search_over_all_of_them():
@@ -243,14 +233,13 @@ def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
 
 
 def test_long_names_and_every_verdict_fit_into_100_columns():
+    name = "very/long/path/of/a/module/that/has/no/end"
+
     def fn(params, x):
-        x = numerics.tap(
-            x * params["very/long/path/of/a/module/that/has/no/end"], "very/long/path/of/a/module/that/has"
-        )
+        x = numerics.tap(x * params[name], name.removesuffix("/no/end"))
         x = numerics.tap(x * 1e30, "enormous" * 5)
         return numerics.tap(x * jnp.inf, "endless").sum()
 
-    name = "very/long/path/of/a/module/that/has/no/end"
     report = examine(fn, {name: np.full((1, 7), 1e-30, np.float32)}, X[:, :1], scale=2.0**-3)
     assert max(map(len, report.to_text().splitlines())) <= 100 and "already in float32" in report.advice
     json.dumps(report.to_json(), allow_nan=False)
@@ -260,10 +249,8 @@ def test_half_activations_and_a_loss_without_taps_are_noted():
     half = examine(lambda p, x: numerics.tap((x * p).astype(F16), "x").sum().astype(F32), np.float32(2), X)
     assert "1 of 1 activations are already float16 (for example x)" in half.notes[0]
     bare = examine(lambda p, x: (x * p["w"]).sum(), {"w": np.ones((1, 4), np.float32)}, X)
-    assert bare.notes[0].startswith("no tap was executed") and [row.kind for row in bare.rows] == [
-        "weight gradient",
-        "parameter",
-    ]
+    assert bare.notes[0].startswith("no tap was executed")
+    assert [row.kind for row in bare.rows] == ["weight gradient", "parameter"]
 
 
 def test_some_names_alone_integers_and_more_results():
@@ -273,20 +260,7 @@ def test_some_names_alone_integers_and_more_results():
         return loss(params, x) + labels.sum() * params["table"].sum(), {"labels": labels}
 
     report = examine(fn, params, X, np.arange(3), select="^a$", has_aux=True)
-    assert [(row.kind, row.name) for row in report.rows] == [
-        ("activation", "a"),
-        ("gradient", "a"),
-        ("weight gradient", "a"),
-        ("parameter", "a"),
-    ]
-
-
-def test_a_branch_not_taken_is_an_error():
-    def fn(params, x):
-        return jax.lax.cond(x.sum() > 1e9, lambda x: numerics.tap(x, "rare"), lambda x: 2 * x, x * params).sum()
-
-    with pytest.raises(ValueError, match="tap 'rare' was never executed"):
-        examine(fn, np.float32(1), X)
+    assert [(row.kind, row.name) for row in report.rows] == [(kind, "a") for kind in KINDS]
 
 
 @jax.custom_vjp
@@ -312,20 +286,12 @@ ruled.defvjp(lambda x: (ruled(x), None), lambda _, g: (2 * g,))
         ((loss, PARAMS, X), {"scale": "dynamic"}, "power of two.*got dynamic"),
         ((loss, PARAMS, X), {"select": "("}, r"select='\(' is not a regular expression"),
         ((loss, {"a": {"b": X}, "a/b": X}, X), {}, "two of params are called 'a/b'"),
-        (
-            (lambda p, x: ruled(x @ p["b"]).sum(), PARAMS, X),
-            {},
-            "a tap is inside a function with a custom derivative",
-        ),
+        ((lambda p, x: ruled(x @ p["b"]).sum(), PARAMS, X), {}, "a tap is inside a function with a custom derivative"),
     ],
 )
 def test_mistakes_are_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         examine(*arguments, **options)
-
-
-def test_scales_that_are_powers_of_two():
-    assert [log2_of_scale(scale) for scale in (1, 2.0**-24, np.float32(32768), 0.5)] == [0, -24, 15, -1]
 
 
 def test_the_expected_errors_of_casts():

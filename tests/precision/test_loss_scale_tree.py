@@ -5,25 +5,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from mixedres.precision import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 COUNTERS = {"consecutive_skipped": 3, "total_skipped": 9}
-DYNAMIC = {
-    "loss_scale": 48.0,
-    "counter": 5,
-    "period": 11,
-    "factor": 3.0,
-    "min_loss_scale": 0.25,
-    "max_loss_scale": 2.0**20,
-}
+RANGE = {"factor": 3.0, "min_loss_scale": 0.25, "max_loss_scale": 2.0**20}
 # No value is a default: a field that is dropped comes back as something else.
 VALUES = {
     NoOpLossScale: COUNTERS,
     StaticLossScale: {"loss_scale": 96.0, **COUNTERS},
-    DynamicLossScale: {**DYNAMIC, **COUNTERS},
+    DynamicLossScale: {"loss_scale": 48.0, "counter": 5, "period": 11, **RANGE, **COUNTERS},
 }
 CLASSES = list(VALUES)
 INTEGERS = {"counter", "period", "consecutive_skipped", "total_skipped"}
@@ -38,55 +30,33 @@ def fields(scale):
     return {field.name: getattr(scale, field.name) for field in dataclasses.fields(scale)}
 
 
-def flattened(scale, tmp_path):
-    leaves, treedef = jax.tree.flatten(scale)
-    return treedef.unflatten([np.asarray(leaf) for leaf in leaves])
-
-
-def compiled(scale, tmp_path):
-    return jax.jit(lambda x: x)(scale)
-
-
-def donated(scale, tmp_path):
+def donated(scale):
     # The buffers are reused, and those of the argument are gone.
     result = jax.jit(lambda x: jax.tree.map(lambda y: y * 1, x), donate_argnums=0)(scale)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(scale))
     return result
 
 
-def batched(scale, tmp_path):
+def batched(scale):
     two = jax.tree.map(lambda x: jnp.stack([x * 0, x]), scale)
-    same = jax.vmap(lambda x: x)(two)
-    return jax.tree.map(lambda x: x[1], same)
+    return jax.tree.map(lambda x: x[1], jax.vmap(lambda x: x)(two))
 
 
-def moved(scale, tmp_path):
-    return jax.device_put(scale, jax.devices()[3])
+WAYS = {
+    "flattened": lambda scale: jax.tree.map(np.asarray, scale),
+    "compiled": lambda scale: jax.jit(lambda x: x)(scale),
+    "donated": donated,
+    "batched": batched,
+    "moved": lambda scale: jax.device_put(scale, jax.devices()[3]),
+    "looped": lambda scale: jax.lax.fori_loop(0, 2, lambda _, x: x, scale),
+    "rebuilt": lambda scale: type(scale)(**fields(scale)),
+}
 
 
-def looped(scale, tmp_path):
-    return jax.lax.fori_loop(0, 2, lambda _, x: x, scale)
-
-
-def rebuilt(scale, tmp_path):
-    return type(scale)(**fields(scale))
-
-
-def saved(scale, tmp_path):
-    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
-        manager.save(0, args=ocp.args.StandardSave({"loss_scale": scale}))
-        manager.wait_until_finished()
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"loss_scale": scale})
-        return manager.restore(0, args=ocp.args.StandardRestore(abstract))["loss_scale"]
-
-
-WAYS = [flattened, compiled, donated, batched, moved, looped, rebuilt, saved]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cls", CLASSES)
-def test_every_field_survives(cls, way, tmp_path):
-    result = way(build(cls), tmp_path)
+def test_every_field_survives(cls, way):
+    result = WAYS[way](build(cls))
     assert type(result) is cls
     assert fields(result) == VALUES[cls]
     for name, value in fields(result).items():
@@ -97,9 +67,8 @@ def test_every_field_survives(cls, way, tmp_path):
 def test_paths_name_the_fields(cls):
     assert {field.name for field in dataclasses.fields(cls)} == set(VALUES[cls])
     paths = jax.tree_util.tree_leaves_with_path(build(cls))
-    assert {jax.tree_util.keystr(path): float(leaf) for path, leaf in paths} == {
-        f".{name}": value for name, value in VALUES[cls].items()
-    }
+    found = {jax.tree_util.keystr(path): float(leaf) for path, leaf in paths}
+    assert found == {f".{name}": value for name, value in VALUES[cls].items()}
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -138,13 +107,8 @@ def strong(names):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.__module__[:5]}.{kind.__name__}")
 def test_every_leaf_is_strongly_typed(kind, x64):
     with jax.enable_x64(x64):
-        dynamic = DynamicLossScale(
-            loss_scale=kind(8),
-            period=kind(4),
-            factor=kind(2),
-            min_loss_scale=kind(4),
-            max_loss_scale=kind(64),
-        )
+        given = {"loss_scale": 8, "period": 4, "factor": 2, "min_loss_scale": 4, "max_loss_scale": 64}
+        dynamic = DynamicLossScale(**{name: kind(value) for name, value in given.items()})
         static = StaticLossScale(kind(8))
         for scale in (dynamic, static, NoOpLossScale()):
             expected = strong(fields(scale))
@@ -153,9 +117,7 @@ def test_every_leaf_is_strongly_typed(kind, x64):
                 assert signature(scale.adjust(finite)) == expected
                 assert signature(jax.eval_shape(type(scale).adjust, scale, finite)) == expected
             assert signature(scale.loss_scale) == {"": ("float32", False, ())}
-        assert static.loss_scale == dynamic.loss_scale == 8
-        assert (dynamic.period, dynamic.factor) == (4, 2)
-        assert (dynamic.min_loss_scale, dynamic.max_loss_scale) == (4, 64)
+        assert static.loss_scale == 8 and fields(dynamic).items() >= given.items()
 
 
 def test_float64_stays():

@@ -29,15 +29,6 @@ def test_it_takes_the_step_of_float32(dtype, loss_scale):
     assert 0 < error < 4 * float(jnp.finfo(dtype).eps)
 
 
-def test_an_overflow_is_skipped():
-    fn, tx = enable_rewrite(loss, optax.sgd(0.5))
-    state = tx.init(W)
-    grads = jax.grad(lambda w: state.loss_scale.scale(fn(w, X * 1e5)))(W)
-    assert not np.isfinite(grads).all()  # 1e5 is beyond float16
-    updates, state = tx.update(grads, state, W)
-    assert not updates.any() and state.loss_scale.loss_scale == 2.0**14
-
-
 KINDS = [("dynamic", DynamicLossScale), ("none", NoOpLossScale), (64.0, StaticLossScale), (None, DynamicLossScale)]
 
 
@@ -61,9 +52,8 @@ def test_lists_and_level_reach_the_rewrite():
     [
         ((loss, "sgd"), "must be an optax transformation, got 'sgd'"),
         ((optax.sgd(0.5), loss), "autocast takes a function"),
-        ((loss, optax.sgd(0.5), "float32"), "dtype must be float16 or bfloat16, got float32"),
     ],
 )
 def test_mistakes(arguments, words):
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises(TypeError, match=words):
         enable_rewrite(*arguments)

@@ -68,6 +68,18 @@ def _image_run(place):
     return place
 
 
+def after(patch, owner, name, action, step=None):
+    """Calls `action` after every call of a method of a log, or after the one of this step."""
+    original = getattr(owner, name)
+
+    def then(self, done, *rest):
+        original(self, done, *rest)
+        if step in (None, done):
+            action()
+
+    patch.setattr(owner, name, then)
+
+
 def final_state(directory, config):
     """The state in the newest checkpoint of a run."""
     return start.restore(build(config), Checkpoints(directory / workdir.CHECKPOINTS))[0]

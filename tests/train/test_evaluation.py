@@ -1,5 +1,7 @@
 """One set of weights under several precisions."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -53,11 +55,9 @@ def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained
     classes = {}
     for name, found in results.items():
         experiment = build(digits(name))
-        apply_fn = jax.jit(
-            experiment.precision.rewrite(lambda x, m=experiment.model: m.apply(state.ema, x, train=False))
-        )
+        apply_fn = jax.jit(experiment.precision.rewrite(functools.partial(experiment.model.apply, train=False)))
         source = experiment.source
-        classes[name] = np.asarray(apply_fn(experiment.normalize_fn(source.eval_images))).argmax(-1)
+        classes[name] = np.asarray(apply_fn(state.ema, experiment.normalize_fn(source.eval_images))).argmax(-1)
         assert found["examples"] == 360
         assert abs(found["top1"] * 360 - (classes[name] == source.eval_labels).sum()) <= 2
         assert abs(found["changed"] - (classes[name] != classes["fp32"]).sum()) <= 2, results

@@ -51,15 +51,11 @@ def test_a_network_with_frozen_statistics_is_not_fused():
     assert jaxprs[0] == jaxprs[1]
 
 
-# ---- overflows
-
-
 def _is_skipped(train_step, state, data):
     before = cases.host(state)
     after, metrics = train_step(state, data)
-    same = cases.bits((after.params, after.batch_stats, after.ema)) == cases.bits(
-        (before.params, before.batch_stats, before.ema)
-    )
+    bits = [cases.bits((x.params, x.batch_stats, x.ema)) for x in (before, after)]
+    same = bits[0] == bits[1]
     return metrics["grads_finite"] == 0 and same and after.loss_scale.consecutive_skipped == 1
 
 
@@ -87,6 +83,12 @@ def test_a_gradient_that_overflows_skips_the_step_wherever_it_does():
 
 
 # ---- kernels in the order of cuDNN, which other devices take as well
+
+
+def test_a_network_with_norms_in_half_is_refused():
+    policy, half = precision.get("fp16").policy, jmp.get_policy("p=f32,c=f16,o=f16")
+    with pytest.raises(ValueError, match="fused norms compute in float32, and norm_policy in float16"):
+        models.create("resnet18", num_classes=10, policy=policy, norm_policy=half, fused=True)
 
 
 @pytest.fixture
@@ -140,9 +142,6 @@ def test_the_finite_check_sees_kernels_in_any_order(ohwi):
         assert metrics["grads_finite"] == finite
 
 
-# ---- what a config says
-
-
 def test_auto_is_what_was_measured():
     """Fused where every benchmark of the platform in experiments/results has it faster, in every preset."""
     gains: dict[str, list[float]] = {}
@@ -155,25 +154,30 @@ def test_auto_is_what_was_measured():
     assert {platform for platform, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
 
 
-def test_auto_is_plain_elsewhere():
-    assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in FUSED_IS_FASTER_ON)
+@pytest.mark.parametrize("faster_on", [frozenset({"cpu"}), frozenset({"gpu"})], ids=str)
+def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
+    monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER_ON", faster_on)
+    assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in faster_on)
+    for preset, options in (("fp16_rewrite", {}), ("bf16_rewrite", {}), ("fp16", {"batch_norm__frozen": "true"})):
+        assert not build(run_cases.tiny(preset, **options)).model.fused
     assert build(run_cases.tiny("fp16", model__fused="true")).model.fused
     assert not build(run_cases.tiny("fp16", model__fused="false")).model.fused
 
 
 @pytest.mark.parametrize(
-    ("preset", "options", "words"),
+    ("options", "words"),
     [
-        ("fp16_rewrite", {"model__fused": "true"}, "graph rewrite"),
-        ("fp16", {"model__fused": "true", "batch_norm__frozen": "true"}, "batch_norm.frozen"),
-        ("fp16", {"model__fused": "true", "precision__norm_policy": "p=f32,c=f16,o=f16"}, "norm_policy"),
-        ("fp16", {"model__fused": "pallas"}, "auto or true or false"),
-        ("fp16", {"model__fused": "yes"}, "auto or true or false"),
+        ({"model__fused": "true", "batch_norm__frozen": "true"}, "batch_norm.frozen"),
+        (
+            {"model__fused": "true", "precision__norm_policy": "p=f32,c=f16,o=f16"},
+            "norm_policy",
+        ),
+        ({"model__fused": "yes"}, "auto or true or false"),
     ],
 )
-def test_what_cannot_be_fused_is_refused(preset, options, words):
+def test_what_cannot_be_fused_is_refused(options, words):
     with pytest.raises(ConfigError, match=words):
-        build(run_cases.tiny(preset, **options))
+        build(run_cases.tiny("fp16", **options))
 
 
 def test_other_precisions_of_a_fused_run_are_fused_where_they_can_be():
@@ -182,17 +186,3 @@ def test_other_precisions_of_a_fused_run_are_fused_where_they_can_be():
     for preset, fused in (("bf16", True), ("fp16_rewrite", False), ("fp32", True)):
         assert experiment.in_precision(precision.get(preset)).model.fused == fused
         build(unflatten(replay.in_preset(experiment.resolved, preset)))
-
-
-def test_a_network_with_norms_in_half_is_refused():
-    policy, half = precision.get("fp16").policy, jmp.get_policy("p=f32,c=f16,o=f16")
-    with pytest.raises(ValueError, match="fused norms compute in float32, and norm_policy in float16"):
-        models.create("resnet18", num_classes=10, policy=policy, norm_policy=half, fused=True)
-
-
-@pytest.mark.parametrize("preset", ["fp16_rewrite", "bf16_rewrite"])
-def test_auto_leaves_alone_what_cannot_be_fused(preset, monkeypatch):
-    monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER_ON", frozenset({"cpu"}))
-    assert build(run_cases.tiny("fp16")).model.fused
-    assert not build(run_cases.tiny(preset)).model.fused
-    assert not build(run_cases.tiny("fp16", batch_norm__frozen="true")).model.fused

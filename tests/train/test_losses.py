@@ -51,22 +51,6 @@ def test_cross_entropy_and_its_gradient(case, smoothing):
     np.testing.assert_allclose(grads, expected_grads, rtol=1e-5, atol=1e-6)
 
 
-def test_known_values():
-    # Equal logits: log of the number of classes, whatever the label and the smoothing.
-    labels = jnp.array([0, 3])
-    for smoothing in SMOOTHINGS:
-        losses = cross_entropy(jnp.full((2, 8), 65504.0), labels, smoothing)
-        np.testing.assert_allclose(losses, np.log(8.0), rtol=1e-6)
-    # By hand: probabilities 1/4 and 3/4; smoothing of 0.2 makes the target (0.9, 0.1).
-    logits = jnp.array([[0.0, np.log(3.0)]])
-    np.testing.assert_allclose(cross_entropy(logits, labels[:1]), np.log(4.0), rtol=1e-6)
-    smooth = cross_entropy(logits, labels[:1], 0.2)
-    np.testing.assert_allclose(smooth, np.log(4.0) - 0.1 * np.log(3.0), rtol=1e-6)
-    # Surely right and surely wrong.
-    sure = jnp.array([[1e4, -1e4], [-1e4, 1e4]])
-    assert cross_entropy(sure, jnp.array([0, 0])).tolist() == [0, 20000]
-
-
 def test_float64_stays_float64():
     logits, labels = ordinary()
     with jax.enable_x64(True):
@@ -130,13 +114,3 @@ def test_rows_of_nan_are_wrong(k):
 
 def test_a_label_that_is_no_class_is_wrong():
     assert not in_top_k(jnp.zeros((3, 4)), jnp.array([4, -1, 400]), 4).any()
-
-
-def test_every_label_is_among_all_classes():
-    logits = jnp.array([[1.0, 1.0, 1.0], [3.0, 2.0, 1.0], [-jnp.inf, 0.0, jnp.inf]])
-    for label in range(3):
-        labels = jnp.full(3, label)
-        assert in_top_k(logits, labels, 3).all()
-        assert in_top_k(logits, labels, 7).all()
-    # One k below, exactly the last in order is out.
-    assert in_top_k(logits, jnp.array([2, 2, 0]), 2).tolist() == [False, False, False]

@@ -1,5 +1,6 @@
 """Runs that are stopped anywhere and go on: the same bits, and the same lines, as runs that were not."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from tests.data import made
 from tests.train import run_cases, step_cases
-from tests.train.run_cases import final_state
+from tests.train.run_cases import after, final_state
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -30,18 +31,6 @@ def config(preset="fp16", **overrides):
 
 def metrics(directory):
     return run_cases.without_timings(run_cases.lines(directory))
-
-
-def after(patch, owner, name, action, step=None):
-    """Calls `action` after every call of a method of a log, or after the one of this step."""
-    original = getattr(owner, name)
-
-    def then(self, done, *rest):
-        original(self, done, *rest)
-        if step in (None, done):
-            action()
-
-    patch.setattr(owner, name, then)
 
 
 def send(number=signal.SIGTERM):
@@ -74,22 +63,13 @@ def stop_in_evaluation(patch, step):
 def whole(tmp_path_factory, small_network):
     """A function from a preset to the directory and summary of an undisturbed run."""
     root = tmp_path_factory.mktemp("whole")
-    found = {}
-
-    def of(preset):
-        if preset not in found:
-            found[preset] = root / preset, run.train(config(preset), root / preset)
-        return found[preset]
-
-    return of
+    return functools.cache(lambda preset: (root / preset, run.train(config(preset), root / preset)))
 
 
 def check_equal(directory, summary, reference):
     at, expected = reference
     assert summary["fingerprint"] == expected["fingerprint"]
-    assert {name: summary[name] for name in ("eval", "best", "loss_scale")} == {
-        name: expected[name] for name in ("eval", "best", "loss_scale")
-    }
+    assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
     assert summary["train"]["loss"] == expected["train"]["loss"]
     assert metrics(directory) == metrics(at)
     chosen = config(expected["precision"])

@@ -22,14 +22,10 @@ def experiment_and_batch(**overrides):
     return experiment, start.init_state(experiment), batch
 
 
-def counted(experiment, state, batch):
-    return jax.device_get(
-        compare.in_float32(experiment).numerics_step()(state.variables, experiment.shard_batch(batch))
-    )
-
-
 def rows_of(experiment, state, batch):
-    return counted(experiment, state, batch).rows(named_leaves(experiment.variable_shapes["params"]))
+    step = compare.in_float32(experiment).numerics_step()
+    counted = jax.device_get(step(state.variables, experiment.shard_batch(batch)))
+    return counted.rows(named_leaves(experiment.variable_shapes["params"]))
 
 
 @pytest.mark.slow
@@ -46,8 +42,8 @@ def test_every_device_and_microbatch_is_counted_as_if_it_were_alone(overrides):
         return cross_entropy(logits, labels).mean()
 
     halves = [{name: array[rows] for name, array in batch.items()} for rows in (slice(8), slice(8, 16))]
-    reports = [numerics.examine(loss, variables["params"], half["image"], half["label"]) for half in halves]
-    expected = reports[0] + reports[1]
+    first, second = (numerics.examine(loss, variables["params"], half["image"], half["label"]) for half in halves)
+    expected = first + second
     assert [(row.kind, row.name) for row in rows] == [(row.kind, row.name) for row in expected.rows]
     for found, row in zip(rows, expected.rows, strict=True):
         copies = 2 if row.kind == "parameter" else 1  # each report counted one

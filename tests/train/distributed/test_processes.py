@@ -1,7 +1,7 @@
 """Many processes, as pairs on the loopback: they equal one process, and a fault in one is named by the others.
 
-Where a whole run would add nothing, `LOOP` stands for it: a loop of all-reduces. Every process takes about three
-seconds of CPU time to import JAX, so that one pair checks several claims where it can.
+Where a whole run would add nothing, `LOOP` stands for it: a loop of all-reduces. A process needs about three seconds of
+CPU time to import JAX, so where possible several claims are tested with the same two processes.
 """
 
 import json
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -116,10 +117,16 @@ def together(workdir, *faults, extra=((), ())):
     return finish(started)
 
 
-def loops(*faults):
+def start_loops(*faults, port=None, variables=({}, {})):
     """Two processes of `LOOP`."""
-    port = str(free_port())
-    return finish([start(["-c", LOOP.replace("FAULT", faults[i]), port, str(i), str(TIMEOUT)]) for i in (0, 1)])
+    port = port or str(free_port())
+    codes = [LOOP.replace("FAULT", fault) for fault in faults]
+    return [start(["-c", codes[i], port, str(i), str(TIMEOUT)], **variables[i]) for i in (0, 1)]
+
+
+def loops(*faults):
+    """What became of two processes of `LOOP`."""
+    return finish(start_loops(*faults))
 
 
 def lines(err):
@@ -134,6 +141,10 @@ def alone(tmp_path_factory):
     return workdir
 
 
+def evaluated(run):
+    return json.loads((run / "summary.json").read_text())["eval"]
+
+
 def assert_same_run(one, other):
     read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
     assert [(line["step"], line["kind"]) for line in read[0]] == [(line["step"], line["kind"]) for line in read[1]]
@@ -142,25 +153,16 @@ def assert_same_run(one, other):
         # Gloo adds the gradients in another order, and each step rounds to 1.2e-7: a few of these in 20 steps.
         np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-6)
         assert a["top1"] == b["top1"]
-    results = [json.loads((run / "summary.json").read_text())["eval"] for run in (one, other)]
-    assert results[0]["examples"] == 360
-    assert [results[0][key] for key in ("top1", "top5", "examples")] == [
-        results[1][key] for key in ("top1", "top5", "examples")
-    ]
+    a, b = (evaluated(run) for run in (one, other))
+    assert a["examples"] == 360 and all(a[key] == b[key] for key in ("top1", "top5", "examples"))
     experiment = build(command_flags.parse(["mixedres", *RUN, "--config.num_devices=1"]).config)
     like = experiment.init_state()
     first, second = (Checkpoints(run / "checkpoints").restore_newest(like)[0] for run in (one, other))
     differ = 0.0
-    for a, b, initial in zip(*map(tree_leaves, (first.params, second.params, like.params)), strict=True):
+    for a, b, initial in zip(*map(jax.tree.leaves, (first.params, second.params, like.params)), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-        differ = max(differ, float(np.abs(a - initial).max()))
+        differ = max(differ, float(np.abs(np.asarray(a) - np.asarray(initial)).max()))
     assert differ > 0.01, "the run hardly trains, so that its result says nothing"
-
-
-def tree_leaves(tree):
-    import jax
-
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 @pytest.mark.slow
@@ -191,13 +193,12 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     assert_same_run(alone, tmp_path / "run")
 
     # What two processes saved, one restores, and the other way round.
-    results = [json.loads((run / "summary.json").read_text())["eval"] for run in (tmp_path / "run", alone)]
     parsed = command_flags.parse(["mixedres", *RUN, "--config.num_devices=4"]).config
-    assert evaluation.evaluate(parsed, tmp_path / "run") == pytest.approx(results[0], rel=1e-6)
+    assert evaluation.evaluate(parsed, tmp_path / "run") == pytest.approx(evaluated(tmp_path / "run"), rel=1e-6)
     shutil.copytree(alone, tmp_path / "copy")
     done = together(tmp_path / "copy", "pass", "pass", extra=(("--mode=eval",), ("--mode=eval",)))
     assert [status for status, *_ in done] == [0, 0], done
-    assert f"step 20: test top-1 {results[1]['top1']:.2%}" in done[0][1]
+    assert f"step 20: test top-1 {evaluated(alone)['top1']:.2%}" in done[0][1]
 
 
 @pytest.mark.slow
@@ -239,11 +240,10 @@ def test_a_hanging_process_is_named():
 def test_a_stopped_process_0_is_named():
     # Its connections stay open, so that a collective and a call to its store wait for ever.
     stop = "if step == 30: time.sleep(2); os.kill(os.getpid(), signal.SIGSTOP)"
-    port = str(free_port())
-    started = [start(["-c", LOOP.replace("FAULT", fault), port, str(i), "6"]) for i, fault in enumerate((stop, "pass"))]
-    [(status, _, err, seconds)] = finish(started[1:])
-    started[0].kill()
-    finish(started[:1])
+    stopped, other = start_loops(stop, "pass")
+    [(status, _, err, seconds)] = finish([other])
+    stopped.kill()
+    finish([stopped])
     assert status == 4 and seconds < 3 * TIMEOUT + 10
     assert len(lines(err)) == 1 and re.search(r"process 0 \(.*, last heard of at step \d+\) gave no sign of life", err)
 
@@ -260,12 +260,10 @@ def test_a_process_that_fails_ends_the_others_with_its_reason():
 def test_all_stop_after_the_same_step_when_one_was_asked():
     # A signal, to a handler of Python's that was there before the processes joined; the variables of SLURM say who the
     # others are.
-    faults = ("if step == 50: os.kill(os.getpid(), signal.SIGTERM)", "pass")
+    asked = "if step == 50: os.kill(os.getpid(), signal.SIGTERM)"
     common = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "127.0.0.1,other", "SLURM_NTASKS": "2"}
     own = [common | {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)} for index in (0, 1)]
-    done = finish(
-        [start(["-c", LOOP.replace("FAULT", faults[i]), "slurm", str(i), str(TIMEOUT)], **own[i]) for i in (0, 1)]
-    )
+    done = finish(start_loops(asked, "pass", port="slurm", variables=own))
     assert [status for status, *_ in done] == [0, 0], done
     last = [re.search(r"stopped after (\d+)", out)[1] for _, out, *_ in done]
     assert last[0] == last[1] and int(last[0]) > 50
@@ -343,14 +341,10 @@ def test_a_process_that_does_not_come_is_named():
     # What JAX says of a barrier and of a value, from 0.10 and 0.12.
     barrier = (
         "DEADLINE_EXCEEDED: Barrier timed out. Id: b::0.\n# of tasks that reached the barrier: 1/2.\nThe first task "
-    )
-    barrier += (
         "at the barrier: 0. Some timed out task names:\n1\n\n\nRPC: /xla.coordination.CoordinationService/Barrier"
     )
-    assert group.LATE.match(barrier)[1] == "1"
-    assert (
-        group.LATE.match("DEADLINE_EXCEEDED: GetKeyValue() timed out with key: config and duration: 1800s")[1] is None
-    )
+    value = "DEADLINE_EXCEEDED: GetKeyValue() timed out with key: config and duration: 1800s"
+    assert group.LATE.match(barrier)[1] == "1" and group.LATE.match(value)[1] is None
     assert not group.LATE.match("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue()")
 
 

@@ -1,30 +1,22 @@
 """The clock, the limit on steps in flight, and what reaches the log."""
 
 import json
+import types
 
-import jax.numpy as jnp
 import pytest
 
 from mixedres._internal.progress import StepProgress
 from mixedres.train.metrics import log as run_log
 from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.writers import MetricWriter
-
-
-class Clock:
-    """A time that moves only when told to."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.train.run_cases import lines, without_timings
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    fake = Clock()
-    monkeypatch.setattr(run_log.time, "perf_counter", fake)
+    """A time that moves only when told to."""
+    fake = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(run_log.time, "perf_counter", lambda: fake.now)
     return fake
 
 
@@ -45,30 +37,15 @@ def test_the_stopwatch_adds_what_lies_between_start_and_stop(clock):
     assert watch.read() == 7
 
 
-def test_metrics_come_back_late_in_order_and_completely():
-    flight = InFlight(ahead=2)
-    out = [flight.push(step, {"loss": jnp.float32(step)}, f"batch {step}") for step in range(5)]
-    assert [[(step, batch) for step, _, batch in done] for done in out[:3]] == [[], [], [(0, "batch 0")]]
-    assert [[step for step, _, _ in done] for done in out[3:]] == [[1], [2]]
-    assert [(step, float(values["loss"])) for step, values, _ in flight.drain()] == [(3, 3.0), (4, 4.0)]
-    assert flight.drain() == []
-
-
-def step_values(loss, finite=1.0):
+def step_values(loss=1.0, finite=1.0):
     return {"loss": loss, "top1": 0.5, "grads_finite": finite, "loss_scale": 8.0}
 
 
 def make_log(tmp_path, first_step=0, **options):
     tmp_path.mkdir(exist_ok=True)
-    defaults = {"total_skipped": 0, "batch_size": 10, "log_every": 2}
-    defaults["learning_rate"] = float  # after n updates: n
+    options = {"total_skipped": 0, "batch_size": 10, "log_every": 2, "learning_rate": float} | options  # after n: n
     files = MetricWriter(tmp_path / "metrics.jsonl", first_step)
-    progress = StepProgress(100, 0, 10)
-    return run_log.RunLog(files, progress, **(defaults | options))
-
-
-def lines(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    return run_log.RunLog(files, StepProgress(100, 0, 10), **options)
 
 
 def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
@@ -91,28 +68,21 @@ def test_a_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
     steps = [(n, 1.1**n, float(n not in (3, 5, 6))) for n in range(1, 10)]
     steps[2] = (3, float("inf"), 0.0)
     logs = [make_log(tmp_path / "whole", log_every=3), make_log(tmp_path / "cut", log_every=3)]
-    for log, part in zip(logs, (steps, steps[:cut]), strict=True):
+
+    def write(log, part):
         for step, loss, finite in part:
             log.train(step, step_values(loss, finite))
             if step == 4:
                 log.eval(4, 1.0, {"top1": 0.5, "top5": 1.0, "loss": 2.0})
-    known = json.loads(json.dumps(logs[1].state()))
-    logs[1].close()
-    continued = make_log(
-        tmp_path / "cut", log_every=3, state=known, first_step=cut, total_skipped=logs[1].total_skipped
-    )
-    for step, loss, finite in steps[cut:]:
-        continued.train(step, step_values(loss, finite))
-        if step == 4:
-            continued.eval(4, 1.0, {"top1": 0.5, "top5": 1.0, "loss": 2.0})
-    for log in (logs[0], continued):
         log.close()
+
+    write(logs[0], steps)
+    write(logs[1], steps[:cut])
+    known = {"state": json.loads(json.dumps(logs[1].state())), "total_skipped": logs[1].total_skipped}
+    continued = make_log(tmp_path / "cut", log_every=3, first_step=cut, **known)
+    write(continued, steps[cut:])
     assert len(lines(tmp_path / "whole")) == 4
-    timeless = [
-        [{k: v for k, v in line.items() if k not in ("examples_per_second", "data_wait")} for line in lines(directory)]
-        for directory in (tmp_path / "whole", tmp_path / "cut")
-    ]
-    assert timeless[0] == timeless[1]
+    assert without_timings(lines(tmp_path / "whole")) == without_timings(lines(tmp_path / "cut"))
     assert continued.state() == logs[0].state() and continued.epoch_loss == logs[0].epoch_loss
 
 
@@ -171,17 +141,16 @@ def test_images_that_cannot_be_used_are_named_as_they_come(tmp_path, clock, caps
     unreadable = {}
     log = make_log(tmp_path, unreadable=unreadable)
     log.clock.start()
-    log.train(1, step_values(1.0))
-    log.train(2, step_values(1.0))
+    for step in (1, 2):
+        log.train(step, step_values())
     unreadable["cats, example 3"] = "the file is empty"
-    log.train(3, step_values(1.0))
-    log.train(4, step_values(1.0))
-    assert capsys.readouterr().out.splitlines() == [
-        "note: passed over an image that cannot be used: cats, example 3: the file is empty"
-    ]
+    for step in (3, 4):
+        log.train(step, step_values())
+    note = "note: passed over an image that cannot be used: cats, example 3: the file is empty\n"
+    assert capsys.readouterr().out == note
     unreadable.update({f"dogs, example {i}": "cut off" for i in range(5)})
-    log.train(5, step_values(1.0))
-    log.train(6, step_values(1.0))
+    for step in (5, 6):
+        log.train(step, step_values())
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 4 and out[-1] == "note: and 2 more, 6 in all so far"
     assert [line.get("unreadable_images") for line in lines(tmp_path)] == [None, 1, 6]
