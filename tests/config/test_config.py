@@ -117,6 +117,9 @@ def test_an_evaluation_has_the_config_of_its_run(tmp_path):
     assert values.workdir == str(tmp_path)
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
         flags.parse(["mixedres", "--mode=eval", "--workdir", str(tmp_path / "none")])
+    (tmp_path / recorded.FILE).write_text("{")
+    with pytest.raises(ConfigError, match="holds no run whose config can be read"):
+        flags.parse(argv)
     with pytest.raises(ConfigError, match="--config is missing"):
         flags.parse(["mixedres", f"--workdir={tmp_path}"])
 
