@@ -227,7 +227,7 @@ def create(**given):
         (create, {"clip_norm": float("nan")}, ("clip_norm", "nan")),
         (create, {"decay_mask": "(kernel"}, ("'(kernel'", "regular expression")),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_schedules_and_optimizers_that_are_refused(make, given, words):
     with pytest.raises(ValueError) as error:
