@@ -64,6 +64,7 @@ class Contender:
     batches: Iterator[Any]
     compile_seconds: float
     seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu_seconds: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def label(self) -> str:

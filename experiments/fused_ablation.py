@@ -22,7 +22,8 @@ from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.models import kernel_layout
 from mixedres.models.fused import norms, statistics
-from mixedres.models.layers import Norms, max_pool
+from mixedres.models.layers import Norms
+from mixedres.models.operations import max_pool
 from mixedres.train.experiment import Experiment
 
 

@@ -4,7 +4,7 @@ python -m experiments.readme
 
 Nothing in them is typed by hand. README.md gets one table: the accuracy of every preset (sweep_precision.json), what
 its ResNet-50 step moves (aot_h200.json) and, where benchmark_*.json has GPUs, its speed there. docs/results.md gets all
-tables: these, versus_*.json (only the float32 rows of a CPU) and loss_scale_overhead.json. docs/images gets copies of
+tables: these, versus_*.json (of a CPU too) and loss_scale_overhead.json. docs/images gets copies of
 the images that the pages show, because a page of the documentation cannot show files from outside docs/.
 """
 
@@ -77,7 +77,10 @@ def page() -> str:
         "(images/sweep_precision_curves.png)",
     ]
     if compared:
-        intro = "Training steps from equal weights, timed in turns. Where our time / its is below 1, ours is faster."
+        intro = (
+            "Training steps from equal weights, timed in turns. Where our time / its is below 1, ours is faster. CPU "
+            "time is that of all threads, also of those that spin while they wait."
+        )
         parts += ["## Beside other libraries", intro, *map(peers, compared)]
     if timed:
         parts += ["## Speed of the presets", *map(speed, timed)]
@@ -108,8 +111,8 @@ def accuracy(result: dict[str, Any]) -> str:
 
 def peers(result: dict[str, Any]) -> str:
     """Our steps and those of other libraries, timed in turns."""
-    rows = [row for row in result["rows"] if _on_gpu(result) or row["dtype"] == "fp32"]
-    return f"{_lines(versus.table(rows, result['loss_steps']))}`{result['command']}`, {_where(result)}."
+    table = _lines(versus.table(result["rows"], result["loss_steps"]))
+    return f"{table}`{result['command']}`, OMP_WAIT_POLICY {result['omp_wait_policy']}, {_where(result)}."
 
 
 def speed(result: dict[str, Any]) -> str:

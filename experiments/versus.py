@@ -9,8 +9,10 @@ and compiled. Who cannot take part is named, and the others go on.
 
 All begin with the same weights on the same batch of random images, with the same SGD (Nesterov momentum 0.9, 1e-4 of
 L2 on the kernels), and the loss after --loss_steps steps is told for each. Then they are timed: a round gives each of
-them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own. Prints a table for every
-model and writes versus_NAME.json and .png to experiments/results (NAME from --name, else the device).
+them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own. Wall time says how long one
+waits, CPU time (of the process, all threads) how much work it was; threads that spin while they wait count as work, so
+on a CPU start it with OMP_WAIT_POLICY=PASSIVE as well, which the results name. Prints a table for every model and
+writes versus_NAME.json and .png to experiments/results (NAME from --name, else the device).
 """
 
 import argparse
@@ -69,11 +71,12 @@ def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int)
 
 
 def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
-    """What is told of each, with the ratio of our time to its own in the same dtype (below 1: ours is faster)."""
+    """What is told of each, with the ratios of our times to its own in the same dtype (below 1: ours is faster)."""
     own = {c.dtype: c for c in reversed(contenders) if c.name.startswith("mixedres")}
     found = []
     for one in contenders:
         median, first = statistics.median(one.seconds), own.get(one.dtype)
+        is_other = first not in (one, None)
         found.append(
             {
                 "model": task.model,
@@ -85,7 +88,10 @@ def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], 
                 "step_ms": 1e3 * median,
                 "step_ms_range": [1e3 * min(one.seconds), 1e3 * max(one.seconds)],
                 "images_per_second": len(task.labels) / median,
-                "ours_to_this": None if first in (one, None) else runs.paired_ratio(first.seconds, one.seconds),
+                "cpu_ms": 1e3 * statistics.median(one.cpu_seconds),
+                "threads": one.threads(),
+                "ours_to_this": runs.paired_ratio(first.seconds, one.seconds) if is_other else None,
+                "ours_to_this_cpu": runs.paired_ratio(first.cpu_seconds, one.cpu_seconds) if is_other else None,
                 "loss": losses[one.name, one.dtype],
                 "peak_bytes": one.peak_bytes(),
             }
@@ -96,18 +102,25 @@ def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], 
 def table(found: list[dict[str, Any]], steps: int) -> list[str]:
     """The lines of a Markdown table."""
     lines = [
-        f"| model | dtype | step | ms (range) | our time / its | peak memory | loss at step {steps} |",
-        "|---|---|---|---:|---:|---:|---:|",
+        "| model | dtype | step | threads | ms (range) | our time / its | CPU ms | our CPU time / its | peak memory | "
+        f"loss at step {steps} |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found:
         low, high = row["step_ms_range"]
-        ratio = row["ours_to_this"]
+        wall, cpu = (
+            "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else ""
+            for ratio in (row["ours_to_this"], row["ours_to_this_cpu"])
+        )
         cells = [
             f"{row['model']}, {row['image_size']} px, {row['batch_size']}",
             row["dtype"],
             row["contender"],
+            str(row["threads"]),
             f"{row['step_ms']:.1f} ({low:.1f} to {high:.1f})",
-            "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else "",
+            wall,
+            f"{row['cpu_ms']:.1f}",
+            cpu,
             f"{row['peak_bytes'] / 1e6:,.0f} MB" if row["peak_bytes"] else "-",
             f"{row['loss']:.4f}",
         ]
@@ -159,6 +172,7 @@ def main(argv: list[str]) -> int:
         device = environment.device(jax.devices()[:1])
         versions = environment.versions() | pytorch.versions() | flax_example.versions(options.flax)
         result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+        result["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY", "default")
         result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
         name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"
         for task in tasks:

@@ -47,13 +47,13 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
 
 
 def take_turns(contenders: list[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> list[str]:
-    """Appends to each one's `seconds` what a step takes in each round, in an order that is drawn anew.
+    """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round, in an order drawn anew.
 
     A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
 
     Args:
-      contenders: each has `take(steps)`, which waits for the last step, and a list `seconds`. One that fails is taken
-        out of this list, and gives its memory back.
+      contenders: each has `take(steps)`, which waits for the last step, and the lists `seconds` and `cpu_seconds` (of
+        the process, all threads). One that fails is taken out of this list, and gives its memory back.
       label: what a contender is called in the line that is printed after a round.
 
     Returns:
@@ -67,13 +67,14 @@ def take_turns(contenders: list[Any], rounds: int, steps: int, label: Callable[[
             contender = contenders[[label(one) for one in contenders].index(name)]
             try:
                 contender.take(1)
-                started = time.perf_counter()
+                started, cpu = time.perf_counter(), time.process_time()
                 contender.take(steps)
             except Exception as error:
                 contenders.remove(contender)
                 failed.append(f"{name}: {one_line(error)}")
             else:
                 contender.seconds.append((time.perf_counter() - started) / steps)
+                contender.cpu_seconds.append((time.process_time() - cpu) / steps)
         times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
         print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
     return failed

@@ -28,6 +28,7 @@ from ml_collections import ConfigDict
 from experiments.lib import runs
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task
 from mixedres._internal.tree import named_leaves
+from mixedres.data.images.worker_processes import available_cpus
 
 DTYPES = ("fp32", "tf32", "fp16")
 _UNUSED = ("clu", "clu.metric_writers", "clu.periodic_actions", "tensorflow", "tensorflow_datasets", "input_pipeline")
@@ -43,6 +44,7 @@ class FlaxExample:
             raise MissingError(f"trains in {' and '.join(DTYPES)}, not in {dtype}")
         self.name, self.dtype = "Flax example", dtype
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
         train, models = load(checkout)
         train.NUM_CLASSES = task.num_classes
         half = dtype == "fp16"
@@ -66,6 +68,10 @@ class FlaxExample:
             self._state, metrics = self._step(self._state, self._batch)
         jax.block_until_ready(self._state)
         return float(metrics["loss"][0])
+
+    def threads(self) -> int:
+        """As in our own step."""
+        return available_cpus()
 
     def peak_bytes(self) -> int:
         """Arguments, results and temporary memory of the compiled step, which donates nothing."""

@@ -8,6 +8,7 @@ import numpy as np
 from experiments.lib import runs
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, Task
 from mixedres.config import flags as command_flags
+from mixedres.data.images.worker_processes import available_cpus
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
@@ -21,6 +22,7 @@ class Ours:
     def __init__(self, task: Task, dtype: str, preset: str):
         self.name, self.dtype = f"mixedres, {preset}", dtype
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
         built = experiment(
             task.model, preset, len(task.labels), task.images.shape[1], task.num_classes, task.learning_rate
         )
@@ -36,6 +38,10 @@ class Ours:
             self._state, metrics = self._step(self._state, self._batch)
         jax.block_until_ready(self._state)
         return float(metrics["loss"])
+
+    def threads(self) -> int:
+        """Those that XLA's operations are divided among on a CPU."""
+        return available_cpus()
 
     def peak_bytes(self) -> int:
         """Arguments, results and temporary memory of the compiled step."""

@@ -47,6 +47,7 @@ class PyTorch:
             raise MissingError("is not installed; pip install torch")
         self.name, self.dtype = f"PyTorch, {'compiled' if compiled else 'eager'}", dtype
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "tf32" and self._device == "cpu":
             raise MissingError("has no TF32 on the CPU")
@@ -85,6 +86,10 @@ class PyTorch:
         if self._device == "cuda":
             torch.cuda.synchronize()
         return loss.item()
+
+    def threads(self) -> int:
+        """Those of an operation on a CPU."""
+        return torch.get_num_threads()
 
     def peak_bytes(self) -> int | None:
         """Of the tensors at the peak of one step, without those of other contenders on the same GPU."""

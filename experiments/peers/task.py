@@ -42,14 +42,20 @@ class Contender(Protocol):
       name: such as 'PyTorch, compiled'.
       dtype: 'fp32', 'tf32', 'bf16' or 'fp16'.
       seconds: per step, one figure a round.
+      cpu_seconds: the same in CPU time of the process, all threads together.
     """
 
     name: str
     dtype: str
     seconds: list[float]
+    cpu_seconds: list[float]
 
     def take(self, steps: int) -> float:
         """Takes so many steps, waits for the last one and returns its loss."""
+        ...
+
+    def threads(self) -> int:
+        """The threads that an operation may use on a CPU."""
         ...
 
     def peak_bytes(self) -> int | None:

@@ -12,6 +12,7 @@ import jmp
 
 from mixedres.models import fused
 from mixedres.models.fused import NormConfig
+from mixedres.models.operations import convolution, max_pool, relu
 
 
 def policy_of(module: Any) -> jmp.Policy:
@@ -53,7 +54,7 @@ class Conv(nn.Module):
       stride: stride of both axes.
       policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
       kernel_init: initializer of the kernel.
-      precision: precision of the product; see `jax.lax.conv_general_dilated`.
+      precision, platform: see `mixedres.models.operations`.
       keep_float32: see `policy_of`.
     """
 
@@ -63,23 +64,16 @@ class Conv(nn.Module):
     policy: jmp.Policy
     kernel_init: Callable[..., Any]
     precision: Any = None
+    platform: str | None = None
     keep_float32: str = ""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """(b, h, w, c) of any float dtype -> (b, h / stride, w / stride, filters) in the compute dtype."""
-        policy, pad = policy_of(self), self.size // 2
-        kernel = self.param(
-            "kernel", self.kernel_init, (self.size, self.size, x.shape[-1], self.filters), policy.param_dtype
-        )
-        return jax.lax.conv_general_dilated(
-            x.astype(policy.compute_dtype),
-            kernel.astype(policy.compute_dtype),
-            window_strides=(self.stride, self.stride),
-            padding=((pad, pad), (pad, pad)),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            precision=self.precision,
-        )
+        policy, shape = policy_of(self), (self.size, self.size, x.shape[-1], self.filters)
+        x = x.astype(policy.compute_dtype)
+        kernel = self.param("kernel", self.kernel_init, shape, policy.param_dtype).astype(policy.compute_dtype)
+        return convolution(x, kernel, self.stride, precision=self.precision, platform=self.platform)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +186,7 @@ class Norms:
       fused: in training, compute each norm and the ops after it by `mixedres.models.fused`: the same variables and, up
         to rounding, the same values, with less memory traffic.
       policy, momentum, epsilon, axis_name, keep_float32: see `BatchNorm`.
+      platform: see `mixedres.models.operations`.
     """
 
     train: bool
@@ -201,23 +196,24 @@ class Norms:
     epsilon: float
     axis_name: str | None
     keep_float32: str
+    platform: str | None
 
     def relu(self, name: str, y: jax.Array) -> jax.Array:
         """relu(norm(y))."""
         if not self.fused:
-            return nn.relu(self._plain(name, y))
+            return relu(self._plain(name, y), self.platform)
         return self._fused_relu(fused.norm_relu, name, y)
 
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
         """max_pool(relu(norm(y)))."""
         if not self.fused:
-            return max_pool(self.relu(name, y))
+            return max_pool(self.relu(name, y), self.platform)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
         """relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
-            return nn.relu(add(self._plain(name, y, **options), x, dtype))
+            return relu(add(self._plain(name, y, **options), x, dtype), self.platform)
         own = self._params(name, y, **options)
         out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._config(dtype))
         own.update_running_stats(*statistics)
@@ -228,7 +224,7 @@ class Norms:
     ) -> jax.Array:
         """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
-            return nn.relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
+            return relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype), self.platform)
         of_y, of_z = self._params(name, y, **options), self._params(name_z, z)
         args = y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias
         out, statistics_y, statistics_z = fused.norms_add_relu(*args, self._config(dtype))
@@ -250,7 +246,7 @@ class Norms:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
     def _config(self, dtype: Any) -> NormConfig:
-        return NormConfig(self.epsilon, dtype, self.axis_name)
+        return NormConfig(self.epsilon, dtype, self.axis_name, self.platform)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -261,8 +257,3 @@ class Norms:
 def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
     """The sum of two branches in `dtype`; either may be float32, from a layer kept in float32."""
     return x.astype(dtype) + y.astype(dtype)
-
-
-def max_pool(x: jax.Array) -> jax.Array:
-    """3x3 max-pooling with stride 2 and padding 1."""
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mixedres.models.layers import Conv, Norms, add, max_pool, policy_of
+from mixedres.models.layers import Conv, Norms, add, policy_of
+from mixedres.models.operations import max_pool
 
 ModuleFn = Callable[..., nn.Module]
 
@@ -158,6 +159,7 @@ class ResNet(nn.Module):
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 too; other modules cast their operands to the compute dtype.
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
+      platform: of the devices that run the network; see `mixedres.models.operations`.
     """
 
     stage_sizes: Sequence[int]
@@ -177,6 +179,7 @@ class ResNet(nn.Module):
     precision: Any = None
     keep_float32: str = ""
     fused: bool = False
+    platform: str | None = None
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -187,7 +190,7 @@ class ResNet(nn.Module):
         x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
         self.sow("intermediates", "initial_conv", x)
         if preactivated:
-            x = x if self.small_images else max_pool(x)
+            x = x if self.small_images else max_pool(x, self.platform)
         else:
             x = norms.relu("stem_norm", x) if self.small_images else norms.relu_pool("stem_norm", x)
         if not self.small_images:
@@ -229,6 +232,7 @@ class ResNet(nn.Module):
             policy=self.policy,
             kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
             precision=self.precision,
+            platform=self.platform,
             keep_float32=self.keep_float32,
             name=name,
         )
@@ -245,4 +249,5 @@ class ResNet(nn.Module):
             epsilon=self.epsilon,
             axis_name=self.axis_name,
             keep_float32=self.keep_float32,
+            platform=self.platform,
         )

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -58,9 +59,9 @@ def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
     return make_mesh(devices), batch_size
 
 
-# Platforms on which fused norms make the step faster in every benchmark in experiments/results. On the CPU it is the
-# same within 6 %; docs/performance.md has the numbers.
-FUSED_IS_FASTER_ON: frozenset[str] = frozenset()
+# (platform, compute dtype) for which fused norms make the step faster in every benchmark in experiments/results.
+# docs/performance.md has the numbers.
+FUSED_IS_FASTER_ON = frozenset({("cpu", "float32")})
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -80,7 +81,8 @@ def build(config: ConfigDict) -> Experiment:
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
     options = config.model.to_dict()
-    fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].platform)
+    platform = mesh.devices.flat[0].platform
+    fused = _fused(options.pop("fused"), config, chosen, platform)
     with errors("config.model"):
         model = models.create(
             **options,
@@ -89,6 +91,7 @@ def build(config: ConfigDict) -> Experiment:
             epsilon=config.batch_norm.epsilon,
             axis_name=AXIS if config.batch_norm.sync else None,
             fused=fused,
+            platform=platform,
             **chosen.network_options,
         )
     steps_per_epoch = source.train_examples // batch_size
@@ -121,7 +124,8 @@ def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform
         obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
     if given == "true" and obstacle:
         raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
-    return not obstacle and (given == "true" or (given == "auto" and platform in FUSED_IS_FASTER_ON))
+    is_faster = (platform, str(jnp.dtype(chosen.policy.compute_dtype))) in FUSED_IS_FASTER_ON
+    return not obstacle and (given == "true" or (given == "auto" and is_faster))
 
 
 def _check_paths(experiment: Experiment) -> None:

@@ -71,7 +71,7 @@ class Fails:
     """A contender that takes so many steps and then runs out of memory."""
 
     def __init__(self, name, steps):
-        self.name, self.left, self.seconds = name, steps, []
+        self.name, self.left, self.seconds, self.cpu_seconds = name, steps, [], []
 
     def take(self, steps):
         self.left -= steps
@@ -84,7 +84,7 @@ def test_who_fails_in_the_timing_takes_no_further_part(capsys):
     left = [one, other]
     failed = runs.take_turns(left, rounds=4, steps=2, label=lambda contender: contender.name)
     assert failed == ["other: MemoryError: no memory left"] and left == [one]
-    assert len(one.seconds) == 4 and len(other.seconds) == 2
+    assert len(one.seconds) == len(one.cpu_seconds) == 4 and len(other.seconds) == len(other.cpu_seconds) == 2
     assert capsys.readouterr().out.count("other") == 2
 
 

@@ -1,5 +1,7 @@
 """From a config to objects: lengths, rates and what reaches the model."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,8 @@ def test_lists_and_level_of_the_config_reach_the_rewrite():
 def test_layers_that_the_config_keeps_in_float32_reach_the_step(preset):
     """And no other: of 3 products of the head, forward and backward, every one, of the others none."""
     experiment = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
+    assert experiment.model.platform == "cpu"
+    experiment = dataclasses.replace(experiment, model=experiment.model.clone(platform="gpu"))
     state = jax.eval_shape(experiment.init_state)
     jaxpr = jax.make_jaxpr(experiment.train_step())(state, experiment.batch_shapes)
     found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)

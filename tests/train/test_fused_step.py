@@ -143,21 +143,26 @@ def test_the_finite_check_sees_kernels_in_any_order(ohwi):
 
 
 def test_auto_is_what_was_measured():
-    """Fused where every benchmark of the platform in experiments/results has it faster, in every preset."""
-    gains: dict[str, list[float]] = {}
+    """Fused where every benchmark of the platform and the dtype in experiments/results has it faster."""
+    gains: dict[tuple[str, str], list[float]] = {}
     for path in runs.RESULTS.glob("benchmark_*.json"):
         benchmark = json.loads(path.read_text())
         for row in benchmark["rows"]:
             if row.get("norms") == "fused":
-                gains.setdefault(benchmark["device"]["platform"], []).append(row["speedup"]["plain"]["interval"][0])
-    assert "cpu" in gains
-    assert {platform for platform, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
+                place = (
+                    benchmark["device"]["platform"],
+                    str(jnp.dtype(precision.get(row["preset"]).policy.compute_dtype)),
+                )
+                gains.setdefault(place, []).append(row["speedup"]["plain"]["interval"][0])
+    assert ("cpu", "float16") in gains
+    assert {place for place, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
 
 
-@pytest.mark.parametrize("faster_on", [frozenset({"cpu"}), frozenset({"gpu"})], ids=str)
+@pytest.mark.parametrize("faster_on", [frozenset({("cpu", "float16")}), frozenset({("gpu", "float16")})], ids=str)
 def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
     monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER_ON", faster_on)
-    assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in faster_on)
+    assert build(run_cases.tiny("fp16")).model.fused == (("cpu", "float16") in faster_on)
+    assert not build(run_cases.tiny("fp32")).model.fused
     for preset, options in (("fp16_rewrite", {}), ("bf16_rewrite", {}), ("fp16", {"batch_norm__frozen": "true"})):
         assert not build(run_cases.tiny(preset, **options)).model.fused
     assert build(run_cases.tiny("fp16", model__fused="true")).model.fused

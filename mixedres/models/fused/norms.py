@@ -36,6 +36,7 @@ from mixedres.models.fused.statistics import (
     gradient,
     sums,
 )
+from mixedres.models.operations import relu
 
 _barrier: Callable[[Any], Any] = jax.lax.optimization_barrier
 
@@ -61,8 +62,8 @@ def _checked(fn: Any) -> Any:
     return call
 
 
-def _relu(x: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.maximum(x, 0).astype(dtype)
+def _relu(x: jax.Array, config: NormConfig) -> jax.Array:
+    return relu(x, config.platform).astype(config.dtype)
 
 
 # ---- norm and ReLU
@@ -78,7 +79,7 @@ def norm_relu(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfi
 def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> Any:
     vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, here = _barrier((y, vectors))
-    return (_relu(here.applied(y_here), config.dtype), statistics), (y, vectors, scale, bias)
+    return (_relu(here.applied(y_here), config), statistics), (y, vectors, scale, bias)
 
 
 def _norm_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
@@ -138,7 +139,7 @@ def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, con
         raise ValueError(f"y has the shape {y.shape}; to pool it must be (batch, height, width, channels)")
     vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, here = _barrier((y, vectors))
-    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), config.dtype)))
+    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), config)))
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
 
@@ -165,7 +166,7 @@ def norm_add_relu(
 def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> Any:
     vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, x_here, here = _barrier((y, x, vectors))
-    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), config.dtype)
+    out = _relu(here.applied(y_here) + x_here.astype(jnp.promote_types(accum_dtype(y), x.dtype)), config)
     # An empty array with the dtype of `x`: only arrays can be residuals.
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
@@ -207,7 +208,7 @@ def _norms_add_relu_forward(*args: Any) -> Any:
     of_y, statistics_y = batch_statistics(y, scale_y, bias_y, config)
     of_z, statistics_z = batch_statistics(z, scale_z, bias_z, config)
     y_here, z_here, here_y, here_z = _barrier((y, z, of_y, of_z))
-    out = _relu(here_y.applied(y_here) + here_z.applied(z_here), config.dtype)
+    out = _relu(here_y.applied(y_here) + here_z.applied(z_here), config)
     return (out, statistics_y, statistics_z), ((y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z))
 
 

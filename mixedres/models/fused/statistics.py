@@ -24,11 +24,13 @@ class NormConfig(NamedTuple):
       epsilon: added to the variance.
       dtype: dtype of the result.
       axis_name: mesh axis over which statistics are averaged; None for statistics per device.
+      platform: see `mixedres.models.operations.relu`.
     """
 
     epsilon: float
     dtype: Any
     axis_name: str | None = None
+    platform: str | None = None
 
 
 class Statistics(NamedTuple):

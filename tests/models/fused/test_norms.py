@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres.models import fused
 from mixedres.models.fused.statistics import _parts, channel_sums
-from mixedres.models.layers import max_pool
-from tests.models.networks import relative
+from mixedres.models.operations import max_pool
 
 EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
 SHAPES = {"map": (4, 6, 5, 7), "large": (2, 16, 18, 3), "vector": (48, 5)}
@@ -79,6 +78,11 @@ def in_half(kinds, shape, half):
     """The same with maps in half, as jax's arrays."""
     args = zip(arguments(kinds, shape), kinds, strict=True)
     return [jnp.asarray(x, half if kind == "m" else jnp.float32) for x, kind in args]
+
+
+def relative(actual, expected):
+    expected = np.asarray(expected, np.float64)
+    return np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
 
 
 def with_gradients(fn, g, *args):
@@ -199,12 +203,13 @@ def test_over_devices(name, sync, checked):
         args = [jnp.asarray(x) for x in arguments(kinds, (8, 4, 4, 3))]
         config = fused.NormConfig(EPSILON, jnp.float64, axis_name)
         forms = (lambda *args: fast(*args, config), partial(plain, axis_name=axis_name))
-
-        def both(*args):
-            return tuple(loss_and_grads(fn, *args) for fn in forms)
-
-        out_specs = ((P(), specs),) * 2
-        both = jax.shard_map(both, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=checked)
+        both = jax.shard_map(
+            lambda *args: tuple(loss_and_grads(fn, *args) for fn in forms),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=((P(), specs),) * 2,
+            check_vma=checked,
+        )
         for a, b in zip(*map(jax.tree.leaves, jax.jit(both)(*args)), strict=True):
             assert relative(a, b) <= 1e-12
 
@@ -251,6 +256,17 @@ def test_the_variance_of_a_constant_channel_is_not_negative(name):
     out, *statistics = fast(*args, fused.NormConfig(1e-12, jnp.float32))
     assert jnp.isfinite(out).all()
     assert all((found.var >= 0).all() for found in statistics)
+
+
+def test_keywords_and_a_wide_shortcut():
+    with jax.enable_x64(True):
+        y, x, scale, bias = (jnp.asarray(a) for a in arguments("mmvv", (2, 4, 4, 3)))
+        config = fused.NormConfig(EPSILON, jnp.float64)
+        out, _ = fused.norm_add_relu(y=y.astype(jnp.float32), x=x, scale=scale, bias=bias, config=config)
+        near, _ = fused.norm_add_relu(y.astype(jnp.float32), x + 1e-10, scale, bias, config)
+        kept = np.asarray((out > 0) & (near > out))
+        np.testing.assert_allclose(np.asarray(near - out)[kept], 1e-10, rtol=1e-3)
+        assert kept.sum() > 20
 
 
 @pytest.mark.parametrize(

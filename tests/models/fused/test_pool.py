@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixedres.models.fused.pool import max_pool, unpool
-from mixedres.models.layers import max_pool as plain_pool
+from mixedres.models.operations import max_pool as plain_pool
 
 pool, spread_gradients = jax.jit(max_pool), jax.jit(unpool, static_argnums=2)
 

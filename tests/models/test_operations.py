@@ -1,0 +1,173 @@
+"""The form of the operations for CPUs against XLA's own and against float64, and what is in its program."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres._internal import jax_compat
+from mixedres.models import operations
+from mixedres.models.operations import convolution, max_pool, relu
+from tests.models import networks
+
+# (batch, height, width, channels, filters, size, stride) of each form.
+PRODUCTS = [(4, 6, 5, 8, 16, 1, 1), (3, 7, 5, 16, 8, 1, 2), (2, 1, 1, 8, 4, 1, 1)]
+WINDOWS = [
+    (4, 2, 2, 16, 8, 3, 1),
+    (3, 4, 4, 8, 16, 3, 2),  # the result is smaller than the kernel, the map is not
+    (2, 1, 1, 8, 4, 3, 1),
+    (2, 1, 3, 8, 4, 3, 1),
+    (1, 5, 3, 4, 8, 7, 2),
+    (2, 1, 1, 3, 4, 7, 2),
+]
+PIECES = [(6, 16, 16, 4, 4, 3, 1), (4, 15, 17, 3, 8, 3, 2), (2, 20, 20, 3, 4, 7, 2)]
+PLAIN = [(2, 3, 3, 4, 8, 3, 1), (1, 16, 16, 3, 4, 7, 2)]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """A cache that holds few values."""
+    monkeypatch.setattr(operations, "_PIECE", 1100)
+
+
+def with_gradients(shape, platform):
+    """A function from (x, kernel, cotangent) to the result and both gradients."""
+
+    def compute(x, kernel, g):
+        y, vjp = jax.vjp(lambda x, kernel: convolution(x, kernel, shape[6], platform=platform), x, kernel)
+        return y, *vjp(g)
+
+    return compute
+
+
+def arrays(shape, dtype):
+    batch, height, width, channels, filters, size, stride = shape
+    rng = np.random.default_rng(0)
+    result = (batch, -(-height // stride), -(-width // stride), filters)
+    shapes = (batch, height, width, channels), (size, size, channels, filters), result
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def counts(shape, platform="cpu", dtype=jnp.float32):
+    """{primitive: how often} of a result and its gradients."""
+    jaxpr = jax.make_jaxpr(with_gradients(shape, platform))(*arrays(shape, dtype))
+    return collections.Counter(eqn.primitive.name for eqn in jax_compat.equations(jaxpr))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", PRODUCTS + WINDOWS + PIECES, ids=str)
+def test_results_and_gradients_are_as_near_to_float64_as_a_convolution(shape, dtype, small_pieces):
+    given = arrays(shape, dtype)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in given]
+        exact = jax.jit(with_gradients(shape, None))(*wide)
+    own, plain = (jax.jit(with_gradients(shape, platform))(*given) for platform in ("cpu", None))
+    unit = float(jnp.finfo(dtype).eps)
+    for ours, theirs, expected in zip(own, plain, exact, strict=True):
+        assert ours.dtype == dtype and ours.shape == expected.shape
+        assert networks.relative(ours, expected) <= max(1.01 * networks.relative(theirs, expected), 4e-7, unit / 2)
+
+
+def test_each_shape_has_its_form(small_pieces):
+    for shape in PRODUCTS + WINDOWS:
+        assert counts(shape)["conv_general_dilated"] == 0 and counts(shape)["dot_general"] == 3
+    for shape, pieces in zip(PIECES, (6, 4, 2), strict=True):
+        assert counts(shape)["conv_general_dilated"] == 2 + pieces
+    for shape in PLAIN:
+        assert counts(shape) == counts(shape, "gpu") and counts(shape)["conv_general_dilated"] == 3
+    for shape in PRODUCTS + WINDOWS + PIECES:
+        found = counts(shape, "gpu")
+        assert found["conv_general_dilated"] == 3 and not found["dot_general"] + found["concatenate"]
+
+
+def test_taps_that_meet_padding_alone_are_left_out():
+    """A 7x7 kernel on a map of one pixel is a product with its middle."""
+    jaxpr = jax.make_jaxpr(lambda x, kernel: convolution(x, kernel, 1, platform="cpu"))
+    (dot,) = [
+        eqn
+        for eqn in jax_compat.equations(jaxpr(jnp.ones((2, 1, 1, 8)), jnp.ones((7, 7, 8, 4))))
+        if eqn.primitive.name == "dot_general"
+    ]
+    assert [var.aval.shape for var in dot.invars] == [(2, 8), (8, 4)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_image_without_a_batch_is_refused_as_before(size):
+    for platform in ("cpu", None):
+        with pytest.raises(TypeError, match="ndim to be equal, got 3 and 4"):
+            convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1, platform=platform)
+
+
+def test_the_batch_is_divided_into_equal_pieces_that_the_cache_holds():
+    def pieces(batch, side, channels, filters, stride=1):
+        x, kernel = jnp.empty((batch, side, side, channels)), jnp.empty((3, 3, channels, filters))
+        return operations._pieces(x, kernel, stride)
+
+    assert pieces(128, 32, 16, 16) == 8 and pieces(32, 32, 16, 16) == 2 and pieces(32, 16, 32, 32) == 1
+    assert pieces(32, 32, 3, 16) == 2 and pieces(32, 32, 16, 32, stride=2) == 2
+    # Without a divisor that is large enough, the largest of those up to 16.
+    assert pieces(7, 64, 64, 64) == 7 and pieces(34, 64, 64, 64) == 2 and pieces(1, 512, 64, 64) == 1
+
+
+@pytest.mark.parametrize("shape", [PRODUCTS[0], WINDOWS[0], PIECES[0]], ids=["product", "windows", "pieces"])
+def test_other_derivatives(shape, small_pieces):
+    x, kernel, _ = arrays(shape, "float32")
+
+    def loss(platform):
+        return lambda x, kernel: jnp.sin(convolution(x, kernel, shape[6], platform=platform)).sum()
+
+    def results(f):
+        gradient = jax.grad(f, 1)
+        yield jax.jvp(f, (x, kernel), (kernel.sum() * x, 2 * kernel))[1]
+        yield jax.jvp(lambda x: f(x, kernel), (x,), (2 * x,))[1]
+        yield jax.jvp(gradient, (x, kernel), (x, kernel))[1]  # forward over reverse
+        yield jax.grad(lambda x: jnp.sum(gradient(x, kernel) ** 2))(x)  # reverse over reverse
+        yield jax.vmap(gradient, (None, 0))(x, jnp.stack([kernel, 2 * kernel]))
+        yield jax.vmap(jax.grad(f), (0, None))(jnp.stack([x, 2 * x]), kernel)
+
+    for ours, theirs in zip(results(loss("cpu")), results(loss(None)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * float(jnp.abs(theirs).max()))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 8), (7, 7)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_pool_has_the_same_maxima_and_the_same_ties(size, dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-2, 3, (2, *size, 3)), dtype)  # many are equal
+    (expected, plain), (got, own) = (jax.vjp(lambda x, p=p: max_pool(x, p), x) for p in (None, "cpu"))
+    np.testing.assert_array_equal(got, expected)
+    g = jnp.asarray(rng.integers(1, 9, got.shape), dtype)  # sums are exact
+    np.testing.assert_array_equal(own(g)[0], plain(g)[0])
+    bad = x.at[0, 0, 0, 0].set(jnp.nan)
+    np.testing.assert_array_equal(max_pool(bad, "cpu"), max_pool(bad))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: max_pool(x, "cpu").sum()))(x)
+    assert not [e for e in jax_compat.equations(jaxpr) if "scatter" in e.primitive.name or "window" in e.primitive.name]
+
+
+def test_the_relu_is_the_same():
+    x = jnp.asarray([-jnp.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, jnp.inf, jnp.nan])
+    np.testing.assert_array_equal(relu(x, "cpu"), relu(x))
+    ours, theirs = (jax.vmap(jax.grad(lambda x, p=p: relu(x, p)))(x) for p in ("cpu", None))
+    np.testing.assert_array_equal(ours, theirs)
+    assert relu(x.astype(jnp.float16), "cpu").dtype == jnp.float16
+
+
+@pytest.mark.parametrize(("name", "version", "fused"), [("resnet50", "1.5", False), ("resnet18", "2", True)])
+def test_a_network_has_the_same_results_and_gradients(name, version, fused):
+    """Of every form one layer at least: the last maps have 2x2 pixels."""
+    model = networks.small(name, version, stage_sizes=(1, 1, 1, 1), fused=fused)
+    variables, images = networks.random_variables(model), networks.images((2, 64, 64, 3))
+
+    def loss(params, model):
+        logits, _ = model.apply({**variables, "params": params}, images, train=True, mutable=["batch_stats"])
+        return jax.nn.log_softmax(logits)[:, 0].sum()
+
+    own, plain = (
+        jax.jit(jax.value_and_grad(loss), static_argnums=1)(variables["params"], model.clone(platform=platform))
+        for platform in ("cpu", None)
+    )
+    np.testing.assert_allclose(own[0], plain[0], rtol=1e-5)
+    for ours, theirs in zip(*map(jax.tree.leaves, (own[1], plain[1])), strict=True):
+        assert networks.relative(ours, theirs) < 1e-3 or np.abs(np.asarray(theirs)).max() < 1e-5
