@@ -85,7 +85,7 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=GPUS[case.gpu].target_config(), topology="1x1x1", topology_name=""
     )
-    experiment = dataclasses.replace(experiment, mesh=make_mesh(list(topology.devices)))
+    experiment = experiment.on(make_mesh(list(topology.devices)))
     with _without_cache():
         compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
     return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}

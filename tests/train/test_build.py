@@ -1,6 +1,7 @@
 """From a config to objects: lengths, rates and what reaches the model."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,13 @@ def test_lists_and_level_of_the_config_reach_the_rewrite():
     chosen = build(config).precision
     assert chosen.implementation == "graph_rewrite" and chosen.level == "infer_as_deny"
     assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
+
+
+def test_the_network_has_the_form_for_its_devices():
+    experiment = build(run_cases.tiny("fp16"))
+    mesh = types.SimpleNamespace(devices=np.asarray([types.SimpleNamespace(platform="gpu")]))
+    moved = experiment.on(mesh)
+    assert (experiment.model.platform, moved.model.platform) == ("cpu", "gpu") and moved.mesh is mesh
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
