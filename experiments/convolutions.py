@@ -13,7 +13,6 @@ convolutions_NAME.json to experiments/results (NAME from --name, else the device
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -66,6 +65,13 @@ def passes(shape: tuple[int, ...], platform: str | None) -> dict[str, tuple[Call
     return found | ({"gradient of the kernel": (partial(gradient, 1), [g, x, *kernels])} if kernels else {})
 
 
+def take(program: Callable[..., Any], arguments: list[jax.Array], steps: int) -> None:
+    """Runs a compiled program so many times and waits for the last result."""
+    for _ in range(steps):
+        result = program(*arguments)
+    jax.block_until_ready(result)
+
+
 def measure(shape: tuple[int, ...], rounds: int, steps: int) -> list[dict[str, Any]]:
     """A row for each pass of a shape."""
     forms = {name: passes(shape, platform) for name, platform in FORMS.items()}
@@ -75,12 +81,7 @@ def measure(shape: tuple[int, ...], rounds: int, steps: int) -> list[dict[str, A
         seconds: dict[str, list[float]] = {form: [] for form in FORMS}
         for _ in range(rounds):
             for form, program in compiled.items():
-                jax.block_until_ready(program(*arguments))
-                began = time.process_time()
-                for _ in range(steps):
-                    result = program(*arguments)
-                jax.block_until_ready(result)
-                seconds[form].append((time.process_time() - began) / steps)
+                seconds[form].append(runs.timed(partial(take, program, arguments), steps)[1])
         milliseconds = {f"{form}_ms": 1e3 * statistics.median(values) for form, values in seconds.items()}
         ratio = runs.paired_ratio(seconds["xla"], seconds["ours"])
         rows.append({"shape": list(shape), "pass": name, **milliseconds, "xla_to_ours": ratio})
@@ -98,6 +99,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=3, help="of each form in a round (default 3)")
     parser.add_argument("--name", help="of the file of results (default: the device)")
     options = parser.parse_args(argv)
+    for name in ("rounds", "steps"):
+        if getattr(options, name) < 1:
+            print(f"convolutions: --{name}={getattr(options, name)} must be >= 1", file=sys.stderr)
+            return 2
     device = environment.device(jax.devices()[:1])
     rows = []
     print("| batch, pixels, channels, filters, size, stride | pass | XLA's form, ms | ours, ms | XLA's / ours |")

@@ -71,7 +71,7 @@ def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int)
 
 
 def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
-    """What is told of each, with the ratios of our times to its own in the same dtype (below 1: ours is faster)."""
+    """A row of figures for each contender; a ratio is our time / its own in the same dtype."""
     own = {c.dtype: c for c in reversed(contenders) if c.name.startswith("mixedres")}
     found = []
     for one in contenders:

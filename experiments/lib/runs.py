@@ -49,8 +49,6 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
 def take_turns(contenders: list[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> list[str]:
     """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round, in an order drawn anew.
 
-    A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
-
     Args:
       contenders: each has `take(steps)`, which waits for the last step, and the lists `seconds` and `cpu_seconds` (of
         the process, all threads). One that fails is taken out of this list, and gives its memory back.
@@ -66,18 +64,27 @@ def take_turns(contenders: list[Any], rounds: int, steps: int, label: Callable[[
         for name in [names[i] for i in order.permutation(len(names))]:
             contender = contenders[[label(one) for one in contenders].index(name)]
             try:
-                contender.take(1)
-                started, cpu = time.perf_counter(), time.process_time()
-                contender.take(steps)
+                seconds, cpu_seconds = timed(contender.take, steps)
             except Exception as error:
                 contenders.remove(contender)
                 failed.append(f"{name}: {one_line(error)}")
             else:
-                contender.seconds.append((time.perf_counter() - started) / steps)
-                contender.cpu_seconds.append((time.process_time() - cpu) / steps)
+                contender.seconds.append(seconds)
+                contender.cpu_seconds.append(cpu_seconds)
         times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
         print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
     return failed
+
+
+def timed(take: Callable[[int], Any], steps: int) -> tuple[float, float]:
+    """Seconds and CPU seconds (of the process, all threads) of a step; `take` takes so many and waits for the last.
+
+    A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
+    """
+    take(1)
+    started, cpu = time.perf_counter(), time.process_time()
+    take(steps)
+    return (time.perf_counter() - started) / steps, (time.process_time() - cpu) / steps
 
 
 def one_line(error: Exception) -> str:

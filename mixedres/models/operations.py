@@ -11,6 +11,7 @@ XLA for CPUs has fast kernels for convolutions, and cases in which it does not u
 docs/performance.md has the numbers, and `experiments.convolutions` measures them again.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,7 @@ def convolution(
         return _convolution(x, kernel, stride, precision)
     if size == 1:
         return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
-    if -(-x.shape[1] // stride) * -(-x.shape[2] // stride) < size**2:
+    if math.prod(_strided(extent, stride) for extent in x.shape[1:3]) < size**2:
         return _product_of_windows(x, kernel, stride, precision)
     if _pieces(x, kernel, stride) > 1:
         return _with_gradient_in_pieces(x, kernel, stride, precision)
@@ -109,7 +110,7 @@ def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, precision:
     size, pad, wide = kernel.shape[0], kernel.shape[0] // 2, jnp.promote_types(x.dtype, jnp.float32)
     padded = jnp.pad(x.astype(wide), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     rows, columns = (_taps(extent, size, stride) for extent in x.shape[1:3])
-    ends = [stride * (-(-extent // stride) - 1) + 1 for extent in x.shape[1:3]]
+    ends = [stride * (_strided(extent, stride) - 1) + 1 for extent in x.shape[1:3]]
     windows = [padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for i in rows for j in columns]
     inside = kernel[rows.start : rows.stop, columns.start : columns.stop].astype(wide)
     product = _product(jnp.concatenate(windows, axis=-1), inside.reshape(-1, kernel.shape[-1]), precision)
@@ -118,8 +119,13 @@ def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, precision:
 
 def _taps(extent: int, size: int, stride: int) -> range:
     """The rows (or columns) of a kernel that meet a map of `extent` rows; the others meet padding alone."""
-    pad, last = size // 2, stride * (-(-extent // stride) - 1)
+    pad, last = size // 2, stride * (_strided(extent, stride) - 1)
     return range(max(0, pad - last), min(size, pad + extent))
+
+
+def _strided(extent: int, stride: int) -> int:
+    """Rows (or columns) of the result for a map of `extent` rows."""
+    return -(-extent // stride)
 
 
 def _product(x: jax.Array, matrix: jax.Array, precision: Any) -> jax.Array:
@@ -157,7 +163,7 @@ def max_pool(x: jax.Array, platform: str | None = None) -> jax.Array:
 
     Args:
       x: (b, h, w, c).
-      platform: 'cpu': the same without XLA's scatter, which takes 40 times the time there.
+      platform: 'cpu': the same without XLA's scatter, which is slow there.
 
     Returns:
       (b, ceil(h / 2), ceil(w / 2), c). A NaN in a window is its maximum.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, gradient_range, loss_scale_overhead
+from experiments import benchmark, convolutions, gradient_range, loss_scale_overhead
 from experiments.lib import runs
 from mixedres import precision
 from mixedres.config import flags as command_flags
@@ -65,6 +65,23 @@ def test_the_step_without_a_check_is_the_same_step(one_block):
         compiled, state, batch = loss_scale_overhead.make(wrapped, "fp16", "cifar_resnet8")
         results.append(compiled(state, batch)[0])
     jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
+
+
+def test_both_forms_of_an_operation_compute_the_same_in_every_pass(results, monkeypatch, capsys):
+    shapes = ((2, 2, 3, 4, 3, 1), (2, 5, 3))
+    monkeypatch.setattr(convolutions, "SHAPES", shapes)
+    assert convolutions.main(["--rounds=2", "--steps=1", "--name=test"]) == 0
+    rows = json.loads((results / "convolutions_test.json").read_text())["rows"]
+    names = ["result", "gradient of the map", "gradient of the kernel"]
+    assert [(tuple(row["shape"]), row["pass"]) for row in rows] == [
+        *((shapes[0], name) for name in names),
+        *((shapes[1], name) for name in names[:2]),
+    ]
+    assert capsys.readouterr().out.count("\n") == 2 + len(rows) + 1
+    for shape in shapes:
+        plain, own = (convolutions.passes(shape, platform) for platform in convolutions.FORMS.values())
+        for (function, arguments), (other, _) in zip(plain.values(), own.values(), strict=True):
+            np.testing.assert_allclose(function(*arguments), other(*arguments), rtol=1e-5, atol=1e-5)
 
 
 class Fails:
