@@ -78,8 +78,9 @@ def page() -> str:
     ]
     if compared:
         intro = (
-            "Training steps from equal weights, timed in turns. Where our time / its is below 1, ours is faster. CPU "
-            "time is that of all threads, also of those that spin while they wait."
+            "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions "
+            "from bytes to probabilities. Where our time / its is below 1, ours is faster. CPU time is that of all "
+            "threads, also of those that spin while they wait."
         )
         parts += ["## Beside other libraries", intro, *map(peers, compared)]
     if timed:
@@ -110,7 +111,7 @@ def accuracy(result: dict[str, Any]) -> str:
 
 
 def peers(result: dict[str, Any]) -> str:
-    """Our steps and those of other libraries, timed in turns."""
+    """Our passes and those of other libraries, timed in turns."""
     table = _lines(versus.table(result["rows"], result["loss_steps"]))
     return f"{table}`{result['command']}`, OMP_WAIT_POLICY {result['omp_wait_policy']}, {_where(result)}."
 

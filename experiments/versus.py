@@ -1,21 +1,28 @@
-"""Our training step against the Flax example's and PyTorch's: one machine, one process, in turns.
+"""Our training, evaluation and prediction against the Flax example's and PyTorch's: one machine, one process, in turns.
 
 python -m experiments.versus --flax=DIR
+python -m experiments.versus --flax=DIR --passes=training,evaluation,prediction
 python -m experiments.versus --models=cifar_resnet20 --image_size=32 --batch=64 --num_classes=10 --dtypes=fp32,bf16
 
 DIR is a checkout of Flax's repository (git clone --depth=1 --filter=blob:none, about 40 MB), whose examples/imagenet is
 read where it lies. PyTorch takes part where it is installed: channels_last, autocast with a GradScaler in fp16, eager
 and compiled. Who cannot take part is named, and the others go on.
 
-All begin with the same weights on the same batch of random images, with the same SGD (Nesterov momentum 0.9, 1e-4 of
-L2 on the kernels), and the loss after --loss_steps steps is told for each. Then they are timed: a round gives each of
-them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own. Wall time says how long one
-waits, CPU time (of the process, all threads) how much work it was; threads that spin while they wait count as work, so
-on a CPU start it with OMP_WAIT_POLICY=PASSIVE as well, which the results name. Prints a table for every model and
-writes versus_NAME.json and .png to experiments/results (NAME from --name, else the device).
+A step is a pass over the batch. In training it is an optimizer step: SGD with Nesterov momentum 0.9 and 1e-4 of L2 on
+the kernels. In evaluation it gives the loss and the number of correct classes by the running statistics, from a batch
+on the device. In prediction it goes from bytes on the host to float32 probabilities on the host, which the Flax example
+does not offer.
+
+All begin with the same weights on the same batch of random images, and the loss at step --loss_steps is told for each;
+only training changes it. Then they are timed: a round gives each of those with the same pass --steps steps, in an order
+drawn anew, and a ratio is the median of the rounds' own. Wall time says how long one waits, CPU time (of the process,
+all threads) how much work it was; threads that spin while they wait count as work, so on a CPU start it with
+OMP_WAIT_POLICY=PASSIVE as well, which the results name. Prints a table for every model and writes versus_NAME.json and
+.png to experiments/results (NAME from --name, else the device).
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import statistics
@@ -34,25 +41,29 @@ from experiments.peers.task import Contender, MissingError, Task
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 
-DTYPES = tuple(ours.PRESETS)
+DTYPES, PASSES = tuple(ours.PRESETS), tuple(ours.PASSES)
 
 
-def candidates(task: Task, dtype: str, flax: pathlib.Path | None) -> Iterator[tuple[str, Callable[[], Contender]]]:
-    """(name, what makes it) of all who could take part in a dtype; ours in its first preset comes first."""
+def candidates(
+    task: Task, kind: str, dtype: str, flax: pathlib.Path | None
+) -> Iterator[tuple[str, Callable[[], Contender]]]:
+    """(name, what makes it) of all who could take part in a kind of pass and a dtype; our first preset comes first."""
     for preset in ours.PRESETS[dtype]:
-        yield f"mixedres, {preset}", lambda preset=preset: ours.Ours(task, dtype, preset)
+        yield f"mixedres, {preset}", lambda preset=preset: ours.PASSES[kind](task, dtype, preset)
     if flax:
-        yield "Flax example", lambda: flax_example.FlaxExample(task, dtype, flax)
+        yield "Flax example", lambda: flax_example.PASSES[kind](task, dtype, flax)
     for compiled in (False, True):
         name = f"PyTorch, {'compiled' if compiled else 'eager'}"
-        yield name, lambda compiled=compiled: pytorch.PyTorch(task, dtype, compiled=compiled)
+        yield name, lambda compiled=compiled: pytorch.PASSES[kind](task, dtype, compiled=compiled)
 
 
-def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int) -> tuple[list[Contender], dict, list]:
-    """Those who can take part, their losses after `steps` steps, and lines about those who cannot."""
+def gather(
+    task: Task, kind: str, dtypes: list[str], flax: pathlib.Path | None, steps: int
+) -> tuple[list[Contender], dict, list]:
+    """Those who can take part in a kind of pass, their losses at step `steps`, and lines about those who cannot."""
     present, losses, missing = [], {}, []
     for dtype in dtypes:
-        for name, make in candidates(task, dtype, flax):
+        for name, make in candidates(task, kind, dtype, flax):
             try:
                 contender = make()
                 losses[name, dtype] = contender.take(steps)
@@ -63,15 +74,18 @@ def gather(task: Task, dtypes: list[str], flax: pathlib.Path | None, steps: int)
             except Exception as error:  # whatever keeps a peer from compiling or running here must not stop the others
                 if name.startswith("mixedres"):
                     raise
-                missing.append(f"{name}, {dtype}: {runs.one_line(error)}")
+                missing.append(f"{name}, {dtype}, {kind}: {runs.one_line(error)}")
             else:
                 present.append(contender)
-                print(f"{task.model}, {name}, {dtype}: loss {losses[name, dtype]:.5f} at step {steps}", flush=True)
+                loss = f"loss {losses[name, dtype]:.5f} at step {steps}"
+                print(f"{task.model}, {kind}, {name}, {dtype}: {loss}", flush=True)
     return present, losses, list(dict.fromkeys(missing))
 
 
-def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
-    """A row of figures for each contender; a ratio is our time / its own in the same dtype."""
+def rows(
+    task: Task, kind: str, contenders: list[Contender], losses: dict[tuple[str, str], float]
+) -> list[dict[str, Any]]:
+    """A row of figures for each contender of a kind of pass; a ratio is our time / its own in the same dtype."""
     own = {c.dtype: c for c in reversed(contenders) if c.name.startswith("mixedres")}
     found = []
     for one in contenders:
@@ -82,6 +96,7 @@ def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], 
                 "model": task.model,
                 "image_size": task.images.shape[1],
                 "batch_size": len(task.labels),
+                "pass": kind,
                 "preset": one.name if one.name.endswith(one.dtype) else f"{one.name}, {one.dtype}",
                 "contender": one.name,
                 "dtype": one.dtype,
@@ -102,9 +117,9 @@ def rows(task: Task, contenders: list[Contender], losses: dict[tuple[str, str], 
 def table(found: list[dict[str, Any]], steps: int) -> list[str]:
     """The lines of a Markdown table."""
     lines = [
-        "| model | dtype | step | threads | ms (range) | our time / its | CPU ms | our CPU time / its | peak memory | "
-        f"loss at step {steps} |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| model | pass | dtype | step | threads | ms (range) | our time / its | CPU ms | our CPU time / its | "
+        f"peak memory | loss at step {steps} |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found:
         low, high = row["step_ms_range"]
@@ -114,6 +129,7 @@ def table(found: list[dict[str, Any]], steps: int) -> list[str]:
         )
         cells = [
             f"{row['model']}, {row['image_size']} px, {row['batch_size']}",
+            row["pass"],
             row["dtype"],
             row["contender"],
             str(row["threads"]),
@@ -135,6 +151,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--models", default="resnet50", help="comma-separated (default resnet50)")
     parser.add_argument("--dtypes", default="fp32,bf16,fp16", help=f"comma-separated: {', '.join(DTYPES)}")
+    parser.add_argument("--passes", default="training", help=f"comma-separated: {', '.join(PASSES)} (default training)")
     parser.add_argument("--flax", type=pathlib.Path, help="a checkout of Flax's repository")
     for name, default, what in (
         ("batch", 256, "images a step"),
@@ -148,10 +165,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=0.01, help="constant (default 0.01)")
     parser.add_argument("--name", help="of the files of results (default: the device)")
     options = parser.parse_args(argv)
-    options.models, options.dtypes = runs.names("models", options.models), runs.names("dtypes", options.dtypes)
-    unknown = [dtype for dtype in options.dtypes if dtype not in DTYPES]
-    if unknown:
-        raise ConfigError(f"--dtypes={unknown[0]} is not known; use {', '.join(DTYPES)}")
+    for name, known in (("models", None), ("dtypes", DTYPES), ("passes", PASSES)):
+        given = runs.names(name, getattr(options, name))
+        unknown = [one for one in given if known and one not in known]
+        if unknown:
+            raise ConfigError(f"--{name}={unknown[0]} is not known; use {', '.join(known)}")
+        setattr(options, name, given)
     for name in ("batch", "image_size", "num_classes", "rounds", "steps", "loss_steps"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name}={getattr(options, name)} must be >= 1")
@@ -175,12 +194,12 @@ def main(argv: list[str]) -> int:
         result["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY", "default")
         result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
         name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"
-        for task in tasks:
-            contenders, losses, absent = gather(task, options.dtypes, options.flax, options.loss_steps)
+        for task, kind in itertools.product(tasks, options.passes):
+            contenders, losses, absent = gather(task, kind, options.dtypes, options.flax, options.loss_steps)
             missing = list(dict.fromkeys([*missing, *absent]))
             failed = runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
-            missing += [f"{line}, in the timing" for line in failed]
-            found += rows(task, contenders, losses)
+            missing += [f"{line}, in the timing of {kind}" for line in failed]
+            found += rows(task, kind, contenders, losses)
             path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
     except ConfigError as error:
         print(f"versus: {error}", file=sys.stderr)
@@ -188,6 +207,7 @@ def main(argv: list[str]) -> int:
     print("\n".join(["", *table(found, options.loss_steps), "", *(f"did not take part: {line}" for line in missing)]))
     for row in found:
         row["preset"] = f"{row['model']}: {row['preset']}" if len(tasks) > 1 else row["preset"]
+        row["preset"] = f"{row['preset']}, {row['pass']}" if options.passes != ["training"] else row["preset"]
     plots.save(plots.benchmark(found, f"{', '.join(options.models)}, {device['kind']}"), path)
     print(path)
     return 0

@@ -1,1 +1,1 @@
-"""The same training step by several hands, for `experiments.versus`: ours, the Flax example's, PyTorch's."""
+"""The same passes over a batch by several hands, for `experiments.versus`: ours, the Flax example's, PyTorch's."""

@@ -1,7 +1,7 @@
-"""The step of Flax's ImageNet example, from a checkout of its repository: its model, its loss, its TrainState.
+"""The steps of Flax's ImageNet example, from a checkout of its repository: its model, its loss, its TrainState.
 
 The example is read where it lies and not changed. Its training script imports TensorFlow, its data sets and CLU; the
-step uses none of them, so that empty modules take their place.
+steps use none of them, so that empty modules take their place.
 
 Its 3x3 convolutions of stride 2 and its pool pad with 'SAME', which for even sizes is not what ours and PyTorch do:
 from equal weights the losses are close, and not equal. On the CPU it trains in float16 without a loss scale.
@@ -13,6 +13,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -37,7 +38,9 @@ _LAYERS = {f"conv{i + 1}": f"Conv_{i}" for i in range(3)} | {f"norm{i + 1}": f"B
 
 
 class FlaxExample:
-    """The pmapped step, on one device."""
+    """What the passes share: the state with the task's weights and the batch, on one device."""
+
+    _step: Any
 
     def __init__(self, task: Task, dtype: str, checkout: pathlib.Path):
         if dtype not in DTYPES:
@@ -45,29 +48,25 @@ class FlaxExample:
         self.name, self.dtype = "Flax example", dtype
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
-        train, models = load(checkout)
-        train.NUM_CLASSES = task.num_classes
+        self._train, models = load(checkout)
+        self._train.NUM_CLASSES = task.num_classes
         half = dtype == "fp16"
-        model = train.create_model(model_cls=_network(task.model, models), half_precision=half)
-        # What JAX calls float32 is TF32 on recent GPUs; fp32 is the true one, as in our preset.
-        with jax.default_matmul_precision("highest" if dtype == "fp32" else "default"):
-            rate = lambda step: task.learning_rate  # noqa: E731
-            config = ConfigDict({"momentum": MOMENTUM, "half_precision": half})
-            state = train.create_train_state(jax.random.key(0), config, model, task.images.shape[1], rate)
-            state = state.replace(**weights(task, state.params, state.batch_stats))
-            self._state = flax.jax_utils.replicate(state, jax.devices()[:1])
-            images = task.normalized.astype(np.float16 if half else np.float32)
-            batch = {"image": images[None], "label": task.labels[None]}
-            self._batch = jax.device_put(batch, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-            step = jax.pmap(partial(train.train_step, learning_rate_fn=rate), "batch", devices=jax.devices()[:1])
-            self._step = step.lower(self._state, self._batch).compile()
+        model = self._train.create_model(model_cls=_network(task.model, models), half_precision=half)
+        self._rate = lambda step: task.learning_rate
+        config = ConfigDict({"momentum": MOMENTUM, "half_precision": half})
+        state = self._train.create_train_state(jax.random.key(0), config, model, task.images.shape[1], self._rate)
+        state = state.replace(**weights(task, state.params, state.batch_stats))
+        self._state = flax.jax_utils.replicate(state, jax.devices()[:1])
+        images = task.normalized.astype(np.float16 if half else np.float32)
+        batch = {"image": images[None], "label": task.labels[None]}
+        self._batch = jax.device_put(batch, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
-    def take(self, steps: int) -> float:
-        """See `Contender.take`; the loss is the cross entropy without its L2 term, as ours is."""
-        for _ in range(steps):
-            self._state, metrics = self._step(self._state, self._batch)
-        jax.block_until_ready(self._state)
-        return float(metrics["loss"][0])
+    def _compiled(self, step: Callable) -> Any:
+        """A step of theirs under pmap, as they call it."""
+        # What JAX calls float32 is TF32 on recent GPUs; fp32 is the true one, as in our preset.
+        with jax.default_matmul_precision("highest" if self.dtype == "fp32" else "default"):
+            mapped = jax.pmap(step, "batch", devices=jax.devices()[:1])
+            return mapped.lower(self._state, self._batch).compile()
 
     def threads(self) -> int:
         """As in our own step."""
@@ -76,6 +75,44 @@ class FlaxExample:
     def peak_bytes(self) -> int:
         """Arguments, results and temporary memory of the compiled step, which donates nothing."""
         return runs.program_bytes(self._step)
+
+
+class Training(FlaxExample):
+    """Its `train_step`."""
+
+    def __init__(self, task: Task, dtype: str, checkout: pathlib.Path):
+        super().__init__(task, dtype, checkout)
+        self._step = self._compiled(partial(self._train.train_step, learning_rate_fn=self._rate))
+
+    def take(self, steps: int) -> float:
+        """See `Contender.take`; the loss is the cross entropy without its L2 term, as ours is."""
+        for _ in range(steps):
+            self._state, metrics = self._step(self._state, self._batch)
+        jax.block_until_ready(self._state)
+        return float(metrics["loss"][0])
+
+
+class Evaluation(FlaxExample):
+    """Its `eval_step`: loss and top-1."""
+
+    def __init__(self, task: Task, dtype: str, checkout: pathlib.Path):
+        super().__init__(task, dtype, checkout)
+        self._step = self._compiled(self._train.eval_step)
+
+    def take(self, steps: int) -> float:
+        """See `Contender.take`."""
+        for _ in range(steps):
+            metrics = self._step(self._state, self._batch)
+        jax.block_until_ready(metrics)
+        return float(metrics["loss"][0])
+
+
+def no_prediction(task: Task, dtype: str, checkout: pathlib.Path) -> Training:
+    """Raises MissingError: the example trains and evaluates."""
+    raise MissingError("has no prediction")
+
+
+PASSES = {"training": Training, "evaluation": Evaluation, "prediction": no_prediction}
 
 
 def load(checkout: pathlib.Path) -> tuple[ModuleType, ModuleType]:

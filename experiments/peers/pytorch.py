@@ -1,4 +1,4 @@
-"""PyTorch's step: channels_last, automatic mixed precision with a GradScaler, eager or compiled.
+"""PyTorch's passes: channels_last, automatic mixed precision (in training with a GradScaler), eager or compiled.
 
 The network is torchvision's where that is installed and has it, else the same modules under the same names, below.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task
+from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task, cross_entropy
 from mixedres._internal.tree import named_leaves
 
 try:
@@ -40,7 +40,7 @@ _NAMES = {
 
 
 class PyTorch:
-    """One optimizer step on the batch, with what its users are told to switch on."""
+    """What the passes share: the network with the task's weights, with what its users are told to switch on."""
 
     def __init__(self, task: Task, dtype: str, *, compiled: bool):
         if torch is None:
@@ -48,6 +48,7 @@ class PyTorch:
         self.name, self.dtype = f"PyTorch, {'compiled' if compiled else 'eager'}", dtype
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
+        self._compile = torch.compile if compiled else lambda function: function
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "tf32" and self._device == "cpu":
             raise MissingError("has no TF32 on the CPU")
@@ -58,17 +59,10 @@ class PyTorch:
         missing, unknown = model.load_state_dict(state_dict(task), strict=False)
         if unknown or not all(name.endswith("num_batches_tracked") for name in missing):
             raise ValueError(f"the weights do not fit: {[*unknown, *missing][:4]}")
-        model = model.to(self._device, memory_format=torch.channels_last).train()
-        decayed = [p for p in model.parameters() if p.ndim > 1]
-        others = [p for p in model.parameters() if p.ndim <= 1]
-        self._optimizer = torch.optim.SGD(
-            [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others}],
-            lr=task.learning_rate,
-            momentum=MOMENTUM,
-            nesterov=True,
-        )
-        self._scaler = torch.amp.GradScaler(self._device, init_scale=2.0**15, enabled=dtype == "fp16")
-        self._model = torch.compile(model) if compiled else model
+        self._network = model.to(self._device, memory_format=torch.channels_last)
+
+    def _place(self, task: Task) -> None:
+        """Puts the normalized batch on the device."""
         images = torch.from_numpy(task.normalized.transpose(0, 3, 1, 2).copy())
         self._images = images.to(self._device, memory_format=torch.channels_last)
         self._labels = torch.from_numpy(task.labels.astype(np.int64)).to(self._device)
@@ -77,25 +71,26 @@ class PyTorch:
         """See `Contender.take`."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.dtype != "fp32"
         for _ in range(steps):
-            self._optimizer.zero_grad(set_to_none=True)
-            with self._autocast():
-                loss = nn.functional.cross_entropy(self._model(self._images), self._labels)
-            self._scaler.scale(loss).backward()
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+            found = self._once()
         if self._device == "cuda":
             torch.cuda.synchronize()
-        return loss.item()
+        return self._loss(found)
+
+    def _once(self) -> Any:
+        """One pass; what `_loss` takes."""
+        raise NotImplementedError
+
+    def _loss(self, found: Any) -> float:
+        return found.item()
 
     def threads(self) -> int:
         """Those of an operation on a CPU."""
         return torch.get_num_threads()
 
     def peak_bytes(self) -> int | None:
-        """Of the tensors at the peak of one step, without those of other contenders on the same GPU."""
+        """Of the tensors at the peak of one pass, without those of other contenders on the same GPU."""
         if self._device == "cpu":
             return None
-        self._optimizer.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_allocated()
         self.take(1)
@@ -103,14 +98,97 @@ class PyTorch:
         return torch.cuda.max_memory_allocated() - others + own
 
     def _tensors(self) -> list[Any]:
-        momenta = [value["momentum_buffer"] for value in self._optimizer.state.values()]
-        return [*self._model.parameters(), *self._model.buffers(), *momenta, self._images, self._labels]
+        """Those that stay on the device between passes."""
+        return [*self._network.parameters(), *self._network.buffers()]
 
     def _autocast(self) -> contextlib.AbstractContextManager:
         dtypes = {"bf16": "bfloat16", "fp16": "float16"}
         if self.dtype not in dtypes:
             return contextlib.nullcontext()
         return torch.autocast(self._device, getattr(torch, dtypes[self.dtype]))
+
+
+class Training(PyTorch):
+    """One optimizer step on the batch."""
+
+    def __init__(self, task: Task, dtype: str, *, compiled: bool):
+        super().__init__(task, dtype, compiled=compiled)
+        self._place(task)
+        parameters = list(self._network.train().parameters())
+        decayed = [p for p in parameters if p.ndim > 1]
+        others = [p for p in parameters if p.ndim <= 1]
+        self._optimizer = torch.optim.SGD(
+            [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others}],
+            lr=task.learning_rate,
+            momentum=MOMENTUM,
+            nesterov=True,
+        )
+        self._scaler = torch.amp.GradScaler(self._device, init_scale=2.0**15, enabled=dtype == "fp16")
+        self._model = self._compile(self._network)
+
+    def _once(self) -> Any:
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._autocast():
+            loss = nn.functional.cross_entropy(self._model(self._images), self._labels)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return loss
+
+    def peak_bytes(self) -> int | None:
+        """As of every pass, with the gradients made anew."""
+        self._optimizer.zero_grad(set_to_none=True)
+        return super().peak_bytes()
+
+    def _tensors(self) -> list[Any]:
+        momenta = [value["momentum_buffer"] for value in self._optimizer.state.values()]
+        return [*super()._tensors(), *momenta, self._images, self._labels]
+
+
+class Evaluation(PyTorch):
+    """Loss and top-1 of the batch, by the running statistics."""
+
+    def __init__(self, task: Task, dtype: str, *, compiled: bool):
+        super().__init__(task, dtype, compiled=compiled)
+        self._place(task)
+        self._model = self._compile(self._network.eval())
+
+    def _once(self) -> Any:
+        with torch.inference_mode(), self._autocast():
+            logits = self._model(self._images)
+            self._correct = (logits.argmax(1) == self._labels).sum()
+            return nn.functional.cross_entropy(logits, self._labels)
+
+    def _tensors(self) -> list[Any]:
+        return [*super()._tensors(), self._images, self._labels]
+
+
+class Prediction(PyTorch):
+    """From bytes on the host to probabilities on the host; all between the two transfers is compiled together."""
+
+    def __init__(self, task: Task, dtype: str, *, compiled: bool):
+        super().__init__(task, dtype, compiled=compiled)
+        self._bytes, self._labels = task.images, task.labels
+        scale = torch.tensor([task.mean, task.std], device=self._device)
+        self._mean, self._std = scale.view(2, 1, -1, 1, 1)
+        self._network.eval()
+        self._run = self._compile(self._probabilities)
+
+    def _once(self) -> np.ndarray:
+        with torch.inference_mode(), self._autocast():
+            return self._run(torch.from_numpy(self._bytes).to(self._device)).cpu().numpy()
+
+    def _probabilities(self, images: Any) -> Any:
+        """(b, h, w, c) uint8 -> (b, classes) float32."""
+        images = images.permute(0, 3, 1, 2)  # which is channels_last
+        logits = self._network((images.float() - self._mean) / self._std)
+        return logits.float().softmax(1)
+
+    def _loss(self, found: np.ndarray) -> float:
+        return cross_entropy(found, self._labels)
+
+
+PASSES = {"training": Training, "evaluation": Evaluation, "prediction": Prediction}
 
 
 def network(model: str, num_classes: int) -> Any:

@@ -33,6 +33,8 @@ SWEEP = "--sweep=experiments/sweeps/precision.py"
         (sweep, [SWEEP, "--verbose"], "'--verbose' is no option of a sweep"),
         (versus, ["--models="], "--models= must name each of one or more once"),
         (versus, ["--dtypes=fp8"], "--dtypes=fp8 is not known; use fp32, tf32, bf16, fp16"),
+        (versus, ["--passes=testing"], "--passes=testing is not known; use training, evaluation, prediction"),
+        (versus, ["--passes=training,"], "--passes=training, must name each of one or more once"),
         (versus, ["--batch=0"], "--batch=0 must be >= 1"),
         (versus, ["--models=vgg16"], "vgg16"),
     ],

@@ -1,16 +1,20 @@
 """The contenders of `experiments.versus`: the same weights, the same losses, and no trouble from who is not there."""
 
+import dataclasses
 import json
 import os
 import pathlib
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from experiments import versus
 from experiments.lib import runs
 from experiments.peers import flax_example, ours, pytorch
-from experiments.peers.task import MissingError
+from experiments.peers.task import MissingError, cross_entropy
+from mixedres import models, precision
 from tests.train import run_cases
 
 TINY = ["--models=cifar_resnet8", "--image_size=16", "--batch=8", "--num_classes=10", "--loss_steps=4"]
@@ -25,16 +29,34 @@ def small(model, size=16, rate=3e-3):
     return ours.task(model, 8, size, 10, rate)
 
 
+def flax_checkout():
+    checkout = os.environ.get("FLAX_CHECKOUT")
+    if not checkout:
+        pytest.skip("needs a checkout of Flax's repository in FLAX_CHECKOUT")
+    return pathlib.Path(checkout)
+
+
 def losses(contender, steps):
     return [contender.take(1) for _ in range(steps)]
 
 
 def check_same(task, other, steps, rtol=2e-3):
     """We and the other train with the same losses."""
-    own, theirs = losses(ours.Ours(task, "fp32", "fp32"), steps), losses(other, steps)
+    own, theirs = losses(ours.Training(task, "fp32", "fp32"), steps), losses(other, steps)
     np.testing.assert_allclose(own[0], theirs[0], rtol=1e-5)
     np.testing.assert_allclose(own, theirs, rtol=rtol)
     assert abs(own[-1] - own[0]) > 0.01  # they did train
+
+
+def trained(model, size):
+    """A task whose norms and statistics all count: at the start every block is the identity."""
+    task, rng = small(model, size), np.random.default_rng(1)
+
+    def moved(x):
+        return (x + 0.1) * rng.uniform(0.5, 1.5, x.shape).astype(x.dtype) if x.ndim == 1 else x
+
+    params, batch_stats = jax.tree.map(moved, (task.params, task.batch_stats))
+    return dataclasses.replace(task, params=params, batch_stats=batch_stats)
 
 
 @pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
@@ -42,7 +64,7 @@ def check_same(task, other, steps, rtol=2e-3):
 def test_pytorch_trains_as_we_do(model, size, rate, steps):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     task = small(model, size, rate)
-    check_same(task, pytorch.PyTorch(task, "fp32", compiled=False), steps)
+    check_same(task, pytorch.Training(task, "fp32", compiled=False), steps)
 
 
 @pytest.mark.slow
@@ -51,52 +73,89 @@ def test_pytorch_decays_the_same_weights(monkeypatch):
     for module in (ours, pytorch):
         monkeypatch.setattr(module, "WEIGHT_DECAY", 5.0)
     task = small("cifar_resnet8", 16)
-    check_same(task, pytorch.PyTorch(task, "fp32", compiled=False), 6, rtol=1e-3)
+    check_same(task, pytorch.Training(task, "fp32", compiled=False), 6, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
 @pytest.mark.slow
 def test_the_flax_example_trains_as_we_do_where_its_padding_is_ours(model, size, rate, steps):
     """'SAME' pads a stride-2 convolution by one on both sides where the size is odd."""
-    checkout = os.environ.get("FLAX_CHECKOUT")
-    if not checkout:
-        pytest.skip("needs a checkout of Flax's repository in FLAX_CHECKOUT")
     task = small(model, size + 1, rate)
-    check_same(task, flax_example.FlaxExample(task, "fp32", pathlib.Path(checkout)), steps)
+    check_same(task, flax_example.Training(task, "fp32", flax_checkout()), steps)
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "prediction"])
+@pytest.mark.parametrize(("model", "size"), [("cifar_resnet8", 16), ("resnet18", 32)])
+@pytest.mark.slow
+def test_pytorch_evaluates_and_predicts_as_we_do(kind, model, size):
+    pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    task = trained(model, size)
+    theirs = pytorch.PASSES[kind](task, "fp32", compiled=False)
+    np.testing.assert_allclose(theirs.take(1), ours.PASSES[kind](task, "fp32", "fp32").take(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "size"), [("cifar_resnet8", 17), ("resnet18", 33)])
+@pytest.mark.slow
+def test_the_flax_example_evaluates_as_we_do_where_its_padding_is_ours(model, size):
+    task = trained(model, size)
+    theirs = flax_example.Evaluation(task, "fp32", flax_checkout())
+    np.testing.assert_allclose(theirs.take(1), ours.Evaluation(task, "fp32", "fp32").take(2), rtol=1e-5)
+
+
+def test_evaluation_and_prediction_have_the_loss_of_the_networks_logits():
+    task = trained("cifar_resnet8", 16)
+    model = models.create(task.model, num_classes=10, policy=precision.get("fp32").policy)
+    variables = {"params": task.params, "batch_stats": task.batch_stats}
+    logits = model.apply(variables, task.normalized, train=False)
+    expected = float(optax.softmax_cross_entropy_with_integer_labels(logits, task.labels).mean())
+    for kind in ("evaluation", "prediction"):
+        np.testing.assert_allclose(ours.PASSES[kind](task, "fp32", "fp32").take(2), expected, rtol=1e-5)
+
+
+def test_a_probability_of_zero_has_a_finite_cross_entropy():
+    probabilities = np.float32([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75]])
+    np.testing.assert_allclose(cross_entropy(probabilities, np.int32([0, 0])), 1.5 * np.log(2), rtol=1e-6)
+    assert 10 < cross_entropy(probabilities, np.int32([2, 1])) < np.inf
 
 
 def test_who_is_missing_is_named_and_the_others_go_on(tmp_path, monkeypatch, capsys):
     run_cases.shrink(monkeypatch)
     monkeypatch.setattr(pytorch, "torch", None)
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
-    assert versus.main([*TINY, "--dtypes=fp32", f"--flax={tmp_path}"]) == 0
+    passes = ["training", "evaluation", "prediction"]
+    assert versus.main([*TINY, "--dtypes=fp32", f"--passes={','.join(passes)}", f"--flax={tmp_path}"]) == 0
     output = capsys.readouterr().out
     for line in (
         "did not take part: Flax example: --flax names no directory with examples/imagenet/train.py and models.py",
+        "did not take part: Flax example: has no prediction",
         "did not take part: PyTorch, eager: is not installed; pip install torch",
     ):
         assert line in output
     result = json.loads((tmp_path / "versus_test.json").read_text())
-    assert [row["contender"] for row in result["rows"]] == ["mixedres, fp32"]
+    assert [(row["pass"], row["contender"]) for row in result["rows"]] == [(kind, "mixedres, fp32") for kind in passes]
+    _, evaluation, prediction = (row["loss"] for row in result["rows"])
+    np.testing.assert_allclose(evaluation, prediction, rtol=1e-5)
     assert (tmp_path / "versus_test.png").exists()
-    assert len(result["did_not_take_part"]) == 3
+    assert len(result["did_not_take_part"]) == 4
 
 
 def test_what_fails_while_it_is_made_is_named_too(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no kernel image\nand a long story")
 
-    monkeypatch.setattr(pytorch, "PyTorch", broken)
+    monkeypatch.setitem(pytorch.PASSES, "training", broken)
     run_cases.shrink(monkeypatch)
     task = small("cifar_resnet8", 16)
-    present, found, missing = versus.gather(task, ["fp32"], None, 1)
+    present, found, missing = versus.gather(task, "training", ["fp32"], None, 1)
     assert [one.name for one in present] == ["mixedres, fp32"] and found.keys() == {("mixedres, fp32", "fp32")}
-    assert missing == [f"PyTorch, {kind}, fp32: RuntimeError: no kernel image" for kind in ("eager", "compiled")]
+    assert missing == [
+        f"PyTorch, {how}, fp32, training: RuntimeError: no kernel image" for how in ("eager", "compiled")
+    ]
 
 
 def test_the_flax_example_has_no_bfloat16(tmp_path):
     with pytest.raises(MissingError, match="not in bf16"):
-        flax_example.FlaxExample(None, "bf16", tmp_path)
+        flax_example.Training(None, "bf16", tmp_path)
 
 
 def test_weights_arrive_under_pytorchs_names():
