@@ -33,7 +33,7 @@ import jax
 from experiments.lib import hlo, plots, runs
 from experiments.lib.gpus import GPUS
 from mixedres import data
-from mixedres._internal import environment
+from mixedres._internal import environment, huge_pages
 from mixedres._internal.errors import ConfigError
 from mixedres.config import flags as command_flags
 from mixedres.train import start
@@ -246,4 +246,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     sys.exit(main(sys.argv[1:]))

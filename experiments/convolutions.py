@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.lib import runs
-from mixedres._internal import environment
+from mixedres._internal import environment, huge_pages
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.models.operations import convolution, max_pool
 
@@ -121,4 +121,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     sys.exit(main(sys.argv[1:]))

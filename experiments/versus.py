@@ -38,7 +38,7 @@ import jax
 from experiments.lib import plots, runs
 from experiments.peers import flax_example, ours, pytorch
 from experiments.peers.task import Contender, MissingError, Task
-from mixedres._internal import environment
+from mixedres._internal import environment, huge_pages
 from mixedres._internal.errors import ConfigError
 
 DTYPES, PASSES = tuple(ours.PRESETS), tuple(ours.PASSES)
@@ -214,4 +214,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     sys.exit(main(sys.argv[1:]))

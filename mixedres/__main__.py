@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, huge_pages
 
 USAGE = """\
 mixedres COMMAND ...
@@ -48,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Runs the process's own command line and ends the process."""
+    huge_pages.ask()
     command_line.leave(run(sys.argv))
 
 

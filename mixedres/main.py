@@ -6,7 +6,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, huge_pages
 from mixedres._internal.names import PRESETS
 
 USAGE = """\
@@ -97,4 +97,5 @@ def _key_help() -> str:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     command_line.leave(main(sys.argv))

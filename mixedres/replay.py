@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, huge_pages
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 
@@ -89,4 +89,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     command_line.leave(main(sys.argv))

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -42,6 +43,7 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     """
     path = RESULTS / f"{name}.json"
     header = {"command": command(), "date": datetime.date.today().isoformat(), "processor": environment.processor()}
+    header["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
     path.write_text(json.dumps(header | results, indent=2) + "\n")
     return path
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, huge_pages
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres.predict.arguments import add_arguments
 
@@ -157,4 +157,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     command_line.leave(main(sys.argv))

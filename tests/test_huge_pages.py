@@ -1,0 +1,78 @@
+"""Huge pages: a process starts again once, as itself, and only where that helps."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mixedres._internal import huge_pages
+from tests import ROOT
+
+
+@pytest.fixture
+def helpful(tmp_path, monkeypatch):
+    """A Linux that gives huge pages on request, without an accelerator."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.35", raising=False)
+    monkeypatch.setattr(huge_pages, "_MODE", tmp_path / "enabled")
+    monkeypatch.setattr(huge_pages, "_DEVICES", tmp_path)
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    (tmp_path / "nvidiactl").touch()  # the driver without a device
+    return tmp_path
+
+
+def test_asks_where_the_system_gives_on_request(helpful):
+    assert huge_pages._would_help()
+
+
+@pytest.mark.parametrize("mode", ["[always] madvise never\n", "always madvise [never]\n", None])
+def test_not_where_the_system_decides_alone(helpful, mode):
+    (helpful / "enabled").unlink()
+    if mode:
+        (helpful / "enabled").write_text(mode)
+    assert not huge_pages._would_help()
+
+
+@pytest.mark.parametrize("libc", ["glibc 2.34", "glibc 2.4", "musl 1.2", "glibc", None])
+def test_not_where_the_c_library_does_not_know_it(helpful, monkeypatch, libc):
+    monkeypatch.setattr(os, "confstr", lambda name: libc)
+    assert not huge_pages._would_help()
+
+
+def test_not_where_the_user_has_tuned_malloc(helpful, monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+    assert not huge_pages._would_help()
+
+
+@pytest.mark.parametrize("device", ["nvidia0", "kfd", "accel0"])
+def test_not_beside_an_accelerator_unless_the_run_is_for_the_cpu(helpful, monkeypatch, device):
+    (helpful / device).touch()
+    assert not huge_pages._would_help()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert huge_pages._would_help()
+
+
+def test_the_process_goes_on_as_itself(tmp_path):
+    """The same id, arguments, options of Python and input, one line further and asking."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, pathlib, sys\n"
+        "from mixedres._internal import huge_pages\n"
+        "huge_pages._would_help = lambda: 'GLIBC_TUNABLES' not in os.environ\n"
+        "with pathlib.Path('starts').open('a') as file: print(os.getpid(), file=file)\n"
+        "huge_pages.ask()\n"
+        "print(json.dumps([sys.argv, sys.flags.optimize, sys.stdin.read(), os.environ['GLIBC_TUNABLES']]))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-O", "script.py", "--name=a b", ""]
+    done = subprocess.run(
+        command, input="text", cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == [["script.py", "--name=a b", ""], 1, "text", "glibc.malloc.hugetlb=1"], (
+        done.stderr
+    )
+    first, second = (tmp_path / "starts").read_text().split()
+    assert first == second
