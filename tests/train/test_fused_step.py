@@ -143,7 +143,7 @@ def test_the_finite_check_sees_kernels_in_any_order(ohwi):
 
 
 def test_auto_is_what_was_measured():
-    """Fused where every benchmark of the platform and the dtype in experiments/results has it faster."""
+    """Fused where it is faster on average over the benchmarks of a platform and a dtype, and nowhere 5 % slower."""
     gains: dict[tuple[str, str], list[float]] = {}
     for path in runs.RESULTS.glob("benchmark_*.json"):
         benchmark = json.loads(path.read_text())
@@ -153,9 +153,10 @@ def test_auto_is_what_was_measured():
                     benchmark["device"]["platform"],
                     str(jnp.dtype(precision.get(row["preset"]).policy.compute_dtype)),
                 )
-                gains.setdefault(place, []).append(row["speedup"]["plain"]["interval"][0])
+                gains.setdefault(place, []).append(row["speedup"]["plain"]["ratio"])
     assert ("cpu", "float16") in gains
-    assert {place for place, lowest in gains.items() if min(lowest) > 1} == FUSED_IS_FASTER_ON
+    faster = {place for place, ratios in gains.items() if np.prod(ratios) > 1 and min(ratios) > 0.95}
+    assert faster == FUSED_IS_FASTER_ON
 
 
 @pytest.mark.parametrize("faster_on", [frozenset({("cpu", "float16")}), frozenset({("gpu", "float16")})], ids=str)
