@@ -10,11 +10,12 @@ the images that the pages show, because a page of the documentation cannot show 
 
 import itertools
 import json
+import operator
 import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark, versus
+from experiments import benchmark
 from mixedres._internal.files import replace_text
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -79,8 +80,8 @@ def page() -> str:
     if compared:
         intro = (
             "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions "
-            "from bytes to probabilities. Where our time / its is below 1, ours is faster. CPU time is that of all "
-            "threads, also of those that spin while they wait."
+            "from bytes to probabilities. Under a library stands our time divided by its own (95 % interval), and the "
+            "same of CPU time, that of all threads: below 1, ours is faster."
         )
         parts += ["## Beside other libraries", intro, *map(peers, compared)]
     if timed:
@@ -111,9 +112,31 @@ def accuracy(result: dict[str, Any]) -> str:
 
 
 def peers(result: dict[str, Any]) -> str:
-    """Our passes and those of other libraries, timed in turns."""
-    table = _lines(versus.table(result["rows"], result["loss_steps"]))
-    return f"{table}`{result['command']}`, OMP_WAIT_POLICY {result['omp_wait_policy']}, {_where(result)}."
+    """Our passes, and their time and CPU time over those of other libraries."""
+    rows = result["rows"]
+    others = list(dict.fromkeys(row["contender"] for row in rows if not row["contender"].startswith("mixedres")))
+    lines = [
+        f"| network, images | pass | dtype | ms (range) | CPU ms | memory | {' | '.join(others)} |",
+        f"|---|---|---|---:|---:|---:|{'---:|' * len(others)}",
+    ]
+    place = operator.itemgetter("model", "image_size", "batch_size", "pass", "dtype")
+    for (model, size, batch, kind, dtype), group in itertools.groupby(rows, place):
+        own, *peers = group
+        found = {row["contender"]: row for row in peers}
+        cells = [f"{model}, {batch} of {size} px", kind, dtype]
+        cells += ["{:.1f} ({:.1f} to {:.1f})".format(own["step_ms"], *own["step_ms_range"])]
+        cells += [f"{own['cpu_ms']:.1f}", f"{own['peak_bytes'] / 1e6:,.0f} MB"]
+        lines.append(f"| {' | '.join(cells + [_ratios(found[name]) if name in found else '-' for name in others])} |")
+    threads = f"{rows[0]['threads']} threads, " if result["device"]["platform"] == "cpu" else ""
+    versions = "".join(f", {name} {version}" for name, version in result["versions"].items() if name == "torch")
+    how = f"OMP_WAIT_POLICY {result['omp_wait_policy']}, {_pages(result)} pages"
+    return f"{_lines(lines)}`{result['command']}`, {threads}{how}, {_where(result)}{versions}."
+
+
+def _ratios(row: dict[str, Any]) -> str:
+    """Our time over another's with the 95 % interval, and our CPU time over its."""
+    wall, cpu = row["ours_to_this"], row["ours_to_this_cpu"]
+    return "{:.2f} ({:.2f} to {:.2f}), CPU {:.2f}".format(wall["ratio"], *wall["interval"], cpu["ratio"])
 
 
 def speed(result: dict[str, Any]) -> str:
@@ -193,6 +216,11 @@ def _names(prefix: str) -> list[str]:
 
 def _read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _pages(result: dict[str, Any]) -> str:
+    """The pages of memory of all contenders, which share a process."""
+    return "huge" if "hugetlb=1" in result.get("glibc_tunables", "") else "small"
 
 
 def _where(result: dict[str, Any]) -> str:
