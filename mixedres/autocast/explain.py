@@ -13,7 +13,8 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres.autocast import report_html
-from mixedres.autocast.evaluate import run
+from mixedres.autocast.evaluation.program import run
+from mixedres.autocast.flax_modules import Call
 from mixedres.autocast.graph import Graph, Node
 from mixedres.autocast.transform import ListsLike, checked, rewrite, traced
 
@@ -132,7 +133,7 @@ def explain(
     settings = checked(fn, dtype, lists, level, keep_float32)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        graph, arrays, _ = traced(fn, settings, args, kwargs)
+        graph, arrays, _ = traced(fn, settings, Call(args, kwargs))
         jaxpr = jax.make_jaxpr(lambda *a: run(graph, functools.partial(rewrite, settings=settings), a))(*arrays)
         down, up = casts(jaxpr, settings.dtype)
         name = getattr(fn, "__name__", type(fn).__name__)

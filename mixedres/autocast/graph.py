@@ -8,7 +8,8 @@ called twice is colored twice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -82,6 +83,19 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
     if eqn.primitive.name == "convert_element_type":
         return operands[0].astype(eqn.params["new_dtype"])
     return None
+
+
+def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
+    """Whether an array of `shape` has more elements than `times` one of the shape `other`.
+
+    Sizes may be symbols of `jax.export`. Where their values decide it, as those of b and 1 do, it is so unless both are
+    always the same.
+    """
+    size, limit = math.prod(shape), times * math.prod(other)
+    try:
+        return bool(size > limit)
+    except jax.errors.InconclusiveDimensionOperation:
+        return bool(size != limit)
 
 
 def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:

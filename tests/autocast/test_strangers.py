@@ -1,0 +1,106 @@
+"""What programs of other libraries need: symbolic zeros, symbolic shapes, the names of presets."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.custom_derivatives import SymbolicZero
+
+from mixedres.autocast import autocast, explain
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+X, W, S = jax.random.normal(KEYS[0], (8, 16)), jax.random.normal(KEYS[1], (16, 4)), jnp.asarray(2.0)
+
+
+def scaled_product(asks, told):
+    """A custom_vjp that records which operands it is told to be perturbed, and computes no other gradient."""
+
+    @jax.custom_vjp
+    def function(x, w, s):
+        return jnp.tanh(x @ w) * s, s
+
+    def forward(x, w, s):
+        perturbed = (True, True, True)
+        if asks:
+            perturbed = (x.perturbed, w.perturbed, s.perturbed)
+            told.append(perturbed)
+            x, w, s = x.value, w.value, s.value
+        return function(x, w, s), (x, w, s)
+
+    def backward(residuals, cotangents):
+        g = cotangents[0]
+        assert not isinstance(g, SymbolicZero)
+        _, pullback = jax.vjp(lambda *args: jnp.tanh(args[0] @ args[1]) * args[2], *residuals)
+        return pullback(g)
+
+    function.defvjp(forward, backward, symbolic_zeros=asks)
+    return function
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_rule_is_told_which_operands_have_a_gradient(asks, wanted):
+    told = []
+    function = scaled_product(asks, told)
+    expected = jax.grad(lambda *args: function(*args)[0].sum(), wanted)(X, W, S)
+    before = list(told)
+    found = jax.grad(lambda *args: autocast(function)(*args)[0].sum(), wanted)(X, W, S)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=0.02)
+    assert told[len(before) :] == before == ([tuple(i in wanted for i in range(3))] if asks else [])
+
+
+def test_such_a_rule_in_other_transforms():
+    function = scaled_product(True, [])
+    gradient = jax.grad(lambda w: autocast(function)(X, w, S)[0].sum())
+    plain = jax.grad(lambda w: function(X, w, S)[0].sum())
+    stacked = jnp.stack([W, 0.5 * W])
+    np.testing.assert_allclose(jax.jit(jax.vmap(gradient))(stacked), jax.vmap(plain)(stacked), rtol=0.02, atol=0.02)
+    body = jax.checkpoint(lambda w: function(X, w, S)[0].sum())
+    np.testing.assert_allclose(jax.grad(autocast(body))(W), plain(W), rtol=0.02, atol=0.02)
+
+
+def attention(weights, x):
+    """Convolution, bias, norm, softmax and gather: operations whose rules compare sizes."""
+    x = jax.lax.conv_general_dilated(x, weights["conv"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    x = jax.nn.gelu(x + weights["bias"][None, None, None])
+    x = (x - x.mean((1, 2), keepdims=True)) / jnp.sqrt(x.var((1, 2), keepdims=True) + 1e-3)
+    rows = x.reshape(x.shape[0], -1, x.shape[-1])
+    rows = jax.nn.softmax(jnp.einsum("bic,bjc->bij", rows, rows) / 3) @ rows
+    return rows.max(1) @ weights["head"][jnp.arange(8)]
+
+
+WEIGHTS = {
+    name: jax.random.normal(key, shape) / 4
+    for (name, shape), key in zip({"conv": (3, 3, 3, 8), "bias": (8,), "head": (8, 5)}.items(), KEYS, strict=True)
+}
+
+
+@pytest.mark.parametrize("sizes", ["b, 8, 8, 3", "b, 2*h, w, 3"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_function_of_symbolic_shapes_is_exported_with_its_gradient(sizes, dtype):
+    half = autocast(attention, dtype)
+    shapes = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), WEIGHTS)
+    program = export.deserialize(export.export(jax.jit(half))(like, shapes).serialize(vjp_order=1))
+    images = jax.random.normal(KEYS[2], (3, 8, 8, 3))
+    np.testing.assert_allclose(program.call(WEIGHTS, images), jax.jit(half)(WEIGHTS, images), rtol=1e-5, atol=1e-5)
+
+    def gradient(function):
+        return jax.jit(jax.grad(lambda weights: jnp.sum(function(weights, images) ** 2)))(WEIGHTS)
+
+    for ours, theirs in zip(*(jax.tree.leaves(gradient(f)) for f in (program.call, half)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=2e-2 * float(jnp.abs(theirs).max()))
+    fixed, symbolic = (explain(attention, dtype)(WEIGHTS, x).decisions for x in (images, shapes))
+    products = [[d.dtype for d in report if d.category == "allow"] for report in (fixed, symbolic)]
+    assert products[0] == products[1] and set(products[0]) == {
+        jnp.dtype({"fp16": "float16", "bf16": "bfloat16"}[dtype])
+    }
+
+
+def test_names_of_presets_name_the_dtype():
+    for name, dtype in (("fp16", jnp.float16), ("bf16", jnp.bfloat16)):
+        np.testing.assert_array_equal(autocast(jnp.matmul, name)(X, W), autocast(jnp.matmul, dtype)(X, W))
+        assert explain(jnp.matmul, name)(X, W).dtype == dtype
