@@ -159,6 +159,8 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
             continue
         if node.program is not None:
             yield from _decisions(node.program)
+            if (backward := node.backward()) is not None:
+                yield from _decisions(backward)
             continue
         ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
         outs = tuple(_dtype(value, graph.dtype, node.half) for value in node.outs)

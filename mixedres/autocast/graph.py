@@ -163,6 +163,7 @@ class Node:
       sums: on the deny list because it sums or squares, not because of its range.
       taint: RANGE or SUM if it must be float32, else '' (set by the coloring, as are half and reason).
       program: for a custom derivative rule that contains allow ops: the graph of its body.
+      backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
       keep_float32: in float32 because of its scope, regardless of the lists.
     """
 
@@ -174,6 +175,7 @@ class Node:
     outs: list[Value]
     sums: bool = False
     program: Graph | None = None
+    backward: Callable[[], Graph | None] = lambda: None
     keep_float32: bool = False
     half: bool = False
     taint: str = ""
@@ -225,11 +227,11 @@ class Graph:
     calls: dict[Path, Equation]
 
     def all_nodes(self) -> Iterator[Node]:
-        """The nodes, including those of the programs of custom rules."""
+        """The nodes, including those of the programs and backward rules of custom rules."""
         for node in self.nodes:
             yield node
-            if node.program is not None:
-                yield from node.program.all_nodes()
+            for graph in (node.program, node.backward()) if node.program is not None else ():
+                yield from graph.all_nodes() if graph is not None else ()
 
     def callers(self, node: Node) -> Iterator[Equation]:
         """The calls around `node`, innermost first."""

@@ -104,3 +104,43 @@ def test_names_of_presets_name_the_dtype():
     for name, dtype in (("fp16", jnp.float16), ("bf16", jnp.bfloat16)):
         np.testing.assert_array_equal(autocast(jnp.matmul, name)(X, W), autocast(jnp.matmul, dtype)(X, W))
         assert explain(jnp.matmul, name)(X, W).dtype == dtype
+
+
+@jax.custom_vjp
+def quantized(x, w):
+    """A product of integers with a straight-through gradient."""
+    small = [jnp.round(16 * a).astype(jnp.int8) for a in (x, w)]
+    return jax.lax.dot(*small, preferred_element_type=jnp.int32).astype(jnp.float32) / 256
+
+
+quantized.defvjp(lambda x, w: (quantized(x, w), (x, w)), lambda r, g: (g @ r[1].T, r[0].T @ g))
+
+
+def test_products_in_a_backward_rule_alone_are_half_and_explained():
+    def loss(x, w):
+        return jnp.sum(quantized(jnp.tanh(x), w) ** 2)
+
+    report = explain(loss)(X, W)
+    products = [d for d in report.decisions if d.category == "allow" and d.dtype is not None]
+    assert [(d.dtype, d.path.split("/")[0]) for d in products] == [(jnp.float16, "quantized backward")] * 2
+    assert not report.notes and loss(X, W) == autocast(loss)(X, W)
+    text = jax.jit(jax.grad(autocast(loss), (0, 1))).lower(X, W).as_text()
+    operands = [line.split(":")[-1] for line in text.splitlines() if "dot_general" in line and "xi8>" not in line]
+    assert len(operands) == 2 and all(line.count("xf16>") == 3 for line in operands)
+    for ours, theirs in zip(*(jax.grad(f, (0, 1))(X, W) for f in (autocast(loss), loss)), strict=True):
+        assert float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs)) < 2e-3
+    kept = explain(loss, keep_float32="^/head$")
+    with pytest.raises(ValueError, match="matches the path of no operation"):
+        kept(X, W)
+
+
+def test_a_backward_rule_that_cannot_be_traced_alone_stays_as_it_is():
+    @jax.custom_vjp
+    def identity(x):
+        return 2 * x
+
+    identity.defvjp(lambda x: (2 * x, None), lambda _, g: (jax.lax.psum(g @ W.T @ W, "devices"),))
+    mapped = jax.vmap(jax.grad(autocast(lambda x: jnp.sum(identity(x) ** 2))), axis_name="devices")
+    plain = jax.vmap(jax.grad(lambda x: jnp.sum(identity(x) ** 2)), axis_name="devices")
+    x = jax.random.normal(KEYS[0], (2, 8, 4))
+    np.testing.assert_allclose(mapped(x), plain(x), rtol=2e-2, atol=0.5)
