@@ -16,7 +16,7 @@ from mixedres.autocast import report_html
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call
 from mixedres.autocast.graph import Graph, Node
-from mixedres.autocast.transform import ListsLike, checked, rewrite, traced
+from mixedres.autocast.transform import ListsLike, checked, rewrite, traced, unsteady
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +207,7 @@ def _notes(graph: Graph) -> Iterator[str]:
     for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
+    yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
     double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
     if double:
         yield f"{double} operations compute in float64, which the rewrite does not change"

@@ -239,6 +239,15 @@ class Graph:
             if node.path[:depth] in self.calls:
                 yield self.calls[node.path[:depth]]
 
+    def unsteady_loops(self) -> Iterator[Equation]:
+        """The `while` loops whose test reads a float that a product in half led to: they may stop later, or not."""
+        for path, eqn in self.calls.items():
+            if eqn.primitive.name == "while":
+                tests = [node for node in self.nodes if node.path[: len(path) + 1] == (*path, 0)]
+                before = reach(tests, Node.producers, lambda node: True)
+                if any(node.half and node.category == "allow" for node in before):
+                    yield eqn
+
     def has_half(self, path: Path) -> bool:
         """Whether anything under `path` is computed in half."""
         return path in self._half_regions

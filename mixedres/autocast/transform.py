@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixedres._internal import jax_compat
 from mixedres.autocast.coloring import color
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call, guarded
@@ -24,7 +25,7 @@ _OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class PrecisionWarning(UserWarning):
-    """Nothing was cast because all float32 products ask for full precision."""
+    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
 
 
 def autocast(
@@ -94,6 +95,7 @@ def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = No
         graph, arrays, tree = traced(fn, settings, call, scope)
         if not graph.has_half(()):
             _warn_of_precision(graph)
+        _warn_of_loops(graph)
         results = run(graph, functools.partial(rewrite, settings=settings), arrays)
         call.update(results[tree.num_leaves :])
         return jax.tree.unflatten(tree, results[: tree.num_leaves])
@@ -151,3 +153,24 @@ def _warn_of_precision(graph: Graph) -> None:
             PrecisionWarning,
             stacklevel=3,
         )
+
+
+# The loops of which a user has been told.
+_told: set[str] = set()
+
+
+def _warn_of_loops(graph: Graph) -> None:
+    for eqn in graph.unsteady_loops():
+        place = jax_compat.source_line(eqn)
+        if place not in _told:
+            _told.add(place)
+            warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
+
+
+def unsteady(eqn: Any, dtype: np.dtype) -> str:
+    """What is to be said of a loop of `Graph.unsteady_loops`."""
+    return (
+        f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "
+        f"{dtype} lead: a tolerance below their rounding is met late or never; keep them in float32 by a "
+        "jax.named_scope and keep_float32"
+    )

@@ -7,7 +7,7 @@ import pytest
 from jax import export
 from jax.custom_derivatives import SymbolicZero
 
-from mixedres.autocast import autocast, explain
+from mixedres.autocast import PrecisionWarning, autocast, explain
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 X, W, S = jax.random.normal(KEYS[0], (8, 16)), jax.random.normal(KEYS[1], (16, 4)), jnp.asarray(2.0)
@@ -144,3 +144,35 @@ def test_a_backward_rule_that_cannot_be_traced_alone_stays_as_it_is():
     plain = jax.vmap(jax.grad(lambda x: jnp.sum(identity(x) ** 2)), axis_name="devices")
     x = jax.random.normal(KEYS[0], (2, 8, 4))
     np.testing.assert_allclose(mapped(x), plain(x), rtol=2e-2, atol=0.5)
+
+
+def fixed_point(w, x):
+    """x = tanh(x w + 1) / 2 to a tolerance."""
+
+    def step(state):
+        count, x, _ = state
+        with jax.named_scope("solver"):
+            new = jnp.tanh(x @ w + 1) / 2
+        return count + 1, new, jnp.abs(new - x).max()
+
+    return jax.lax.while_loop(lambda s: (s[2] > 1e-6) & (s[0] < 200), step, (0, x, jnp.asarray(jnp.inf)))[:2]
+
+
+def test_a_loop_that_stops_by_a_product_in_half_is_named_and_has_a_cure():
+    w, x = jax.random.normal(KEYS[1], (8, 8)) / 4, jnp.zeros((2, 8))
+    wide, _ = fixed_point(w, x)
+    with pytest.warns(PrecisionWarning, match=r"loop at .*test_strangers.py:\d+ \(fixed_point\) stops by a number"):
+        autocast(fixed_point, "bf16")(w, x)
+    autocast(fixed_point, "bf16")(w, x)  # a second warning would be an error
+    assert "to which products in bfloat16 lead" in explain(fixed_point, "bf16")(w, x).notes[-1]
+    kept = autocast(fixed_point, "bf16", keep_float32="^/solver$")
+    assert kept(w, x)[0] == wide
+    assert not [note for note in explain(fixed_point, "bf16", keep_float32="^/solver$")(w, x).notes if "while" in note]
+
+
+def test_a_loop_that_counts_is_not_named():
+    def counted(w, x, steps):
+        return jax.lax.fori_loop(0, steps, lambda i, x: jnp.tanh(x @ w), x)
+
+    assert not explain(counted)(jnp.eye(4), jnp.ones((2, 4)), 3).notes
+    autocast(counted)(jnp.eye(4), jnp.ones((2, 4)), 3)
