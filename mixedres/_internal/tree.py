@@ -1,6 +1,7 @@
 """The leaves of a pytree by their paths."""
 
 import hashlib
+import sys
 from typing import Any
 
 import jax
@@ -13,8 +14,18 @@ def leaf_path(path: Any) -> str:
 
 
 def leaves_by_path(tree: Any) -> list[tuple[str, Any]]:
-    """[(path, leaf), ...] in the order of `jax.tree.leaves`; paths need not differ ('1' and 1 as keys)."""
-    return [(leaf_path(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    """[(path, leaf), ...] in the order of `jax.tree.leaves`; paths need not differ ('1' and 1 as keys).
+
+    The array of a variable of flax.nnx has the path of the variable.
+    """
+    variable = getattr(sys.modules.get("flax.nnx"), "Variable", ())
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, variable))
+    return [(leaf_path(path), array) for path, leaf in leaves for array in jax.tree.leaves(leaf)]
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array or a number, and not, say, a function: what a program can be traced for."""
+    return hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

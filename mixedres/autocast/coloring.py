@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, reach
+from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
 from mixedres.autocast.rules import BROADCASTING, COPIES
 
 # Rounding their operands gives a different result than rounding their result.
@@ -215,7 +215,7 @@ def _is_outer(node: Node) -> bool:
     (contracted, _), _ = node.eqn.params["dimension_numbers"]
     left, right = (atom.aval.shape for atom in node.eqn.invars)
     terms = math.prod(left[axis] for axis in contracted)
-    return bool(terms == 1 and _size(node) > max(math.prod(left), math.prod(right)))
+    return bool(terms == 1 and exceeds(_shape(node), left) and exceeds(_shape(node), right))
 
 
 def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
@@ -251,7 +251,7 @@ def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[No
     for node in nodes:
         if dtype == jnp.float16 and node.primitive in ("reduce_max", "reduce_min"):
             before, left = node.eqn.invars[0].aval, node.eqn.outvars[0].aval
-            if math.prod(before.shape) > LONGEST_FLOAT16_COUNT * math.prod(left.shape):
+            if exceeds(before.shape, left.shape, times=LONGEST_FLOAT16_COUNT):
                 pinned[node] = "its derivative counts equal elements, and float16 counts to 2048"
         if any(value.returned for value in node.outs):
             pinned.update({last: "its result is returned" for last in _last_infer(node)})
@@ -269,7 +269,7 @@ def _only_broadcast(nodes: list[Node]) -> set[Node]:
         if reader.category not in ("infer", "clear") or len(reader.outs) != 1:
             return False
         return (reader.category == "clear" and reader in found) or (
-            reader.primitive in SPREADING and _size(reader) > _size(node)
+            reader.primitive in SPREADING and exceeds(_shape(reader), _shape(node))
         )
 
     for node in reversed(nodes):  # readers come before what they read
@@ -280,8 +280,8 @@ def _only_broadcast(nodes: list[Node]) -> set[Node]:
     return found
 
 
-def _size(node: Node) -> int:
-    return math.prod(node.eqn.outvars[0].aval.shape)
+def _shape(node: Node) -> tuple[Any, ...]:
+    return tuple(node.eqn.outvars[0].aval.shape)
 
 
 def _last_infer(node: Node) -> set[Node]:
@@ -308,7 +308,7 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
         return value.producer is None or value.producer in running or value.producer not in after
 
     for node in nodes:
-        if node.eqn is None or len(node.outs) != 1 or node not in after or _size(node) == 1:
+        if node.eqn is None or len(node.outs) != 1 or node not in after or math.prod(_shape(node)) == 1:
             continue
         shape = node.eqn.outvars[0].aval.shape
         if node.primitive in ADDITIONS:
@@ -322,7 +322,7 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
 
 def _scales(node: Node) -> bool:
     """Whether a node multiplies an array by a number."""
-    return node.primitive in ("mul", "div") and sum(math.prod(atom.aval.shape) > 1 for atom in node.eqn.invars) == 1
+    return node.primitive in ("mul", "div") and sum(exceeds(atom.aval.shape, ()) for atom in node.eqn.invars) == 1
 
 
 def _infer_between(nodes: list[Node], allowed: list[Node], pinned: dict[Node, str]) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres.autocast import report_html
-from mixedres.autocast.evaluate import run
+from mixedres.autocast.evaluation.program import run
+from mixedres.autocast.flax_modules import Call
 from mixedres.autocast.graph import Graph, Node
-from mixedres.autocast.transform import ListsLike, checked, rewrite, traced
+from mixedres.autocast.transform import ListsLike, checked, rewrite, traced, unsteady
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ def explain(
     settings = checked(fn, dtype, lists, level, keep_float32)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        graph, arrays, _ = traced(fn, settings, args, kwargs)
+        graph, arrays, _ = traced(fn, settings, Call(args, kwargs))
         jaxpr = jax.make_jaxpr(lambda *a: run(graph, functools.partial(rewrite, settings=settings), a))(*arrays)
         down, up = casts(jaxpr, settings.dtype)
         name = getattr(fn, "__name__", type(fn).__name__)
@@ -158,6 +159,8 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
             continue
         if node.program is not None:
             yield from _decisions(node.program)
+            if (backward := node.backward()) is not None:
+                yield from _decisions(backward)
             continue
         ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
         outs = tuple(_dtype(value, graph.dtype, node.half) for value in node.outs)
@@ -204,6 +207,7 @@ def _notes(graph: Graph) -> Iterator[str]:
     for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
+    yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
     double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
     if double:
         yield f"{double} operations compute in float64, which the rewrite does not change"

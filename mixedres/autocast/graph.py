@@ -8,7 +8,8 @@ called twice is colored twice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -84,6 +85,19 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
     return None
 
 
+def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
+    """Whether an array of `shape` has more elements than `times` one of the shape `other`.
+
+    Sizes may be symbols of `jax.export`. Where their values decide it, as those of b and 1 do, it is so unless both are
+    always the same.
+    """
+    size, limit = math.prod(shape), times * math.prod(other)
+    try:
+        return bool(size > limit)
+    except jax.errors.InconclusiveDimensionOperation:
+        return bool(size != limit)
+
+
 def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
     """Whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`."""
     if not jnp.issubdtype(constant.dtype, jnp.floating):
@@ -149,6 +163,7 @@ class Node:
       sums: on the deny list because it sums or squares, not because of its range.
       taint: RANGE or SUM if it must be float32, else '' (set by the coloring, as are half and reason).
       program: for a custom derivative rule that contains allow ops: the graph of its body.
+      backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
       keep_float32: in float32 because of its scope, regardless of the lists.
     """
 
@@ -160,6 +175,7 @@ class Node:
     outs: list[Value]
     sums: bool = False
     program: Graph | None = None
+    backward: Callable[[], Graph | None] = lambda: None
     keep_float32: bool = False
     half: bool = False
     taint: str = ""
@@ -211,17 +227,26 @@ class Graph:
     calls: dict[Path, Equation]
 
     def all_nodes(self) -> Iterator[Node]:
-        """The nodes, including those of the programs of custom rules."""
+        """The nodes, including those of the programs and backward rules of custom rules."""
         for node in self.nodes:
             yield node
-            if node.program is not None:
-                yield from node.program.all_nodes()
+            for graph in (node.program, node.backward()) if node.program is not None else ():
+                yield from graph.all_nodes() if graph is not None else ()
 
     def callers(self, node: Node) -> Iterator[Equation]:
         """The calls around `node`, innermost first."""
         for depth in range(len(node.path) - 1, 0, -1):
             if node.path[:depth] in self.calls:
                 yield self.calls[node.path[:depth]]
+
+    def unsteady_loops(self) -> Iterator[Equation]:
+        """The `while` loops whose test reads a float that a product in half led to: they may stop later, or not."""
+        for path, eqn in self.calls.items():
+            if eqn.primitive.name == "while":
+                tests = [node for node in self.nodes if node.path[: len(path) + 1] == (*path, 0)]
+                before = reach(tests, Node.producers, lambda node: True)
+                if any(node.half and node.category == "allow" for node in before):
+                    yield eqn
 
     def has_half(self, path: Path) -> bool:
         """Whether anything under `path` is computed in half."""

@@ -1,8 +1,10 @@
 """Builds the graph of a traced program: one node per equation, with the equations of calls inlined."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
@@ -112,13 +114,26 @@ class _Builder:
         ]
 
     def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        """A function with a custom derivative: one node, which has a graph of its own if it contains products."""
-        body = eqn.params["call_jaxpr"]
+        """A function with a custom derivative: one node, which has a graph of its own if it contains products.
+
+        The products may be in the backward rule of a custom_vjp alone.
+        """
+        body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
         categories = dict(_categories(body, self.lists, self.dtype))
-        if "allow" in categories and not self.keep.reason(scope):
-            program = build(body, self.lists, self.dtype, self.color, self.keep, scope.inside(_name(body)))
-            return self.leaf(eqn, path, scope, ins, "unlisted", False, program if program.has_half(()) else None)
-        if eqn.primitive.name == "custom_vjp_call":
+        kept = bool(self.keep.reason(scope))
+        if ("allow" in categories or is_vjp) and not kept:
+
+            def graph(jaxpr: Any, label: str) -> Graph:
+                return build(jaxpr, self.lists, self.dtype, self.color, self.keep, scope.inside(_name(body) + label))
+
+            program = graph(body, "")
+            rule = functools.cache(lambda: _backward(eqn, self.lists) if is_vjp else None)
+            backward = functools.cache(lambda: graph(rule(), " backward") if rule() is not None else None)
+            is_half = program.has_half(()) or ((found := backward()) is not None and found.has_half(()))
+            results = self.leaf(eqn, path, scope, ins, "unlisted", False, program if is_half else None)
+            self.nodes[-1].backward = backward
+            return results
+        if is_vjp:
             return self.leaf(eqn, path, scope, ins, "unlisted", False)
         worst = next((c for c in ("unlisted", "deny", "infer", "clear") if c in categories), "clear")
         return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
@@ -134,6 +149,36 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
     color(graph)
     graph.index_regions()
     return graph
+
+
+def _backward(eqn: Equation, lists: Lists) -> Any:
+    """The backward rule of a custom_vjp_call, if it has products; else, and where it cannot be traced alone, None."""
+    variable = [
+        jnp.issubdtype(var.aval.dtype, jnp.inexact) and index >= eqn.params["num_consts"]
+        for index, var in enumerate(eqn.invars)
+    ]
+
+    def forward(*operands: Any) -> Any:
+        def call(*varying: Any) -> list[Any]:
+            own = iter(varying)
+            return jax_compat.bind(eqn, *(next(own) if v else x for v, x in zip(variable, operands, strict=True)))
+
+        results, pullback = jax.vjp(call, *(x for v, x in zip(variable, operands, strict=True) if v))
+        return [jnp.zeros(x.shape, x.dtype) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)], pullback
+
+    def backward(cotangents: Any, pullback: Any) -> Any:
+        own = iter(cotangents)
+        outs = [var.aval for var in eqn.outvars]
+        is_float = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in outs]
+        floats = zip(outs, is_float, strict=True)
+        return pullback([next(own) if f else np.zeros(aval.shape, jax.dtypes.float0) for aval, f in floats])
+
+    try:
+        jaxpr = jax.make_jaxpr(backward)(*jax.eval_shape(forward, *(var.aval for var in eqn.invars)))
+    except Exception:  # it is the user's, and may need what is not here, such as the axes of a surrounding shard_map
+        return None
+    products = (inner for inner in jax_compat.equations(jaxpr) if lists.category(inner.primitive.name) == "allow")
+    return jaxpr if any(products) else None
 
 
 def _name(jaxpr: Any) -> str:

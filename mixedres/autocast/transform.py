@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixedres._internal import jax_compat
 from mixedres.autocast.coloring import color
-from mixedres.autocast.evaluate import run
+from mixedres.autocast.evaluation.program import run
+from mixedres.autocast.flax_modules import Call, guarded
 from mixedres.autocast.graph import Graph, Scope
 from mixedres.autocast.graph_builder import build
 from mixedres.autocast.keep_float32 import Keep
@@ -19,10 +21,11 @@ from mixedres.autocast.rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
+_OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class PrecisionWarning(UserWarning):
-    """Nothing was cast because all float32 products ask for full precision."""
+    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
 
 
 def autocast(
@@ -43,7 +46,8 @@ def autocast(
     Args:
       fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
         Python numbers) are passed unchanged.
-      dtype: float16 or bfloat16. float16 gradients need a loss scale, see `mixedres.precision`.
+      dtype: float16 or bfloat16, by name too, also that of a preset: "fp16", "bf16". float16 gradients need a loss
+        scale, see `mixedres.precision`.
       lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
@@ -72,8 +76,9 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, ke
     """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
+    given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
-        half = np.dtype(jnp.dtype(dtype if dtype is not None else "none"))
+        half = np.dtype(jnp.dtype(given if given is not None else "none"))
     except TypeError:
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}") from None
     if half.name not in DTYPES:
@@ -86,19 +91,26 @@ def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = No
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        graph, arrays, tree = traced(fn, settings, args, kwargs, scope)
+        call = Call(args, kwargs)
+        graph, arrays, tree = traced(fn, settings, call, scope)
         if not graph.has_half(()):
             _warn_of_precision(graph)
-        return jax.tree.unflatten(tree, run(graph, functools.partial(rewrite, settings=settings), arrays))
+        _warn_of_loops(graph)
+        results = run(graph, functools.partial(rewrite, settings=settings), arrays)
+        call.update(results[tree.num_leaves :])
+        return jax.tree.unflatten(tree, results[: tree.num_leaves])
 
     return rewritten
 
 
 def traced(
-    fn: Callable[..., Any], settings: Settings, args: Any, kwargs: Any, scope: Scope | None = None
+    fn: Callable[..., Any], settings: Settings, call: Call, scope: Scope | None = None
 ) -> tuple[Graph, list[Any], Any]:
-    """(colored graph, array arguments, structure of the results) of a call of `fn`."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
+    """(colored graph, array arguments, structure of the results) of a call of `fn`.
+
+    The graph returns the results and, after them, what changes in the nnx modules among the arguments.
+    """
+    leaves = call.leaves
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
     structure = None
@@ -107,11 +119,11 @@ def traced(
         nonlocal structure
         remaining = iter(arrays)
         full = [next(remaining) if dynamic else leaf for leaf, dynamic in zip(leaves, is_array, strict=True)]
-        call_args, call_kwargs = jax.tree.unflatten(tree, full)
-        results = fn(*call_args, **call_kwargs)
+        with guarded():
+            results, changes = call.apply(fn, full)
         _check_arrays(fn, results)
         flat_results, structure = jax.tree.flatten(results)
-        return flat_results
+        return flat_results + changes
 
     flat.__name__ = getattr(fn, "__name__", "fn")  # for the messages of tracing errors
     jaxpr = jax.make_jaxpr(flat)(*arrays)
@@ -141,3 +153,24 @@ def _warn_of_precision(graph: Graph) -> None:
             PrecisionWarning,
             stacklevel=3,
         )
+
+
+# The loops of which a user has been told.
+_told: set[str] = set()
+
+
+def _warn_of_loops(graph: Graph) -> None:
+    for eqn in graph.unsteady_loops():
+        place = jax_compat.source_line(eqn)
+        if place not in _told:
+            _told.add(place)
+            warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
+
+
+def unsteady(eqn: Any, dtype: np.dtype) -> str:
+    """What is to be said of a loop of `Graph.unsteady_loops`."""
+    return (
+        f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "
+        f"{dtype} lead: a tolerance below their rounding is met late or never; keep them in float32 by a "
+        "jax.named_scope and keep_float32"
+    )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.tree import leaves_by_path
+from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres.numerics import taps
 from mixedres.numerics.exponents import Exponents, exponents
 from mixedres.numerics.report import Report, ordered
@@ -35,7 +35,8 @@ def examine(
 
     Args:
       loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
-      params: a pytree; gradients are computed for its floating-point leaves.
+      params: a pytree, such as a dict, an Equinox module or an nnx module; gradients are computed for its
+        floating-point leaves. What `loss_fn` changes in a module is lost.
       *batch: the other arguments.
       scale: the loss scale in use, a power of two.
       select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
@@ -53,7 +54,7 @@ def examine(
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two of params are called {twice!r}; rename one")
-    floats = {name: leaf for name, leaf in arrays.items() if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)}
+    floats = {name: leaf for name, leaf in arrays.items() if is_array(leaf) and _is_float(leaf)}
     if not floats:
         raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
 
@@ -133,6 +134,10 @@ def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     return linen.tapped(loss_fn)
 
 
+def _is_float(array: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(array), jnp.floating))
+
+
 def _check_scalar(result: Any, has_aux: bool) -> None:
     loss = result[0] if has_aux and isinstance(result, tuple) and result else result
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
@@ -174,7 +179,8 @@ def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> 
 
 
 def _kinds(arrays: dict[str, Any]) -> str:
-    return _first_names([f"{name or 'params'} is {jnp.result_type(leaf)}" for name, leaf in arrays.items()])
+    kinds = {name: jnp.result_type(leaf) if is_array(leaf) else type(leaf).__name__ for name, leaf in arrays.items()}
+    return _first_names([f"{name or 'params'} is {kind}" for name, kind in kinds.items()])
 
 
 def _first_names(names: list[str], count: int = 3) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -256,6 +257,26 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
 
 
 LossScale = NoOpLossScale | StaticLossScale | DynamicLossScale
+
+
+def known_to_flax() -> None:
+    """Registers the loss scales with `flax.serialization`, if flax has been imported: they are saved as dicts."""
+    serialization: Any = sys.modules.get("flax.serialization")
+    if serialization is None:
+        return
+
+    def to_dict(loss_scale: Any) -> dict[str, Any]:
+        fields = ((field.name, getattr(loss_scale, field.name)) for field in dataclasses.fields(loss_scale))
+        return {name: serialization.to_state_dict(value) for name, value in fields}
+
+    def from_dict(loss_scale: Any, state: dict[str, Any]) -> Any:
+        own = to_dict(loss_scale)
+        if own.keys() != state.keys():
+            raise ValueError(f"a {type(loss_scale).__name__} has {', '.join(own)}, and the file {', '.join(state)}")
+        return loss_scale._replace(**{name: serialization.from_state_dict(own[name], state[name]) for name in own})
+
+    for cls in (NoOpLossScale, StaticLossScale, DynamicLossScale):
+        serialization.register_serialization_state(cls, to_dict, from_dict, override=True)
 
 
 def _check_number(name: str, value: Any) -> None:

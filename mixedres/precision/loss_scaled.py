@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from mixedres.autocast import ListsLike, autocast
-from mixedres.precision.loss_scale import LossScale, is_inexact, make_loss_scale
+from mixedres.precision.loss_scale import LossScale, is_inexact, known_to_flax, make_loss_scale
 
 
 class LossScaledState(NamedTuple):
@@ -36,8 +36,10 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
 
     Only gradients are checked: overflows in the float32 arithmetic of the optimizer, as with a rate of 1e30, are not.
 
-    A loss passed as `value` (optax's name for it) must be finite too. `checked`: the same gradients in memory order,
-    used for the finite check only (faster on GPUs).
+    What optax calls `value`, `grad` and `value_fn`, which line searches and some optimizers take beside the gradients,
+    is unscaled: the loss, its gradient (scaled_grads / scale) and the function that computes the loss. `value` must be
+    finite for a step to be applied. `checked`: the scaled gradients in memory order, used for the finite check only
+    (faster on GPUs).
 
     With several devices, average the scaled gradients over them first, so that all devices take the same decision.
 
@@ -50,7 +52,8 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
 
     Raises:
       TypeError: where `tx` is no optax transformation or `loss_scale` none of the three; by `update`, for a state that
-        is not from its `init`.
+        is not from its `init`, a `value` that is no scalar, a `grad` unlike the gradients or a `value_fn` that is no
+        function.
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise TypeError(f"the first argument must be an optax transformation, got {tx!r}")
@@ -62,6 +65,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     inner = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> LossScaledState:
+        known_to_flax()
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(
             inner_state=inner.init(params),
@@ -76,6 +80,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
             raise TypeError(
                 f"state must be the result of this optimizer's init, a LossScaledState; got {type(state).__name__}"
             )
+        _check_unscaled(scaled_grads, extra)
         grads = state.loss_scale.unscale(scaled_grads)
         checked = _join_vectors(scaled_grads if checked is None else checked)
         finite = _all_finite((state.loss_scale.unscale(checked), extra.get("value")))
@@ -90,6 +95,18 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         return updates, LossScaledState(inner_state, state.loss_scale.adjust(finite), finite)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_unscaled(scaled_grads: Any, extra: dict[str, Any]) -> None:
+    """Raises TypeError for what cannot be the unscaled loss, its gradient or its function."""
+    value, grad, value_fn = (extra.get(name) for name in ("value", "grad", "value_fn"))
+    if value is not None and (jnp.shape(value) != () or not is_inexact(jnp.asarray(value))):
+        raise TypeError(f"value must be the unscaled loss, a float scalar, got {jax.typeof(jnp.asarray(value))}")
+    structure: Any = jax.tree.structure
+    if grad is not None and structure(grad) != structure(scaled_grads):
+        raise TypeError("grad must be the unscaled gradients, a tree like that of the scaled ones")
+    if value_fn is not None and not callable(value_fn):
+        raise TypeError(f"value_fn must be a function of the parameters to the unscaled loss, got {value_fn!r}")
 
 
 def _update_or_zero(finite: jax.Array, update: Any) -> Any:

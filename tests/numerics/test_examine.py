@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from mixedres import numerics
 from mixedres.numerics import examine, linen, taps
@@ -304,3 +305,15 @@ def test_the_expected_errors_of_casts():
         np.testing.assert_allclose(row.cast_error(name), real, rtol=0.2)
     written = next(row for row in report.to_json()["rows"] if row["kind"] == "parameter")
     assert written["bfloat16_error"] == row.cast_error("bfloat16") > 7 * written["float16_error"]
+
+
+def test_parameters_with_functions_among_them_as_in_equinox_and_nnx_modules():
+    x = jax.random.normal(jax.random.key(0), (8, 4))
+    tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
+    report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)
+    assert [row.name for row in report.rows if row.kind == "parameter"] == ["weight"]
+    module = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    report = examine(lambda m, x: jnp.mean(m(x) ** 2), module, x)
+    assert {row.name for row in report.rows} == {"bias", "kernel"}
+    with pytest.raises(ValueError, match="no floating-point array to differentiate: f is PjitFunction"):
+        examine(lambda p, x: x.sum(), {"f": jnp.sin}, x)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
@@ -157,3 +158,26 @@ def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
 def test_names_must_fit_the_arguments():
     with pytest.raises(ValueError, match=r"one name for each of the 1 arguments, got \['a', 'b'\]"):
         first_nonfinite(jnp.sin, jnp.ones(2), names=("a", "b"))
+
+
+def test_arguments_that_are_no_arrays_are_passed_and_the_finding_is_a_sentence():
+    """As the layers of an Equinox module, which has functions among its leaves."""
+
+    def network(layers, x):
+        for weight, activation in layers:
+            x = activation(x @ weight)
+        return x
+
+    layers = [(jnp.ones((4, 4)), jnp.tanh), (jnp.full((4, 4), 2.0), jnp.log)]
+    finding = first_nonfinite(network, layers, -jnp.ones((2, 4)), names=("model", "x"))
+    assert finding.origin.array.primitive == "log" and finding.arrays[0].path == "model/0/0"
+    for text in (str(finding), str(finding.origin)):
+        assert "log, float32[2,4]" in text and f"{__file__}:" in text and len(text.splitlines()) == 1
+
+
+def test_an_nnx_module_has_the_paths_of_its_variables():
+    module = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    module.scale[...] = module.scale[...].at[1].set(jnp.inf)
+    finding = first_nonfinite(lambda m, x: m(x), module, jnp.arange(12.0).reshape(4, 3), names=("norm", "x"))
+    assert finding.origin.is_argument and finding.origin.array.path == "norm/scale"
+    assert not module.mean[...].any()

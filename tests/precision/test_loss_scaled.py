@@ -7,8 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 
-from mixedres.precision import DynamicLossScale, LossScaledState, NoOpLossScale, StaticLossScale, loss_scaled
+from mixedres.precision import (
+    DynamicLossScale,
+    LossScaledState,
+    NoOpLossScale,
+    StaticLossScale,
+    loss_scaled,
+    make_loss_scale,
+)
 from tests.train.step_cases import bits
 
 STEPS = 4
@@ -289,3 +297,50 @@ def test_gradients_that_are_sharded_are_checked_too(axis_type, spec):
         assert after.grads_finite and updates["kernel"].sharding.is_equivalent_to(sharding, 2)
         spoiled = jax.device_put(jnp.ones((64, 64)).at[63, 63].set(jnp.inf), sharding)
         assert not update(grads | {"kernel": spoiled}, state)[1].grads_finite
+
+
+@pytest.mark.parametrize("kind", ["dynamic", 128.0, "none"])
+def test_flax_serializes_the_state(kind):
+    tx = loss_scaled(optax.adam(0.1), make_loss_scale(kind))
+    _, state = tx.update({"w": jnp.asarray([1.0, jnp.inf])}, tx.init({"w": jnp.ones(2)}))
+    restored = serialization.from_bytes(tx.init({"w": jnp.zeros(2)}), serialization.to_bytes(state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert [np.asarray(x).dtype for x in jax.tree.leaves(restored)] == [x.dtype for x in jax.tree.leaves(state)]
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    with pytest.raises(ValueError, match="and the file scale"):
+        serialization.from_state_dict(state.loss_scale, {"scale": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"value": jnp.ones(2)}, r"value must be the unscaled loss, a float scalar, got float32\[2\]"),
+        ({"value": 3}, "value must be the unscaled loss"),
+        ({"grad": jnp.ones(2)}, "grad must be the unscaled gradients"),
+        ({"value_fn": 1.0}, "value_fn must be a function of the parameters to the unscaled loss, got 1.0"),
+    ],
+)
+def test_what_optimizers_take_beside_the_gradients_is_checked(given, message):
+    tx = loss_scaled(optax.sgd(0.1), StaticLossScale(2.0))
+    with pytest.raises(TypeError, match=message):
+        tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}), **given)
+
+
+def test_a_line_search_takes_the_unscaled_loss_and_gradient():
+    """L-BFGS is the same with any scale, and without one."""
+
+    def loss(params):
+        return jnp.sum((params - jnp.arange(4.0)) ** 4)
+
+    def minimized(tx, scale):
+        params = jnp.zeros(4)
+        state = tx.init(params)
+        for _ in range(5):
+            value, gradient = jax.value_and_grad(loss)(params)
+            updates, state = tx.update(gradient * scale, state, params, value=value, grad=gradient, value_fn=loss)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    plain = minimized(optax.lbfgs(), 1.0)
+    assert float(jnp.abs(plain - jnp.arange(4.0)).max()) < 1
+    np.testing.assert_array_equal(minimized(loss_scaled(optax.lbfgs(), StaticLossScale(256.0)), 256.0), plain)

@@ -69,7 +69,8 @@ class Origin:
     def __str__(self) -> str:
         inputs = " and ".join(f"{row.largest:.6g}" for row in self.inputs)
         of_inputs = f", of its inputs {inputs}" if inputs else ""
-        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs})"
+        source = f", at {self.array.source}" if self.array.source else ""
+        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs}){source}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +90,8 @@ class Finding:
     def __str__(self) -> str:
         if self.origin is None:
             return "all results are finite"
-        source = f", at {self.origin.array.source}" if self.origin.array.source else ""
         results = ", ".join(self.nonfinite_results)
-        return f"the first array that is not finite is {self.origin}{source}; results that are not finite: {results}"
+        return f"the first array that is not finite is {self.origin}; results that are not finite: {results}"
 
 
 def module_path(scope: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from mixedres._internal import jax_compat
-from mixedres._internal.tree import leaves_by_path
+from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres.numerics.nonfinite.finding import Finding, Measurements
 from mixedres.numerics.nonfinite.interpreter import Recorder, Statistics
 from mixedres.numerics.nonfinite.tensors import Tensor
@@ -22,7 +22,8 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
 
     Args:
       fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax modules open, become paths.
-      *args: its arguments, which may be sharded.
+      *args: its arguments, which may be sharded; leaves that are no arrays, such as the functions in an Equinox module,
+        are passed unchanged. What `fn` changes in an nnx module is lost.
       names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
 
     Returns:
@@ -35,15 +36,21 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
     if len(names) != len(args):
         raise ValueError(f"names must have one name for each of the {len(args)} arguments, got {names!r}")
     leaves = [leaf for name, arg in zip(names, args, strict=True) for leaf in _named(arg, name)]
-    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    arrays = [leaf for _, leaf in leaves if is_array(leaf)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        remaining = iter(arrays)
+        full = [next(remaining) if is_array(leaf) else leaf for _, leaf in leaves]
+        return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
+
+    jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
     recorder, tensors = Recorder(), list[Tensor | None]()
 
     def measured(*arrays: Any) -> Statistics:
-        results, numbers = recorder.program(jaxpr, [name for name, _ in leaves], arrays)
+        results, numbers = recorder.program(jaxpr, [name for name, leaf in leaves if is_array(leaf)], arrays)
         tensors[:] = [result.tensor for result in results]
         return numbers
 
-    arrays = [leaf for _, leaf in leaves]
     compiled = (
         jax.jit(measured)
         .lower(*arrays)

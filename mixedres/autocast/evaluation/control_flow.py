@@ -13,8 +13,8 @@ from jax.sharding import Sharding
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres.autocast.evaluation.values import Cell, as_computed, as_float32, cells
 from mixedres.autocast.graph import Path
-from mixedres.autocast.values import Cell, as_computed, as_float32, cells
 
 EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
 

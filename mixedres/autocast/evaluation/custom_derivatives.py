@@ -5,18 +5,21 @@ call, which uses the user's rule.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Literal, jaxpr_as_fun
+from jax.tree_util import Partial
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres.autocast.evaluation.values import cast, is_f32
 from mixedres.autocast.graph import unfit
 from mixedres.autocast.rules import Lists
-from mixedres.autocast.values import cast, is_f32
 
 
 def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
@@ -60,7 +63,7 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
         with_jvp.defjvp(rule)
         return list(with_jvp(*args))
     with_vjp = jax.custom_vjp(primal)
-    with_vjp.defvjp(*_pullback(eqn, rewrite))
+    with_vjp.defvjp(*_pullback(eqn, rewrite), symbolic_zeros=True)
     return list(with_vjp(*args))
 
 
@@ -84,31 +87,40 @@ def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any,
 
 
 def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward functions of a custom_vjp_call, rewritten."""
+    """The forward and backward functions of a custom_vjp_call, rewritten; with symbolic zeros.
+
+    A rule may ask which operands have a gradient. So the original call is differentiated for those alone, unless the
+    rule does not ask: then for all, of which it computes the gradients anyway.
+    """
     # The first operands are constants that the function closes over; its rule has no gradient for them.
-    constant = [index < eqn.params["num_consts"] for index in range(len(eqn.invars))]
-    varies = [_is_inexact(var.aval) and not fixed for var, fixed in zip(eqn.invars, constant, strict=True)]
+    variable = [_is_inexact(var.aval) and i >= eqn.params["num_consts"] for i, var in enumerate(eqn.invars)]
     outs = [var.aval for var in eqn.outvars]
-
-    def forward(*args: Any) -> Any:
-        def call(*varying: Any) -> list[Any]:
-            remaining = iter(varying)
-            return jax_compat.bind(eqn, *(next(remaining) if v else arg for v, arg in zip(varies, args, strict=True)))
-
-        results, pullback = jax.vjp(call, *(arg for v, arg in zip(varies, args, strict=True) if v))
-        return tuple(results), pullback
 
     def backward(pullback: Any, cotangents: Sequence[Any]) -> Any:
         remaining = iter(cotangents)
         return pullback([next(remaining) if _is_inexact(aval) else _float0(aval) for aval in outs])
 
-    def fwd(*args: Any) -> Any:
-        return rewrite(forward)(*args)
+    def fwd(*operands: Any) -> Any:
+        asks = eqn.params["symbolic_zeros"]
+        varies = [v and (x.perturbed or not asks) for v, x in zip(variable, operands, strict=True)]
+
+        def forward(*args: Any) -> Any:
+            def call(*varying: Any) -> list[Any]:
+                own = iter(varying)
+                return jax_compat.bind(eqn, *(next(own) if v else arg for v, arg in zip(varies, args, strict=True)))
+
+            results, pullback = jax.vjp(call, *(arg for v, arg in zip(varies, args, strict=True) if v))
+            return tuple(results), pullback
+
+        results, pullback = rewrite(forward)(*(x.value for x in operands))
+        return results, Partial(partial(gradients, varies), pullback)
+
+    def gradients(varies: list[bool], pullback: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        found = iter(rewrite(backward)(pullback, cotangents))
+        return tuple(next(found) if v else None for v in varies)
 
     def bwd(pullback: Any, cotangents: Any) -> Any:
-        floats = [c for c, aval in zip(cotangents, outs, strict=True) if _is_inexact(aval)]
-        remaining = iter(rewrite(backward)(pullback, floats))
-        return tuple(next(remaining) if v else None for v in varies)
+        return pullback([_array(c) for c, aval in zip(cotangents, outs, strict=True) if _is_inexact(aval)])
 
     return fwd, bwd
 
@@ -147,6 +159,11 @@ def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
 
 def _in(array: Any, dtype: Any) -> Any:
     return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
+
+
+def _array(cotangent: Any) -> Any:
+    """A cotangent in which a zero without elements has them."""
+    return jnp.zeros(cotangent.shape, cotangent.dtype) if isinstance(cotangent, SymbolicZero) else cotangent
 
 
 def _is_inexact(array: Any) -> bool:

@@ -6,7 +6,6 @@ times would lose 5 % of its gradient). A half value is cast once for all float32
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +15,10 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
-from mixedres.autocast import control_flow, custom_derivatives
-from mixedres.autocast.graph import Graph, Node, Path
+from mixedres.autocast.evaluation import control_flow, custom_derivatives
+from mixedres.autocast.evaluation.values import Cell, as_float32, cast, cells, is_f32
+from mixedres.autocast.graph import Graph, Node, Path, exceeds
 from mixedres.autocast.rules import BROADCASTING, COPIES
-from mixedres.autocast.values import Cell, as_float32, cast, cells, is_f32
 
 
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -98,7 +97,7 @@ def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> A
         return arg
     own = jnp.shape(arg.array)
     broadcast = node.primitive in BROADCASTING and not isinstance(arg.array, np.ndarray)
-    if broadcast and math.prod(own) < math.prod(shape):
+    if broadcast and exceeds(shape, own):
         return cast(jnp.broadcast_to(arg.f32(), shape), dtype)
     return arg.half(dtype)
 
@@ -107,6 +106,5 @@ def _copies(eqn: Equation) -> bool:
     """Whether the result may repeat elements of the operand."""
     if eqn.primitive.name == "gather":
         return True
-    return not isinstance(eqn.invars[0], Literal) and math.prod(eqn.outvars[0].aval.shape) > math.prod(
-        eqn.invars[0].aval.shape
-    )
+    operand = eqn.invars[0]
+    return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
