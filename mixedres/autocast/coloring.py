@@ -31,6 +31,8 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
       storable: nodes after an allow op that are no running values: they may be rounded once more.
       pinned: nodes that stay in float32, with the reason.
     """
+    for node in _activations(nodes, dtype, storable - pinned.keys()):
+        node.half, node.reason = True, "an activation after a norm, read by half ops alone"
     clear = [node for node in nodes if node.category == "clear"]
     for node in clear:
         if not node.taint:
@@ -49,6 +51,41 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
                 reason = _clear_reason(node, dtype, storable) if node.category == "clear" else _sum_reason(node)
                 if reason:
                     node.half, node.reason, changed = True, reason, True
+
+
+# What makes a function of a norm's result an activation; of a large argument, sin and cos would lose all digits.
+BOUNDED = ("tanh", "logistic", "erf", "erfc")
+
+
+def _activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
+    """What computes silu, gelu or tanh of a norm's result for an allow op, as a cast of that result by hand would."""
+    inside: set[Node] = set()
+
+    def fits(node: Node) -> bool:
+        if node.category not in ("infer", "clear") or node.taint == RANGE or node not in storable or node.eqn is None:
+            return False
+        if any(value.returned for value in node.outs) or node.unfit_constant(dtype) is not None:
+            return False
+        return node.category == "infer" or (_rounding_commutes(node) and all(value.is_f32 for value in node.outs))
+
+    for node in reversed(nodes):  # readers come before what they read
+        readers = list(node.consumers())
+        if readers and fits(node) and all(reader.half or reader in inside for reader in readers):
+            inside.add(node)
+    # The one value of which a node is a function: of a norm's result, not of the map and the statistics before it.
+    source: dict[Node, Value] = {}
+    for node in nodes:
+        if node in inside:
+            roots = {source.get(value.producer, value) if value.producer else value for value in node.f32_ins()}
+            if len(roots) == 1:
+                source[node] = roots.pop()
+    of = {source[node] for node in source if node.primitive in BOUNDED and node.taint == SUM}
+    found: dict[Node, None] = {}
+    for node in nodes:
+        follows = node in inside and any(maker in found for maker in node.producers())
+        if not node.half and (follows or source.get(node) in of):
+            found[node] = None
+    return list(found)
 
 
 def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
