@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres.autocast.custom_vjp import differentiated, is_inexact, variable
 from mixedres.autocast.graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.autocast.keep_float32 import Keep
 from mixedres.autocast.rules import DENY_SUMS, STRUCTURE, Lists
@@ -153,28 +154,10 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
 
 def _backward(eqn: Equation, lists: Lists) -> Any:
     """The backward rule of a custom_vjp_call, if it has products; else, and where it cannot be traced alone, None."""
-    variable = [
-        jnp.issubdtype(var.aval.dtype, jnp.inexact) and index >= eqn.params["num_consts"]
-        for index, var in enumerate(eqn.invars)
-    ]
-
-    def forward(*operands: Any) -> Any:
-        def call(*varying: Any) -> list[Any]:
-            own = iter(varying)
-            return jax_compat.bind(eqn, *(next(own) if v else x for v, x in zip(variable, operands, strict=True)))
-
-        results, pullback = jax.vjp(call, *(x for v, x in zip(variable, operands, strict=True) if v))
-        return [jnp.zeros(x.shape, x.dtype) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)], pullback
-
-    def backward(cotangents: Any, pullback: Any) -> Any:
-        own = iter(cotangents)
-        outs = [var.aval for var in eqn.outvars]
-        is_float = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in outs]
-        floats = zip(outs, is_float, strict=True)
-        return pullback([next(own) if f else np.zeros(aval.shape, jax.dtypes.float0) for aval, f in floats])
-
+    forward, backward = differentiated(eqn, variable(eqn))
     try:
-        jaxpr = jax.make_jaxpr(backward)(*jax.eval_shape(forward, *(var.aval for var in eqn.invars)))
+        results, pullback = jax.eval_shape(forward, *(var.aval for var in eqn.invars))
+        jaxpr = jax.make_jaxpr(backward)(pullback, [result for result in results if is_inexact(result)])
     except Exception:  # it is the user's, and may need what is not here, such as the axes of a surrounding shard_map
         return None
     products = (inner for inner in jax_compat.equations(jaxpr) if lists.category(inner.primitive.name) == "allow")

@@ -5,7 +5,6 @@ call, which uses the user's rule.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from jax.tree_util import Partial
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres.autocast.custom_vjp import differentiated, float0, is_inexact, variable
 from mixedres.autocast.evaluation.values import cast, is_f32
 from mixedres.autocast.graph import unfit
 from mixedres.autocast.rules import Lists
@@ -29,12 +29,12 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
         return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))
 
     def rule(primals: Any, tangents: Any) -> Any:
-        floats = [t for p, t in zip(primals, tangents, strict=True) if _is_inexact(p)]
+        floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
         at = [
             jax_compat.struct(p, jnp.float32 if p.dtype == dtype and is_f32(var.aval) else p.dtype)
             for p, var in zip(primals, eqn.invars, strict=True)
         ]
-        at_floats = [struct for struct in at if _is_inexact(struct)]
+        at_floats = [struct for struct in at if is_inexact(struct)]
         traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
         if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced)):
             # A rule that divides by 1e-8, for example: its transpose would overflow in half.
@@ -56,7 +56,7 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
         with_jvp = jax.custom_jvp(primal)
 
         def rule(primals: Any, tangents: Any) -> Any:
-            floats = [t for p, t in zip(primals, tangents, strict=True) if _is_inexact(p)]
+            floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
             outs, out_floats = rewrite(lambda p, t: _derivative(eqn, p, t))(list(primals), floats)
             return _with_float0(outs, out_floats)
 
@@ -76,14 +76,14 @@ def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
 def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Results of the original call and their inexact tangents, for the tangents of its inexact operands."""
     remaining = iter(floats)
-    tangents = [next(remaining) if _is_inexact(p) else _float0(p) for p in primals]
+    tangents = [next(remaining) if is_inexact(p) else float0(p) for p in primals]
     outs, out_tangents = jax.jvp(lambda *xs: jax_compat.bind(eqn, *xs), tuple(primals), tuple(tangents))
-    return outs, [t for out, t in zip(outs, out_tangents, strict=True) if _is_inexact(out)]
+    return outs, [t for out, t in zip(outs, out_tangents, strict=True) if is_inexact(out)]
 
 
 def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     remaining = iter(floats)
-    return tuple(outs), tuple(next(remaining) if _is_inexact(out) else _float0(out) for out in outs)
+    return tuple(outs), tuple(next(remaining) if is_inexact(out) else float0(out) for out in outs)
 
 
 def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -92,35 +92,21 @@ def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[...,
     A rule may ask which operands have a gradient. So the original call is differentiated for those alone, unless the
     rule does not ask: then for all, of which it computes the gradients anyway.
     """
-    # The first operands are constants that the function closes over; its rule has no gradient for them.
-    variable = [_is_inexact(var.aval) and i >= eqn.params["num_consts"] for i, var in enumerate(eqn.invars)]
-    outs = [var.aval for var in eqn.outvars]
-
-    def backward(pullback: Any, cotangents: Sequence[Any]) -> Any:
-        remaining = iter(cotangents)
-        return pullback([next(remaining) if _is_inexact(aval) else _float0(aval) for aval in outs])
+    asks, outs = eqn.params["symbolic_zeros"], [var.aval for var in eqn.outvars]
 
     def fwd(*operands: Any) -> Any:
-        asks = eqn.params["symbolic_zeros"]
-        varies = [v and (x.perturbed or not asks) for v, x in zip(variable, operands, strict=True)]
+        varies = [v and (x.perturbed or not asks) for v, x in zip(variable(eqn), operands, strict=True)]
+        forward, backward = differentiated(eqn, varies)
 
-        def forward(*args: Any) -> Any:
-            def call(*varying: Any) -> list[Any]:
-                own = iter(varying)
-                return jax_compat.bind(eqn, *(next(own) if v else arg for v, arg in zip(varies, args, strict=True)))
-
-            results, pullback = jax.vjp(call, *(arg for v, arg in zip(varies, args, strict=True) if v))
-            return tuple(results), pullback
+        def gradients(pullback: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            found = iter(rewrite(backward)(pullback, cotangents))
+            return tuple(next(found) if v else None for v in varies)
 
         results, pullback = rewrite(forward)(*(x.value for x in operands))
-        return results, Partial(partial(gradients, varies), pullback)
+        return results, Partial(gradients, pullback)
 
-    def gradients(varies: list[bool], pullback: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        found = iter(rewrite(backward)(pullback, cotangents))
-        return tuple(next(found) if v else None for v in varies)
-
-    def bwd(pullback: Any, cotangents: Any) -> Any:
-        return pullback([_array(c) for c, aval in zip(cotangents, outs, strict=True) if _is_inexact(aval)])
+    def bwd(gradients: Any, cotangents: Any) -> Any:
+        return gradients([_array(c) for c, aval in zip(cotangents, outs, strict=True) if is_inexact(aval)])
 
     return fwd, bwd
 
@@ -164,11 +150,3 @@ def _in(array: Any, dtype: Any) -> Any:
 def _array(cotangent: Any) -> Any:
     """A cotangent in which a zero without elements has them."""
     return jnp.zeros(cotangent.shape, cotangent.dtype) if isinstance(cotangent, SymbolicZero) else cotangent
-
-
-def _is_inexact(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
-
-
-def _float0(array: Any) -> np.ndarray:
-    return np.zeros(array.shape, jax.dtypes.float0)
