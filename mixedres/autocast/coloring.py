@@ -60,9 +60,12 @@ BOUNDED = ("tanh", "logistic", "erf", "erfc")
 def _activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
     """What computes silu, gelu or tanh of a norm's result for an allow op, as a cast of that result by hand would."""
     inside: set[Node] = set()
+    after_kept = reach([node for node in nodes if node.keep_float32], Node.consumers, lambda node: bool(node.taint))
 
     def fits(node: Node) -> bool:
         if node.category not in ("infer", "clear") or node.taint == RANGE or node not in storable or node.eqn is None:
+            return False
+        if node in after_kept:  # the user wants digits there
             return False
         if any(value.returned for value in node.outs) or node.unfit_constant(dtype) is not None:
             return False
