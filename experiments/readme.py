@@ -121,8 +121,8 @@ def peers(result: dict[str, Any]) -> str:
     ]
     place = operator.itemgetter("model", "image_size", "batch_size", "pass", "dtype")
     for (model, size, batch, kind, dtype), group in itertools.groupby(rows, place):
-        own, *peers = group
-        found = {row["contender"]: row for row in peers}
+        own, *rest = group
+        found = {row["contender"]: row for row in rest}
         cells = [f"{model}, {batch} of {size} px", kind, dtype]
         cells += ["{:.1f} ({:.1f} to {:.1f})".format(own["step_ms"], *own["step_ms_range"])]
         cells += [f"{own['cpu_ms']:.1f}", f"{own['peak_bytes'] / 1e6:,.0f} MB"]

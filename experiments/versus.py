@@ -13,10 +13,10 @@ the kernels. In evaluation it gives the loss and the number of correct classes b
 on the device. In prediction it goes from bytes on the host to float32 probabilities on the host, which the Flax example
 does not offer.
 
-All begin with the same weights on the same batch of random images, and the loss at step --loss_steps is told for each;
-only training changes it. Then they are timed: a round gives each of those with the same pass --steps steps, in an order
-drawn anew, and a ratio is the median of the rounds' own. Wall time says how long one waits, CPU time (of the process,
-all threads) how much work it was; threads that spin while they wait count as work, so on a CPU start it with
+All begin with the same weights on the same batch of random images, and the loss at step --loss_steps is printed for
+each; only training changes it. Then they are timed: a round gives each of those with the same pass --steps steps, in an
+order drawn anew, and a ratio is the median of the rounds' own. Wall time says how long one waits, CPU time (of the
+process, all threads) how much work it was; threads that spin while they wait count as work, so on a CPU start it with
 OMP_WAIT_POLICY=PASSIVE as well, which the results name. Prints a table for every model and writes versus_NAME.json and
 .png to experiments/results (NAME from --name, else the device).
 """

@@ -5,6 +5,7 @@ flax.linen write variables into the module around them. flax is not imported her
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,12 +24,13 @@ class Call:
         self._nnx: Any = sys.modules.get("flax.nnx")
         places, self._tree = jax.tree.flatten((args, kwargs), is_leaf=self._is_module)
         self._is_place = [not self._is_module(place) for place in places]
+        others = list(itertools.compress(places, self._is_place))
         self._modules = tuple(filter(self._is_module, places))
         self._graph: Any = None
         state: Any = ()
         if self._nnx is not None and self._modules:
             self._graph, state = self._nnx.split(self._modules)
-        self.leaves, self._structure = jax.tree.flatten((list(filter(lambda x: not self._is_module(x), places)), state))
+        self.leaves, self._structure = jax.tree.flatten((others, state))
         self._changed: list[tuple[Any, Any]] = []
 
     def _is_module(self, value: Any) -> bool:

@@ -121,17 +121,22 @@ class _Builder:
         """
         body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
         categories = dict(_categories(body, self.lists, self.dtype))
-        kept = bool(self.keep.reason(scope))
-        if ("allow" in categories or is_vjp) and not kept:
+        has_products = "allow" in categories
+        if (has_products or is_vjp) and not self.keep.reason(scope):
 
             def graph(jaxpr: Any, label: str) -> Graph:
                 return build(jaxpr, self.lists, self.dtype, self.color, self.keep, scope.inside(_name(body) + label))
 
-            program = graph(body, "")
-            rule = functools.cache(lambda: _backward(eqn, self.lists) if is_vjp else None)
-            backward = functools.cache(lambda: graph(rule(), " backward") if rule() is not None else None)
-            is_half = program.has_half(()) or ((found := backward()) is not None and found.has_half(()))
-            results = self.leaf(eqn, path, scope, ins, "unlisted", False, program if is_half else None)
+            @functools.cache  # which traces the rule: only where its products decide, or for a report
+            def backward() -> Graph | None:
+                rule = _backward(eqn, self.lists) if is_vjp else None
+                return None if rule is None else graph(rule, " backward")
+
+            program = graph(body, "") if has_products else None
+            if not (program and program.has_half(())):
+                found = backward()
+                program = program or graph(body, "") if found and found.has_half(()) else None
+            results = self.leaf(eqn, path, scope, ins, "unlisted", False, program)
             self.nodes[-1].backward = backward
             return results
         if is_vjp:

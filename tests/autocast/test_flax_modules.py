@@ -138,7 +138,7 @@ def test_linen_variables_that_would_stay_tracers_are_refused():
 
 def test_linen_variables_that_are_read_are_right():
     variables = Inside(False).init(jax.random.key(0), X)
-    for inner, outer in ((Inside(True).apply, autocast(Inside(False).apply)),):
-        np.testing.assert_array_equal(inner(variables, X), outer(variables, X))
-        gradients = (jax.grad(lambda v, f=f: jnp.sum(f(v, X) ** 2))(variables) for f in (inner, outer))
-        jax.tree.map(np.testing.assert_array_equal, *gradients)
+    inner, outer = Inside(True).apply, autocast(Inside(False).apply)
+    np.testing.assert_array_equal(inner(variables, X), outer(variables, X))
+    gradients = (jax.grad(lambda v, f=f: jnp.sum(f(v, X) ** 2))(variables) for f in (inner, outer))
+    jax.tree.map(np.testing.assert_array_equal, *gradients)

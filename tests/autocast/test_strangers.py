@@ -14,7 +14,7 @@ X, W, S = jax.random.normal(KEYS[0], (8, 16)), jax.random.normal(KEYS[1], (16, 4
 
 
 def scaled_product(asks, told):
-    """A custom_vjp that records which operands it is told to be perturbed, and computes no other gradient."""
+    """A custom_vjp whose rule, if it asks, records in `told` of which operands JAX wants the gradient."""
 
     @jax.custom_vjp
     def function(x, w, s):
