@@ -18,6 +18,9 @@ SIMPLE_CALLS = frozenset(
     ["jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr", "remat2", "checkpoint", "shard_map"]
 )
 
+# What makes the body of a function under jax.jit a part of the program that calls it; since JAX 0.11 True does so late.
+INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
+
 # A `jax.extend.core.JaxprEqn`, whose avals have no types that say more.
 Equation = Any
 

@@ -241,12 +241,13 @@ class Graph:
 
     def unsteady_loops(self) -> Iterator[Equation]:
         """The `while` loops whose test reads a float that a product in half led to: they may stop later, or not."""
-        for path, eqn in self.calls.items():
-            if eqn.primitive.name == "while":
-                tests = [node for node in self.nodes if node.path[: len(path) + 1] == (*path, 0)]
-                before = reach(tests, Node.producers, lambda node: True)
-                if any(node.half and node.category == "allow" for node in before):
-                    yield eqn
+        loops = {path: eqn for path, eqn in self.calls.items() if eqn.primitive.name == "while"}
+        if not loops:
+            return
+        products = [node for node in self.nodes if node.half and node.category == "allow"]
+        after = reach(products, Node.consumers, lambda node: True)
+        tests = {node.path[: depth + 1] for node in after for depth in range(len(node.path))}
+        yield from (eqn for path, eqn in loops.items() if (*path, 0) in tests)
 
     def has_half(self, path: Path) -> bool:
         """Whether anything under `path` is computed in half."""

@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.custom_vjp import differentiated, float0, is_inexact, variable
-from mixedres.autocast.evaluation.values import cast, is_f32
+from mixedres.autocast.evaluation.values import as_dtype, in_dtype, is_f32
 from mixedres.autocast.graph import unfit
 from mixedres.autocast.rules import Lists
 
@@ -38,8 +38,8 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
         traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
         if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced)):
             # A rule that divides by 1e-8, for example: its transpose would overflow in half.
-            wide = [_in(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
-            results = [_in(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
+            wide = [as_dtype(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
+            results = [as_dtype(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
         else:
             results = _uniform(traced, [*primals, *floats], dtype, lists)
         return _with_float0(results[: len(eqn.outvars)], results[len(eqn.outvars) :])
@@ -65,12 +65,6 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
     with_vjp = jax.custom_vjp(primal)
     with_vjp.defvjp(*_pullback(eqn, rewrite), symbolic_zeros=True)
     return list(with_vjp(*args))
-
-
-def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """The parameters of an equation that name float32, with `dtype` in its place."""
-    names = ("preferred_element_type", "new_dtype", "out_dtype")
-    return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
 
 
 def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -117,7 +111,7 @@ def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> 
     results = jax_compat.interpret(
         inner, consts, args, lambda _, eqn, operands: _uniform_equation(eqn, operands, dtype, lists)
     )
-    return [_in(r, dtype) if is_f32(atom.aval) else r for r, atom in zip(results, inner.outvars, strict=True)]
+    return [as_dtype(r, dtype) if is_f32(atom.aval) else r for r, atom in zip(results, inner.outvars, strict=True)]
 
 
 def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
@@ -132,19 +126,17 @@ def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Li
         return _uniform(jax_compat.body(eqn), args, dtype, lists)
     if name == "custom_jvp_call" and half:
         return call_in_half(
-            eqn, [_in(arg, dtype) if is_ else arg for arg, is_ in zip(args, f32, strict=True)], dtype, lists
+            eqn, [as_dtype(arg, dtype) if is_ else arg for arg, is_ in zip(args, f32, strict=True)], dtype, lists
         )
     half = half and not _unfit_literal(eqn, dtype) and lists.category(name) in ("infer", "clear")
-    operands = [_in(arg, dtype if half else jnp.float32) if is_ else arg for arg, is_ in zip(args, f32, strict=True)]
+    operands = [
+        as_dtype(arg, dtype if half else jnp.float32) if is_ else arg for arg, is_ in zip(args, f32, strict=True)
+    ]
     return jax_compat.bind(eqn, *operands, **(in_dtype(eqn.params, dtype) if half else {}))
 
 
 def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
     return any(isinstance(a, Literal) and is_f32(a.aval) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
-
-
-def _in(array: Any, dtype: Any) -> Any:
-    return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
 
 
 def _array(cotangent: Any) -> Any:

@@ -11,14 +11,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation import control_flow, custom_derivatives
+from mixedres.autocast.evaluation.equation import call, kinds
 from mixedres.autocast.evaluation.values import Cell, as_float32, cast, cells, is_f32
-from mixedres.autocast.graph import Graph, Node, Path, exceeds
-from mixedres.autocast.rules import BROADCASTING, COPIES
+from mixedres.autocast.graph import Graph, Path
 
 
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -36,6 +35,7 @@ class Evaluator:
 
     def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
+        self.kinds = kinds(graph)
 
     def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
         """The results of a body in the dtypes in which they were computed, float32 ones as cells."""
@@ -58,24 +58,11 @@ class Evaluator:
             results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
         elif eqn.primitive.name == "convert_element_type":
             return [self.convert(eqn, args[0], half=node is not None and node.half)]
-        elif node is not None and node.half:
-            results = self.half_node(node, args)
         else:
-            results = jax_compat.bind(eqn, *(as_float32(arg) for arg in args))
+            half = node is not None and node.half
+            arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
+            results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
         return cells(eqn.outvars, results)
-
-    def half_node(self, node: Node, args: list[Any]) -> list[Any]:
-        """The results of a half node, as arrays."""
-        eqn, dtype = node.eqn, self.dtype
-        name = eqn.primitive.name
-        if name == "custom_jvp_call":
-            operands = [arg.half(dtype) if isinstance(arg, Cell) else arg for arg in args]
-            return custom_derivatives.call_in_half(eqn, operands, dtype, self.graph.lists)
-        if name in COPIES and _copies(eqn):
-            return [cast(result, dtype) for result in jax_compat.bind(eqn, *(as_float32(arg) for arg in args))]
-        shape = eqn.outvars[0].aval.shape
-        operands = [_operand(node, arg, shape, dtype) for arg in args]
-        return jax_compat.bind(eqn, *operands, **custom_derivatives.in_dtype(eqn.params, dtype))
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
         """A conversion of the original program, from the dtype of the value without rounding twice."""
@@ -91,20 +78,8 @@ class Evaluator:
         return Cell(result, None if isinstance(arg, Cell) else arg)
 
 
-def _operand(node: Node, arg: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """An operand of a half node. Broadcasting is done in float32, because its gradient is a sum."""
-    if not isinstance(arg, Cell):
-        return arg
-    own = jnp.shape(arg.array)
-    broadcast = node.primitive in BROADCASTING and not isinstance(arg.array, np.ndarray)
-    if broadcast and exceeds(shape, own):
-        return cast(jnp.broadcast_to(arg.f32(), shape), dtype)
-    return arg.half(dtype)
-
-
-def _copies(eqn: Equation) -> bool:
-    """Whether the result may repeat elements of the operand."""
-    if eqn.primitive.name == "gather":
-        return True
-    operand = eqn.invars[0]
-    return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
+def _given(arg: Any, dtype: np.dtype) -> Any:
+    """The array of an operand of a half node."""
+    if isinstance(arg, Cell):
+        return arg.half(dtype) if arg.exact is not None else arg.array
+    return arg

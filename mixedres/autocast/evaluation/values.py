@@ -46,6 +46,17 @@ def cast(array: Any, dtype: Any) -> Any:
     return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
 
 
+def as_dtype(array: Any, dtype: Any) -> Any:
+    """`array` in `dtype`, cast if it is not of that dtype."""
+    return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
+
+
+def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
+    """The parameters of an equation that name float32, with `dtype` in its place."""
+    names = ("preferred_element_type", "new_dtype", "out_dtype")
+    return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
+
+
 def is_f32(aval: Any) -> bool:
     """Whether `aval` is float32, so that the rewrite may change its dtype."""
     return bool(getattr(aval, "dtype", None) == jnp.float32)
