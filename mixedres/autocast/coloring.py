@@ -14,12 +14,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
+from mixedres.autocast.activations import activations, gates, rounding_commutes
 from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
 from mixedres.autocast.rules import BROADCASTING, COPIES
-
-# Rounding their operands gives a different result than rounding their result.
-STEPS = ("floor", "ceil", "round", "sign")
-SELECTS_BY_VALUE = ("sort", "top_k", "approx_top_k", "select_and_gather_add")
 
 
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
@@ -31,7 +28,7 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
       storable: nodes after an allow op that are no running values: they may be rounded once more.
       pinned: nodes that stay in float32, with the reason.
     """
-    for node in _activations(nodes, dtype, storable - pinned.keys()):
+    for node in activations(nodes, dtype, storable - pinned.keys()):
         node.half, node.reason = True, "an activation after a norm, read by half ops alone"
     clear = [node for node in nodes if node.category == "clear"]
     for node in clear:
@@ -51,44 +48,6 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
                 reason = _clear_reason(node, dtype, storable) if node.category == "clear" else _sum_reason(node)
                 if reason:
                     node.half, node.reason, changed = True, reason, True
-
-
-# What makes a function of a norm's result an activation; of a large argument, sin and cos would lose all digits.
-BOUNDED = ("tanh", "logistic", "erf", "erfc")
-
-
-def _activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
-    """What computes silu, gelu or tanh of a norm's result for an allow op, as a cast of that result by hand would."""
-    inside: set[Node] = set()
-    after_kept = reach([node for node in nodes if node.keep_float32], Node.consumers, lambda node: bool(node.taint))
-
-    def fits(node: Node) -> bool:
-        if node.category not in ("infer", "clear") or node.taint == RANGE or node not in storable or node.eqn is None:
-            return False
-        if node in after_kept:  # the user wants digits there
-            return False
-        if any(value.returned for value in node.outs) or node.unfit_constant(dtype) is not None:
-            return False
-        return node.category == "infer" or (_rounding_commutes(node) and all(value.is_f32 for value in node.outs))
-
-    for node in reversed(nodes):  # readers come before what they read
-        readers = list(node.consumers())
-        if readers and fits(node) and all(reader.half or reader in inside for reader in readers):
-            inside.add(node)
-    # The one value of which a node is a function: of a norm's result, not of the map and the statistics before it.
-    source: dict[Node, Value] = {}
-    for node in nodes:
-        if node in inside:
-            roots = {source.get(value.producer, value) if value.producer else value for value in node.f32_ins()}
-            if len(roots) == 1:
-                source[node] = roots.pop()
-    of = {source[node] for node in source if node.primitive in BOUNDED and node.taint == SUM}
-    found: dict[Node, None] = {}
-    for node in nodes:
-        follows = node in inside and any(maker in found for maker in node.producers())
-        if not node.half and (follows or source.get(node) in of):
-            found[node] = None
-    return list(found)
 
 
 def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
@@ -120,7 +79,7 @@ def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
         return "clear, all its inputs are half"
     if not any(value.is_f32 for value in node.outs):
         return ""
-    if not _rounding_commutes(node):
+    if not rounding_commutes(node):
         return ""
     if _all_consumers_half(node, dtype):
         return "clear, only half ops read it"
@@ -138,13 +97,6 @@ def _exact_in_half(node: Node, dtype: np.dtype) -> bool:
         return False
     constants = [value.constant for value in node.ins if value.is_f32 and value.constant is not None]
     return all(np.array_equal(c.astype(dtype).astype(c.dtype), c, equal_nan=True) for c in constants)
-
-
-def _rounding_commutes(node: Node) -> bool:
-    """Whether rounding the operands gives the rounded result: not for steps and selections by value."""
-    return node.primitive not in STEPS and not (
-        node.primitive in SELECTS_BY_VALUE and len(node.outs) + len(node.ins) > 2
-    )
 
 
 def _all_consumers_half(node: Node, dtype: np.dtype) -> bool:
@@ -172,7 +124,7 @@ def _only_safe_readers(node: Node) -> bool:
             if reader.category == "infer":
                 tolerant = trunk or reader.primitive != "sub"
             elif reader.category == "clear":
-                tolerant = _rounding_commutes(reader) and all(value.is_f32 for value in reader.outs)
+                tolerant = rounding_commutes(reader) and all(value.is_f32 for value in reader.outs)
             else:
                 tolerant = trunk and reader.category == "deny" and reader.taint != RANGE
             if not (tolerant or reader.half):
@@ -189,7 +141,7 @@ ADDITIONS = ("add", "add_any", "sub")
 
 
 def color(graph: Graph) -> None:
-    """Sets `half`, `taint` and `reason` of every node of `graph`."""
+    """Sets `half`, `saves_half`, `taint` and `reason` of every node of `graph`."""
     nodes = [node for node in graph.nodes if node.touches_f32]
     allowed = _without_tables([node for node in nodes if _runs_in_half(node, graph.dtype)])
     for node in allowed:
@@ -203,6 +155,9 @@ def color(graph: Graph) -> None:
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
     spread(nodes, graph.dtype, after - running, pinned)
+    for node in gates(graph, allowed):
+        if not node.half:
+            node.saves_half, node.reason = True, f"a gate of a recurrent cell, saved for its gradient in {graph.dtype}"
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:

@@ -161,9 +161,10 @@ class Node:
       scope: the surrounding named scopes and calls.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
-      taint: RANGE or SUM if it must be float32, else '' (set by the coloring, as are half and reason).
+      taint: RANGE or SUM if it must be float32, else '' (set by the coloring, as are half, saves_half and reason).
       program: for a custom derivative rule that contains allow ops: the graph of its body.
       backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
+      saves_half: computed in float32, but what it saves for its gradient is half.
       keep_float32: in float32 because of its scope, regardless of the lists.
     """
 
@@ -178,6 +179,7 @@ class Node:
     backward: Callable[[], Graph | None] = lambda: None
     keep_float32: bool = False
     half: bool = False
+    saves_half: bool = False
     taint: str = ""
     reason: str = ""
 
@@ -255,9 +257,8 @@ class Graph:
 
     def index_regions(self) -> None:
         """Collects the calls that contain half nodes; must be called after coloring."""
-        self._half_regions = {
-            node.path[:depth] for node in self.nodes if node.half or node.program for depth in range(len(node.path) + 1)
-        }
+        rewritten = [node for node in self.nodes if node.half or node.saves_half or node.program]
+        self._half_regions = {node.path[:depth] for node in rewritten for depth in range(len(node.path) + 1)}
 
 
 def reach(roots: Iterable[Node], step: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool]) -> set[Node]:

@@ -75,7 +75,11 @@ def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) ->
     xs = tuple(as_computed(arg) for arg in args[num_consts + num_carry :])
 
     def step(carry: Any, slices: Any) -> Any:
-        results = evaluate(params["jaxpr"], (*path, 0), cells(body.invars, [*consts, *carry, *slices]))
+        args = cells(body.invars, [*consts, *carry, *slices])
+        for arg in args[num_consts : num_consts + num_carry]:
+            if isinstance(arg, Cell):
+                arg.shared = True  # or the loop would store every cast of its state for the backward pass
+        results = evaluate(params["jaxpr"], (*path, 0), args)
         return tuple(as_float32(r) for r in results[:num_carry]), tuple(as_computed(r) for r in results[num_carry:])
 
     carry, ys = lax.scan(step, init, xs, params["length"], reverse=params["reverse"], unroll=params["unroll"])

@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation.custom_derivatives import call_in_half
+from mixedres.autocast.evaluation.saving import saving_half
 from mixedres.autocast.evaluation.values import as_dtype, cast, in_dtype, is_f32
 from mixedres.autocast.graph import Graph, Node, exceeds
 from mixedres.autocast.rules import BROADCASTING, COPIES, Lists
@@ -36,6 +37,7 @@ class Kind:
     Attributes:
       eqn: the first of its kind.
       half: the half dtype, or None to compute in float32.
+      saved: the half dtype of what is saved for the gradient, or None for that in which it is computed.
       lists: which primitives of a custom derivative may be half.
       same: what equal equations have in common; None if they share nothing, as those with effects do. The line of the
         program is a part of it, because errors and profiles name it.
@@ -43,13 +45,20 @@ class Kind:
 
     eqn: Equation = dataclasses.field(compare=False)
     half: np.dtype | None
+    saved: np.dtype | None
     lists: Lists
     same: tuple[Any, ...] | None = None
 
     def evaluate(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results on arrays, of which those for float32 operands may be in the half dtype."""
+        """The results on arrays, of which those for float32 operands may be in the half dtype.
+
+        Where half is saved, the operands in half come after them.
+        """
         eqn, half = self.eqn, self.half
         name = eqn.primitive.name
+        if self.saved is not None:
+            given = len(eqn.invars)
+            return [saving_half(eqn, self.saved, arrays[:given], arrays[given:])]
         if half is None or (name in COPIES and _copies(eqn)):
             results = jax_compat.bind(eqn, *_each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)))
             return results if half is None else [cast(result, half) for result in results]
@@ -61,7 +70,10 @@ class Kind:
 
 def kinds(graph: Graph) -> dict[Node, Kind]:
     """The kind of every node that is an equation, with `same` where enough others are."""
-    found = {node: Kind(node.eqn, graph.dtype if node.half else None, graph.lists, _same(node)) for node in graph.nodes}
+    half = {True: graph.dtype, False: None}
+    found = {
+        node: Kind(node.eqn, half[node.half], half[node.saves_half], graph.lists, _same(node)) for node in graph.nodes
+    }
     counts = Counter(found.values())
     return {
         node: kind if counts[kind] >= ENOUGH else dataclasses.replace(kind, same=None) for node, kind in found.items()
@@ -72,8 +84,8 @@ def call(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
     """The results of an equation of a kind, by the function that it shares if it does."""
     if kind.same is None:
         return kind.evaluate(arrays)
-    operands = [array for atom, array in zip(kind.eqn.invars, arrays, strict=True) if not isinstance(atom, Literal)]
-    return _shared(kind)(*operands)
+    literals = _literals(kind)
+    return _shared(kind)(*(array for index, array in enumerate(arrays) if index not in literals))
 
 
 @functools.lru_cache(KEPT)
@@ -81,11 +93,17 @@ def _shared(kind: Kind) -> Callable[..., list[Any]]:
     """`kind.evaluate` as a function of the operands that are no literals."""
 
     def function(*operands: Any) -> list[Any]:
-        own = iter(operands)
-        return kind.evaluate([atom.val if isinstance(atom, Literal) else next(own) for atom in kind.eqn.invars])
+        arrays = list(operands)
+        for index, value in _literals(kind).items():
+            arrays.insert(index, value)
+        return kind.evaluate(arrays)
 
     function.__name__ = kind.eqn.primitive.name  # for profiles: vmap leaves the call in the program
     return jax.jit(function, inline=jax_compat.INLINE)
+
+
+def _literals(kind: Kind) -> dict[int, Any]:
+    return {index: atom.val for index, atom in enumerate(kind.eqn.invars) if isinstance(atom, Literal)}
 
 
 def _same(node: Node) -> tuple[Any, ...] | None:

@@ -61,6 +61,8 @@ class Evaluator:
         else:
             half = node is not None and node.half
             arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
+            if node is not None and node.saves_half:
+                arrays += [arg.half(self.dtype) for arg in args]
             results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
         return cells(eqn.outvars, results)
 
@@ -81,5 +83,5 @@ class Evaluator:
 def _given(arg: Any, dtype: np.dtype) -> Any:
     """The array of an operand of a half node."""
     if isinstance(arg, Cell):
-        return arg.half(dtype) if arg.exact is not None else arg.array
+        return arg.half(dtype) if arg.shared or arg.exact is not None else arg.array
     return arg

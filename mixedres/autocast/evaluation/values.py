@@ -14,12 +14,13 @@ class Cell:
     Attributes:
       array: the array in the dtype in which it was computed.
       exact: the half array that the original program converted to `array`; using it does not round.
+      shared: whether all that read it in half read one cast. The gradient of the cast is summed in half.
     """
 
-    __slots__ = ("_f32", "array", "exact")
+    __slots__ = ("_f32", "array", "exact", "shared")
 
-    def __init__(self, array: Any, exact: Any = None) -> None:
-        self.array, self.exact, self._f32 = array, exact, None
+    def __init__(self, array: Any, exact: Any = None, *, shared: bool = False) -> None:
+        self.array, self.exact, self.shared, self._f32 = array, exact, shared, None
 
     def f32(self) -> Any:
         """The value in float32, cast at most once."""
@@ -30,12 +31,15 @@ class Cell:
         return self._f32
 
     def half(self, dtype: np.dtype) -> Any:
-        """The value in `dtype`, by a new cast."""
+        """The value in `dtype`, by a new cast unless it is shared."""
         if self.array.dtype == dtype:
             return self.array
         if self.exact is not None and self.exact.dtype == dtype:
             return self.exact
-        return cast(self.array, dtype)
+        result = cast(self.array, dtype)
+        if self.shared:
+            self.exact = result
+        return result
 
 
 def cast(array: Any, dtype: Any) -> Any:
