@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 
 from mixedres.autocast.activations import activations, gates, rounding_commutes
 from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
-from mixedres.autocast.rules import BROADCASTING, COPIES
+from mixedres.autocast.rules import BROADCASTING, COPIES, SOLVERS
 
 
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
@@ -158,6 +158,45 @@ def color(graph: Graph) -> None:
     for node in gates(graph, allowed):
         if not node.half:
             node.saves_half, node.reason = True, f"a gate of a recurrent cell, saved for its gradient in {graph.dtype}"
+
+
+def widen(graph: Graph) -> None:
+    """Keeps the float32 sums of products that float32 ops alone read, in the colored graph of a whole program.
+
+    They are as exact as the operands and need no conversion, but twice the memory. So it is done for what a function
+    returns, what a solver reads, and what is no larger than an operand: not for the logits of a vocabulary or of a long
+    attention, and not for what a norm takes to the next product. Nor inside a checkpoint whose policy chooses products.
+    """
+    for product in graph.nodes:
+        chosen = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
+        if chosen or not (product.half and product.category == "allow"):
+            continue
+        copies = reach([product], Node.consumers, _copies_half)
+        values = {value for node in (product, *copies) for value in node.outs if value.is_f32}
+        readers = {reader for value in values for reader in value.consumers} - copies
+        if any(reader.half or reader.primitive == "convert_element_type" for reader in readers):
+            continue
+        if not all(value in values for node in copies for value in node.f32_ins()):
+            continue
+        if any(value.returned for value in values) or _pays_off(product, readers):
+            product.wide, product.reason = True, "on the allow list; float32 ops read its float32 result"
+            for node in copies:
+                node.half, node.reason = False, "clear, after a product with a float32 result"
+
+
+def _copies_half(node: Node) -> bool:
+    return node.category == "clear" and node.half and node.primitive != "convert_element_type"
+
+
+def _pays_off(product: Node, readers: set[Node]) -> bool:
+    """Whether a solver reads a result, or it is as small as an operand and leads to no half op but by a softmax."""
+    after = readers | reach(readers, Node.consumers, lambda node: True)
+    if any(node.primitive in SOLVERS for node in after):
+        return True
+    if all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2]):
+        return False
+    kept = {reader for reader in readers if reader.taint != RANGE}
+    return not any(node.half for node in kept | reach(kept, Node.consumers, lambda node: node.taint != RANGE))
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:

@@ -163,7 +163,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
                 yield from _decisions(backward)
             continue
         ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
-        outs = tuple(_dtype(value, graph.dtype, node.half) for value in node.outs)
+        outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
         # A body that JAX traced earlier has no line of its present caller, but the call has.

@@ -161,10 +161,11 @@ class Node:
       scope: the surrounding named scopes and calls.
       ins, outs: its operands and results.
       sums: on the deny list because it sums or squares, not because of its range.
-      taint: RANGE or SUM if it must be float32, else '' (set by the coloring, as are half, saves_half and reason).
+      taint: RANGE or SUM if it must be float32, else ''. The coloring sets it, half, saves_half, wide and reason.
       program: for a custom derivative rule that contains allow ops: the graph of its body.
       backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
       saves_half: computed in float32, but what it saves for its gradient is half.
+      wide: a product of half operands whose float32 result is not rounded.
       keep_float32: in float32 because of its scope, regardless of the lists.
     """
 
@@ -180,6 +181,7 @@ class Node:
     keep_float32: bool = False
     half: bool = False
     saves_half: bool = False
+    wide: bool = False
     taint: str = ""
     reason: str = ""
 

@@ -32,13 +32,16 @@ def _names(text: str) -> frozenset[str]:
 
 ALLOW = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")
 
-# The result may leave the range of float16 or need more digits than half has: softmax, losses, solvers.
+# The result may leave the range of float16 or need more digits than half has: softmax, losses.
 DENY_RANGE = _names("""
     exp exp2 expm1 log log1p log2 pow erf_inv lgamma digamma polygamma igamma igammac igamma_grad_a random_gamma_grad
     zeta bessel_i0e bessel_i1e regularized_incomplete_beta sinh cosh tan asin acos asinh acosh atanh cumprod
-    cumlogsumexp reduce_prod nextafter fft cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu
-    lu_pivots_to_permutation triangular_solve householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve
-    linear_solve custom_linear_solve
+    cumlogsumexp reduce_prod nextafter fft
+""")
+# Solvers and decompositions, which enlarge the rounding errors of their matrix.
+SOLVERS = _names("""
+    cholesky cholesky_update qr geqrf geqp3 eig eigh svd lu lu_pivots_to_permutation triangular_solve
+    householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve linear_solve custom_linear_solve
 """)
 # Sums and squares: computed in float32, but results derived from them (a normalized activation) fit into half.
 DENY_SUMS = _names("""
@@ -88,7 +91,7 @@ class OwnName(str):
 def known_primitives() -> frozenset[str]:
     """Names of the primitives that a list may contain: the public ones of JAX and the ones named in this file."""
     public = frozenset(value.name for name, value in vars(primitives).items() if name.endswith("_p"))
-    return (public | ALLOW | DENY_RANGE | DENY_SUMS | INFER | CLEAR | UNLISTED) - STRUCTURE
+    return (public | ALLOW | DENY_RANGE | SOLVERS | DENY_SUMS | INFER | CLEAR | UNLISTED) - STRUCTURE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Lists:
 
     allow: frozenset[str] = ALLOW
     infer: frozenset[str] = INFER
-    deny: frozenset[str] = DENY_RANGE | DENY_SUMS
+    deny: frozenset[str] = DENY_RANGE | SOLVERS | DENY_SUMS
     clear: frozenset[str] = CLEAR
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres.autocast.coloring import color
+from mixedres.autocast.coloring import color, widen
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call, guarded
 from mixedres.autocast.graph import Graph, Scope
@@ -129,6 +129,7 @@ def traced(
     jaxpr = jax.make_jaxpr(flat)(*arrays)
     graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, scope or Scope())
     if scope is None:
+        widen(graph)
         settings.keep.check(graph)
     return graph, arrays, structure
 

@@ -16,8 +16,8 @@ def colors(fn, *args, dtype=jnp.float16, **options):
 
 
 def product_dtypes(jaxpr):
-    """The dtypes that the products of a jaxpr read and write, as short names."""
-    atoms = [atom for eqn in equations(jaxpr) if eqn.primitive.name in PRODUCTS for atom in (*eqn.invars, *eqn.outvars)]
+    """The dtypes that the products of a jaxpr read, as short names; what float32 alone reads they write in float32."""
+    atoms = [atom for eqn in equations(jaxpr) if eqn.primitive.name in PRODUCTS for atom in eqn.invars]
     return {SHORT[str(atom.aval.dtype)] for atom in atoms}
 
 
@@ -27,12 +27,12 @@ def conversions(jaxpr):
 
 
 def dtypes_by(place, jaxpr, scope=""):
-    """{place(scope): dtypes of the operands and results of the products there}; a scope is '/jvp(ResNet)/head'."""
+    """{place(scope): dtypes of the operands of the products there}; a scope is '/jvp(ResNet)/head'."""
     found = {}
     for eqn in opened(jaxpr)[0].eqns:
         here = f"{scope}/{name_stack(eqn)}"
         if eqn.primitive.name in PRODUCTS:
-            dtypes = {SHORT[str(atom.aval.dtype)] for atom in (*eqn.invars, *eqn.outvars)}
+            dtypes = {SHORT[str(atom.aval.dtype)] for atom in eqn.invars}
             found.setdefault(place(here), set()).update(dtypes)
         for inner in bodies(eqn):
             for key, dtypes in dtypes_by(place, inner, here).items():

@@ -19,7 +19,7 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation.custom_derivatives import call_in_half
-from mixedres.autocast.evaluation.saving import saving_half
+from mixedres.autocast.evaluation.half_derivatives import saving_half, wide_product
 from mixedres.autocast.evaluation.values import as_dtype, cast, in_dtype, is_f32
 from mixedres.autocast.graph import Graph, Node, exceeds
 from mixedres.autocast.rules import BROADCASTING, COPIES, Lists
@@ -36,16 +36,18 @@ class Kind:
 
     Attributes:
       eqn: the first of its kind.
-      half: the half dtype, or None to compute in float32.
-      saved: the half dtype of what is saved for the gradient, or None for that in which it is computed.
+      dtype: the half dtype.
+      half, saves_half, wide: as in `Node`.
       lists: which primitives of a custom derivative may be half.
       same: what equal equations have in common; None if they share nothing, as those with effects do. The line of the
         program is a part of it, because errors and profiles name it.
     """
 
     eqn: Equation = dataclasses.field(compare=False)
-    half: np.dtype | None
-    saved: np.dtype | None
+    dtype: np.dtype
+    half: bool
+    saves_half: bool
+    wide: bool
     lists: Lists
     same: tuple[Any, ...] | None = None
 
@@ -54,25 +56,27 @@ class Kind:
 
         Where half is saved, the operands in half come after them.
         """
-        eqn, half = self.eqn, self.half
-        name = eqn.primitive.name
-        if self.saved is not None:
+        eqn, dtype = self.eqn, self.dtype
+        if self.saves_half:
             given = len(eqn.invars)
-            return [saving_half(eqn, self.saved, arrays[:given], arrays[given:])]
-        if half is None or (name in COPIES and _copies(eqn)):
+            return [saving_half(eqn, dtype, arrays[:given], arrays[given:])]
+        copies = self.half and eqn.primitive.name in COPIES and _copies(eqn)
+        if copies or not self.half:
             results = jax_compat.bind(eqn, *_each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)))
-            return results if half is None else [cast(result, half) for result in results]
-        if name == "custom_jvp_call":
-            return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, half)), half, self.lists)
-        operands = _each(eqn, arrays, lambda array: _operand(eqn, array, half))
-        return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, half))
+            return [cast(result, dtype) for result in results] if copies else results
+        if eqn.primitive.name == "custom_jvp_call":
+            return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
+        operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
+        if self.wide:
+            return [wide_product(eqn, operands)]
+        return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, dtype))
 
 
 def kinds(graph: Graph) -> dict[Node, Kind]:
     """The kind of every node that is an equation, with `same` where enough others are."""
-    half = {True: graph.dtype, False: None}
     found = {
-        node: Kind(node.eqn, half[node.half], half[node.saves_half], graph.lists, _same(node)) for node in graph.nodes
+        node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.lists, _same(node))
+        for node in graph.nodes
     }
     counts = Counter(found.values())
     return {

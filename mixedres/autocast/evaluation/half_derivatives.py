@@ -1,4 +1,4 @@
-"""Computes an equation in float32 that saves half for its gradient."""
+"""Equations with float32 results whose derivatives are half: products, and operations that save half for them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +10,26 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation.values import cast
+
+
+def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
+    """The float32 result of a product of half operands, which is not rounded; its derivatives are half products."""
+
+    @jax.custom_jvp
+    def function(*operands: Any) -> Any:
+        return jax_compat.bind(eqn, *operands, preferred_element_type=np.dtype(np.float32))[0]
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        left, right, *rest = primals
+        half = {"preferred_element_type": left.dtype}
+        terms = (
+            jax_compat.bind(eqn, tangents[0], right, *rest, **half)[0],
+            jax_compat.bind(eqn, left, tangents[1], *rest, **half)[0],
+        )
+        return function(*primals), cast(terms[0], jnp.float32) + cast(terms[1], jnp.float32)
+
+    function.defjvp(rule)
+    return function(*operands)
 
 
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> Any:
