@@ -1,7 +1,10 @@
-"""Activations that keep half for the backward pass, as casts by hand do, although the lists would have them in float32.
+"""Activations that keep half for the backward pass, as casts by hand do, although the lists have them in float32.
 
-Those behind a norm, which half ops alone read, are half. The gates of recurrent cells are float32 and saved in half.
+Those behind a norm, which half ops alone read, are half. Gates of recurrent cells, the softmax of attention and the
+cube of gelu are float32 and saved in half.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -48,12 +51,20 @@ def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list
     return list(found)
 
 
-def gates(graph: Graph, allowed: list[Node]) -> list[Node]:
-    """The gates of recurrent cells, and products of them with each other and with the state, to be saved in half.
+def saved_in_half(graph: Graph, allowed: list[Node]) -> dict[Node, str]:
+    """Float32 nodes that save half for their gradients, as casts by hand do, with what they are."""
+    found = dict.fromkeys(_gates(graph, allowed), "a gate of a recurrent cell")
+    found |= dict.fromkeys(_softmaxes(graph.nodes), "a softmax before a product")
+    found |= dict.fromkeys(_cubes(graph.nodes), "a cube in an activation")
+    return {node: what for node, what in found.items() if not (node.half or node.keep_float32)}
+
+
+def _gates(graph: Graph, allowed: list[Node]) -> list[Node]:
+    """The gates of recurrent cells, and products of them with each other and with the state.
 
     `allowed` ops come before them, and after them through the state of a scan. They stay float32, as the state does: of
     a forget gate near 1 or of a small update half would leave nothing. What a scan saves of them is as large as the
-    sequence is long, and only multiplies gradients: for that half is enough, as it is in casts by hand.
+    sequence is long, and only multiplies gradients: for that half is enough.
     """
     scans = {path for path, eqn in graph.calls.items() if eqn.primitive.name == "scan"}
     states = {node for node in graph.nodes if node.category == "merge" and node.path[:-2] in scans}
@@ -72,6 +83,45 @@ def gates(graph: Graph, allowed: list[Node]) -> list[Node]:
         if node.primitive in BOUNDED or (made.intersection(operands) and known.issuperset(operands)):
             made.add(node)
     return [node for node in cell if node in made and (node.primitive in BOUNDED or _multiplies(node))]
+
+
+def _softmaxes(nodes: list[Node]) -> Iterator[Node]:
+    """The exponential, at most 1, and the quotient of softmaxes that half ops read: the weights of attention."""
+    for node in nodes:
+        exponential = _exponential(node)
+        if exponential is not None:
+            after = (node, *reach([node], Node.consumers, lambda n: n.category in ("infer", "clear")))
+            if any(reader.half for reached in after for reader in reached.consumers()):
+                yield from (exponential, node)
+
+
+def _exponential(node: Node) -> Node | None:
+    """The exponential of the softmax that a quotient ends; None for other nodes."""
+    if node.primitive != "div" or len(node.f32_ins()) != 2:
+        return None
+    above, below = (value.producer for value in node.ins)
+    if above is None or above.primitive != "exp" or not _comes_from(below, "reduce_sum", above):
+        return None
+    shifted = above.ins[0].producer
+    if shifted is None or shifted.primitive != "sub" or not _comes_from(shifted.ins[1].producer, "reduce_max"):
+        return None
+    return above
+
+
+def _comes_from(node: Node | None, primitive: str, of: Node | None = None) -> bool:
+    """Whether a value is the result of `primitive` (of that of the node `of`), but for clear ops."""
+    while node is not None and node.category == "clear" and node.primitive != primitive:
+        node = next(node.producers(), None)
+    return node is not None and node.primitive == primitive and (of is None or of in node.producers())
+
+
+def _cubes(nodes: list[Node]) -> Iterator[Node]:
+    """The cubes of gelu in its tanh form. float16 has the cube of 40 at most, and its derivative up to 147."""
+    for node in nodes:
+        if node.primitive == "integer_pow" and node.eqn.params["y"] == 3 and node.category == "deny":
+            after = reach([node], Node.consumers, lambda n: n.category == "infer")
+            if any(reader.primitive in BOUNDED for reader in after):
+                yield node
 
 
 def _inside(node: Node, scans: set[Path]) -> bool:

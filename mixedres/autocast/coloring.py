@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from mixedres.autocast.activations import activations, gates, rounding_commutes
+from mixedres.autocast.activations import activations, rounding_commutes, saved_in_half
 from mixedres.autocast.graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
 from mixedres.autocast.rules import BROADCASTING, COPIES, SOLVERS
 
@@ -155,9 +155,8 @@ def color(graph: Graph) -> None:
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
     spread(nodes, graph.dtype, after - running, pinned)
-    for node in gates(graph, allowed):
-        if not node.half:
-            node.saves_half, node.reason = True, f"a gate of a recurrent cell, saved for its gradient in {graph.dtype}"
+    for node, what in saved_in_half(graph, allowed).items():
+        node.saves_half, node.reason = True, f"{what}: float32, saved for its gradient in {graph.dtype}"
 
 
 def widen(graph: Graph) -> None:

@@ -54,12 +54,13 @@ class Kind:
     def evaluate(self, arrays: Sequence[Any]) -> list[Any]:
         """The results on arrays, of which those for float32 operands may be in the half dtype.
 
-        Where half is saved, the operands in half come after them.
+        Where half is saved, the operands of a product in half come after them, and the result of a quotient in half
+        after its result.
         """
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
             given = len(eqn.invars)
-            return [saving_half(eqn, dtype, arrays[:given], arrays[given:])]
+            return saving_half(eqn, dtype, arrays[:given], arrays[given:])
         copies = self.half and eqn.primitive.name in COPIES and _copies(eqn)
         if copies or not self.half:
             results = jax_compat.bind(eqn, *_each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)))

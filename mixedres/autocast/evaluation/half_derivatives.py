@@ -1,11 +1,16 @@
-"""Equations with float32 results whose derivatives are half: products, and operations that save half for them."""
+"""Equations with float32 results whose derivatives are half: products, and operations that save half for them.
 
-from collections.abc import Sequence
+As in casts by hand, what is saved is half; unlike there, results are computed in float32.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
@@ -21,45 +26,62 @@ def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
 
     def rule(primals: Any, tangents: Any) -> Any:
         left, right, *rest = primals
-        half = {"preferred_element_type": left.dtype}
-        terms = (
-            jax_compat.bind(eqn, tangents[0], right, *rest, **half)[0],
-            jax_compat.bind(eqn, left, tangents[1], *rest, **half)[0],
-        )
-        return function(*primals), cast(terms[0], jnp.float32) + cast(terms[1], jnp.float32)
 
-    function.defjvp(rule)
+        def product(left: Any, right: Any) -> Any:
+            return cast(jax_compat.bind(eqn, left, right, *rest, preferred_element_type=left.dtype)[0], jnp.float32)
+
+        result = function(*primals)
+        linear = (lambda tangent: product(tangent, right), lambda tangent: product(left, tangent))
+        return result, _sum(result, linear, tangents[:2])
+
+    function.defjvp(rule, symbolic_zeros=True)
     return function(*operands)
 
 
-def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> Any:
-    """The float32 result of a product of two arrays or of a function of one, whose derivative has half factors.
+def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
+    """The float32 result of a product or quotient of two arrays, or of a function of one; of a quotient, also in half.
 
     Args:
-      eqn: the equation; half: the dtype of the factors.
-      operands: float32; rounded: the same in half, of which others may read the same copies.
+      eqn: the equation; half: the dtype of what is saved.
+      operands: float32; rounded: those of a product in half, of which others may read the same copies; else empty.
     """
+    divides = eqn.primitive.name == "div"
 
     @jax.custom_jvp
-    def function(operands: Sequence[Any], rounded: Sequence[Any]) -> Any:
-        return jax_compat.bind(eqn, *operands)[0]
+    def function(operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
+        (result,) = jax_compat.bind(eqn, *operands)
+        return [result, cast(result, half)] if divides else [result]
 
     def rule(primals: Any, tangents: Any) -> Any:
         operands, rounded = primals
-        factors = rounded[::-1] if len(operands) == 2 else [_slope(eqn, operands[0], half)]
-        terms = [_times(factor, tangent) for factor, tangent in zip(factors, tangents[0], strict=True)]
-        return function(operands, rounded), sum(terms[1:], start=terms[0])
+        results = function(operands, rounded)
+        if divides:
+            inverse = 1 / operands[1]
+            linear = [lambda t: inverse * t, lambda t: _times(results[1], -inverse * t)]
+        else:
+            factors = rounded[::-1] or [_slope(eqn, operands[0], half)]
+            linear = [functools.partial(_times, factor) for factor in factors]
+        tangent = _sum(results[0], linear, tangents[0])
+        return results, [tangent, cast(tangent, half)] if divides else [tangent]
 
-    function.defjvp(rule)
+    function.defjvp(rule, symbolic_zeros=True)
     return function(tuple(operands), tuple(rounded))
 
 
+def _sum(result: Any, linear: Sequence[Callable[[Any], Any]], tangents: Sequence[Any]) -> Any:
+    """The sum of linear functions of the tangents that are not zero."""
+    terms = [function(t) for function, t in zip(linear, tangents, strict=True) if not isinstance(t, SymbolicZero)]
+    return sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(result)
+
+
 def _slope(eqn: Equation, operand: Any, half: np.dtype) -> Any:
+    """The derivative of a function of one array; where it is too large for half, as that of a cube, the largest."""
     _, slope = jax.jvp(lambda x: jax_compat.bind(eqn, x)[0], (operand,), (jnp.ones_like(operand),))
-    return cast(slope, half)
+    largest = float(jnp.finfo(half).max)  # type: ignore[no-untyped-call]
+    return cast(jnp.clip(slope, -largest, largest), half)
 
 
 def _times(factor: Any, tangent: Any) -> Any:
-    """A gradient times a factor, in float32. Without checkpoint JAX would widen the factor before it is saved."""
+    """A tangent times a half factor, in float32. Without checkpoint JAX would save the factor in float32."""
     wide = jax.checkpoint(lambda factor, tangent: cast(factor, jnp.float32) * tangent, prevent_cse=False)
     return wide(factor, tangent)

@@ -62,7 +62,8 @@ class Evaluator:
             half = node is not None and node.half
             arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
             if node is not None and node.saves_half:
-                arrays += [arg.half(self.dtype) for arg in args]
+                rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
+                return [Cell(*call(self.kinds[node], [*arrays, *rounded]))]
             results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
         return cells(eqn.outvars, results)
 
