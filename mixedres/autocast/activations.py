@@ -1,7 +1,7 @@
 """Activations that keep half for the backward pass, as casts by hand do, although the lists have them in float32.
 
 Those behind a norm, which half ops alone read, are half. Gates of recurrent cells, the softmax of attention and the
-cube of gelu are float32 and saved in half.
+cube of gelu are float32 and saved in half, and so are masks.
 """
 
 from collections.abc import Iterator
@@ -56,6 +56,7 @@ def saved_in_half(graph: Graph, allowed: list[Node]) -> dict[Node, str]:
     found = dict.fromkeys(_gates(graph, allowed), "a gate of a recurrent cell")
     found |= dict.fromkeys(_softmaxes(graph.nodes), "a softmax before a product")
     found |= dict.fromkeys(_cubes(graph.nodes), "a cube in an activation")
+    found |= dict.fromkeys(filter(_is_masked, graph.nodes), "a product with a mask")
     return {node: what for node, what in found.items() if not (node.half or node.keep_float32)}
 
 
@@ -137,4 +138,15 @@ def rounding_commutes(node: Node) -> bool:
     """Whether rounding the operands gives the rounded result: not for steps and selections by value."""
     return node.primitive not in STEPS and not (
         node.primitive in SELECTS_BY_VALUE and len(node.outs) + len(node.ins) > 2
+    )
+
+
+def _is_masked(node: Node) -> bool:
+    """Whether a node multiplies by zeros and ones, as dropout does: half has both exactly."""
+    if not _multiplies(node):
+        return False
+    makers = [value.producer for value in node.ins]
+    return any(
+        maker is not None and maker.primitive == "convert_element_type" and maker.ins[0].aval.dtype == bool
+        for maker in makers
     )

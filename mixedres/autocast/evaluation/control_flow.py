@@ -78,7 +78,7 @@ def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) ->
         args = cells(body.invars, [*consts, *carry, *slices])
         for arg in args[num_consts : num_consts + num_carry]:
             if isinstance(arg, Cell):
-                arg.shared = True  # or the loop would store every cast of its state for the backward pass
+                arg.shared = True  # the compiler merges equal casts, but not what a loop saves of them
         results = evaluate(params["jaxpr"], (*path, 0), args)
         return tuple(as_float32(r) for r in results[:num_carry]), tuple(as_computed(r) for r in results[num_carry:])
 

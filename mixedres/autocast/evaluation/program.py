@@ -65,7 +65,11 @@ class Evaluator:
                 rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
                 return [Cell(*call(self.kinds[node], [*arrays, *rounded]))]
             results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
-        return cells(eqn.outvars, results)
+        found = cells(eqn.outvars, results)
+        for cell, value in zip(found, node.outs if node is not None else (), strict=False):
+            if isinstance(cell, Cell):
+                cell.shared = sum(reader.half for reader in value.consumers) > 1
+        return found
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
         """A conversion of the original program, from the dtype of the value without rounding twice."""

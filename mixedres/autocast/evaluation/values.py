@@ -1,11 +1,15 @@
 """Values of the rewritten program: float32 values of the original one are arrays in float32 or in half."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives
+
+from mixedres._internal import jax_compat
 
 
 class Cell:
@@ -14,13 +18,14 @@ class Cell:
     Attributes:
       array: the array in the dtype in which it was computed.
       exact: the half array that the original program converted to `array`; using it does not round.
-      shared: whether all that read it in half read one cast. The gradient of the cast is summed in half.
+      shared: whether several read it in half: then all have one array, which is saved once, and gradients of their own.
     """
 
-    __slots__ = ("_f32", "array", "exact", "shared")
+    __slots__ = ("_f32", "_half", "array", "exact", "shared")
 
     def __init__(self, array: Any, exact: Any = None, *, shared: bool = False) -> None:
-        self.array, self.exact, self.shared, self._f32 = array, exact, shared, None
+        self.array, self.exact, self.shared = array, exact, shared
+        self._f32 = self._half = None
 
     def f32(self) -> Any:
         """The value in float32, cast at most once."""
@@ -31,15 +36,16 @@ class Cell:
         return self._f32
 
     def half(self, dtype: np.dtype) -> Any:
-        """The value in `dtype`, by a new cast unless it is shared."""
+        """The value in `dtype`, by a cast with a gradient of its own: those of several readers are summed in float32."""
         if self.array.dtype == dtype:
             return self.array
         if self.exact is not None and self.exact.dtype == dtype:
             return self.exact
-        result = cast(self.array, dtype)
-        if self.shared:
-            self.exact = result
-        return result
+        if not self.shared or isinstance(self.array, np.ndarray):
+            return cast(self.array, dtype)
+        if self._half is None:
+            self._half = cast(self.array, dtype)
+        return _cast_again(self.array, self._half)
 
 
 def cast(array: Any, dtype: Any) -> Any:
@@ -48,6 +54,19 @@ def cast(array: Any, dtype: Any) -> Any:
         with np.errstate(over="ignore"):
             return np.asarray(array).astype(dtype)
     return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
+
+
+@functools.partial(jax.jit, inline=jax_compat.INLINE)
+@jax.custom_jvp
+def _cast_again(array: Any, half: Any) -> Any:
+    """`half`, as the result of another cast of `array`."""
+    return half
+
+
+@_cast_again.__wrapped__.defjvp
+def _cast_again_jvp(primals: Any, tangents: Any) -> Any:
+    _, half = primals
+    return half, cast(tangents[0], half.dtype)
 
 
 def as_dtype(array: Any, dtype: Any) -> Any:
