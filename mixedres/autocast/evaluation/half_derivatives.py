@@ -81,7 +81,8 @@ def _slope(eqn: Equation, operand: Any, half: np.dtype) -> Any:
     return cast(jnp.clip(slope, -largest, largest), half)
 
 
+@functools.partial(jax.jit, inline=jax_compat.INLINE)
+@functools.partial(jax.checkpoint, prevent_cse=False)
 def _times(factor: Any, tangent: Any) -> Any:
     """A tangent times a half factor, in float32. Without checkpoint JAX would save the factor in float32."""
-    wide = jax.checkpoint(lambda factor, tangent: cast(factor, jnp.float32) * tangent, prevent_cse=False)
-    return wide(factor, tangent)
+    return cast(factor, jnp.float32) * tangent

@@ -36,7 +36,7 @@ class Cell:
         return self._f32
 
     def half(self, dtype: np.dtype) -> Any:
-        """The value in `dtype`, by a cast with a gradient of its own: those of several readers are summed in float32."""
+        """The value in `dtype`, by a cast with a gradient of its own: gradients of readers are summed in float32."""
         if self.array.dtype == dtype:
             return self.array
         if self.exact is not None and self.exact.dtype == dtype:
