@@ -177,8 +177,11 @@ def widen(graph: Graph) -> None:
             continue
         if not all(value in values for node in copies for value in node.f32_ins()):
             continue
-        if any(value.returned for value in values) or _pays_off(product, readers):
-            product.wide, product.reason = True, "on the allow list; float32 ops read its float32 result"
+        if any(node.primitive in SOLVERS for node in readers | reach(readers, Node.consumers, lambda node: True)):
+            product.wide, product.reason = "solved", "on the allow list; a solver reads its float32 result"
+        elif any(value.returned for value in values) or _is_small(product, readers):
+            product.wide, product.reason = "read", "on the allow list; float32 ops read its float32 result"
+        if product.wide:
             for node in copies:
                 node.half, node.reason = False, "clear, after a product with a float32 result"
 
@@ -187,11 +190,8 @@ def _copies_half(node: Node) -> bool:
     return node.category == "clear" and node.half and node.primitive != "convert_element_type"
 
 
-def _pays_off(product: Node, readers: set[Node]) -> bool:
-    """Whether a solver reads a result, or it is as small as an operand and leads to no half op but by a softmax."""
-    after = readers | reach(readers, Node.consumers, lambda node: True)
-    if any(node.primitive in SOLVERS for node in after):
-        return True
+def _is_small(product: Node, readers: set[Node]) -> bool:
+    """Whether a result is no larger than an operand, and leads to half ops through a softmax alone."""
     if all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2]):
         return False
     kept = {reader for reader in readers if reader.taint != RANGE}

@@ -19,7 +19,7 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation.custom_derivatives import call_in_half
-from mixedres.autocast.evaluation.half_derivatives import saving_half, wide_product
+from mixedres.autocast.evaluation.half_derivatives import saving_half, solved_product, wide_product
 from mixedres.autocast.evaluation.values import as_dtype, cast, in_dtype, is_f32
 from mixedres.autocast.graph import Graph, Node, exceeds
 from mixedres.autocast.rules import BROADCASTING, COPIES, Lists
@@ -47,7 +47,7 @@ class Kind:
     dtype: np.dtype
     half: bool
     saves_half: bool
-    wide: bool
+    wide: str
     lists: Lists
     same: tuple[Any, ...] | None = None
 
@@ -67,6 +67,8 @@ class Kind:
             return [cast(result, dtype) for result in results] if copies else results
         if eqn.primitive.name == "custom_jvp_call":
             return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
+        if self.wide == "solved":
+            return [solved_product(eqn, _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)), dtype)]
         operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
         if self.wide:
             return [wide_product(eqn, operands)]

@@ -38,6 +38,27 @@ def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
     return function(*operands)
 
 
+def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> Any:
+    """The same of float32 operands, rounded to half, with float32 derivatives: those of a solver leave half's range."""
+
+    @jax.custom_jvp
+    def function(*operands: Any) -> Any:
+        rounded = [cast(x, half) if x.dtype == jnp.float32 else x for x in operands]
+        return jax_compat.bind(eqn, *rounded, preferred_element_type=np.dtype(np.float32))[0]
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        left, right = (cast(cast(x, half), jnp.float32) for x in primals[:2])
+        result = function(*primals)
+        linear = (
+            lambda tangent: jax_compat.bind(eqn, tangent, right, *primals[2:])[0],
+            lambda tangent: jax_compat.bind(eqn, left, tangent, *primals[2:])[0],
+        )
+        return result, _sum(result, linear, tangents[:2])
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function(*operands)
+
+
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
     """The float32 result of a product or quotient of two arrays, or of a function of one; of a quotient, also in half.
 

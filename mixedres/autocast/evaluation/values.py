@@ -1,6 +1,5 @@
 """Values of the rewritten program: float32 values of the original one are arrays in float32 or in half."""
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,17 +55,18 @@ def cast(array: Any, dtype: Any) -> Any:
     return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
 
 
-@functools.partial(jax.jit, inline=jax_compat.INLINE)
 @jax.custom_jvp
-def _cast_again(array: Any, half: Any) -> Any:
-    """`half`, as the result of another cast of `array`."""
+def _second_cast(array: Any, half: Any) -> Any:
+    """`half`, with the derivative of a cast of `array` to it."""
     return half
 
 
-@_cast_again.__wrapped__.defjvp
-def _cast_again_jvp(primals: Any, tangents: Any) -> Any:
-    _, half = primals
-    return half, cast(tangents[0], half.dtype)
+def _second_cast_jvp(primals: Any, tangents: Any) -> Any:
+    return primals[1], cast(tangents[0], primals[1].dtype)
+
+
+_second_cast.defjvp(_second_cast_jvp)
+_cast_again = jax.jit(_second_cast, inline=jax_compat.INLINE)
 
 
 def as_dtype(array: Any, dtype: Any) -> Any:
