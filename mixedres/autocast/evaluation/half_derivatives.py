@@ -78,7 +78,7 @@ def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded:
         results = function(operands, rounded)
         if divides:
             inverse = 1 / operands[1]
-            linear = [lambda t: inverse * t, lambda t: _times(results[1], -inverse * t)]
+            linear = [lambda t: inverse * t, lambda t: -_times(results[1], inverse * t)]
         else:
             factors = rounded[::-1] or [_slope(eqn, operands[0], half)]
             linear = [functools.partial(_times, factor) for factor in factors]
