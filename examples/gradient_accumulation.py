@@ -66,10 +66,8 @@ def main(steps: int = 400) -> dict:
         params, state = train(*changed, images, labels, steps)
         results[name] = float((apply(params, test_images).argmax(-1) == test_labels).mean())
         results["skipped"], results["steps"] = int(state.loss_scale.total_skipped), int(state.inner_state.gradient_step)
-        print(
-            f"{name}: {results[name]:.1%} of the test digits are right; {steps} batches, {results['skipped']} of them"
-        )
-        print(f"  skipped, made {results['steps']} steps, and {state.inner_state.mini_step} of them wait for the next")
+        print(f"{name}: {results[name]:.1%} of the test digits are right")
+        print(f"  {steps} batches, {results['skipped']} of them skipped: {results['steps']} steps of {EVERY} batches")
     results["explain"] = explain(loss)(params, images[:32], labels[:32]).summary()
     results["doctor"] = numerics.examine(loss, params, images[:32], labels[:32]).advice
     print(f"explain: {results['explain']}\ndoctor: {results['doctor']}")

@@ -39,7 +39,7 @@ def fit(model, optimizer, images, labels, epochs):
 def main(epochs: int = 10) -> dict:
     """Trains in float32 and in float16, and returns what it prints."""
     images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
+    images, labels = (images / 16).astype("float32"), labels.astype("int32")
     images, test_images, labels, test_labels = train_test_split(images, labels, test_size=360, random_state=0)
 
     full = network()
