@@ -1,6 +1,6 @@
 """Equinox: a network of two hidden layers on scikit-learn's digits, in float32 and in float16, and a broken weight.
 
-    python examples/equinox_mlp.py  # 8 seconds: accuracies, explain's summary, the doctor's finding
+    python examples/equinox_mlp.py  # 10 seconds: accuracies, explain's summary, the doctor's finding
 
 The whole module is the argument of the loss: autocast casts its arrays where they are used and passes everything else.
 The optimizer sees its arrays alone, as Equinox recommends. first_nonfinite names the leaf of the module that is broken.

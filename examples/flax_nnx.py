@@ -50,7 +50,7 @@ def train(loss_fn, loss_scale, images, labels, steps):
         new = nnx.as_pure(nnx.state(model, nnx.BatchStat))
         nnx.update(model, jmp.select_tree(optimizer.opt_state.grads_finite[...], new, old))
 
-    for batch in np.random.default_rng(0).integers(len(images), size=(steps, 128)):
+    for batch in np.random.default_rng(0).integers(len(images), size=(steps, 64)):
         step(model, optimizer, images[batch], labels[batch])
     return model, optimizer.opt_state
 

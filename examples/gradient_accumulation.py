@@ -1,6 +1,6 @@
 """optax.MultiSteps: gradients of four small batches make one step, in float16 on scikit-learn's digits.
 
-    python examples/gradient_accumulation.py  # 6 seconds: accuracies, what was skipped, explain's summary, advice
+    python examples/gradient_accumulation.py  # 10 seconds: accuracies, what was skipped, explain's summary, advice
 
 MultiSteps goes inside loss_scaled, never around it: a small batch that overflows is left out, and the step waits for
 another. Around it, one infinity would stay in the sum. The loss scale starts far too high on purpose, so that the first

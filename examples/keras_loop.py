@@ -46,7 +46,7 @@ def train(loss_fn, loss_scale, params, others, images, labels, steps):
         return optax.apply_updates(params, updates), jmp.select_tree(state.grads_finite, new, others), state
 
     state = tx.init(params)
-    for batch in np.random.default_rng(0).integers(len(images), size=(steps, 128)):
+    for batch in np.random.default_rng(0).integers(len(images), size=(steps, 64)):
         params, others, state = step(params, others, state, images[batch], labels[batch])
     return params, others
 

@@ -1,6 +1,6 @@
 """Plain JAX: a transformer with its layers in a scan and rematerialized, on scikit-learn's digits.
 
-    python examples/scan_and_remat.py  # 10 seconds: accuracy, explain's summary, the doctor's finding
+    python examples/scan_and_remat.py  # 15 seconds: accuracy, explain's summary, the doctor's finding
 
 autocast rewrites the bodies of scan and checkpoint: products are half forward, when computed again, and backward; the
 carry of the scan, here the residual stream, stays float32. Then a weight of the third layer is made too large, and

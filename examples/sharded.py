@@ -1,6 +1,6 @@
 """Sharded training: batches over four devices and weights over two, in float16 on scikit-learn's digits.
 
-    python examples/sharded.py  # 10 seconds: losses on one and on eight devices, explain's summary, the doctor's advice
+    python examples/sharded.py  # 15 seconds: losses on one and on eight devices, explain's summary, the doctor's advice
 
 The step is written without a word about devices; where its arguments lie decides how jit divides it, under autocast
 too. Gradients are those of the whole batch, so all devices agree on whether a step is applied, and the loss scale is

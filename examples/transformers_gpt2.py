@@ -15,7 +15,7 @@ from transformers import FlaxGPT2LMHeadModel, GPT2Config
 from mixedres import numerics, precision
 from mixedres.autocast import autocast, explain
 
-WORDS, LENGTH, BATCH = 16, 32, 32
+WORDS, LENGTH, BATCH = 16, 16, 64
 SIZES = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 2}
 model = FlaxGPT2LMHeadModel(GPT2Config(**SIZES, bos_token_id=0, eos_token_id=0), seed=0)
 
@@ -30,12 +30,12 @@ def language(batches):
     """(random texts (batches, b, length), the entropy of the next word in nats)."""
     random = np.random.default_rng(0)
     table = random.dirichlet(np.full(WORDS, 0.2), size=WORDS)
-    texts = np.zeros((batches, BATCH, LENGTH), "int32")
+    often = np.linalg.matrix_power(table, 100)[0]  # how often each word occurs
+    texts = random.choice(WORDS, size=(batches, BATCH, LENGTH), p=often)
     for i in range(1, LENGTH):
         drawn = random.random((batches, BATCH, 1))
         texts[..., i] = (drawn > table.cumsum(1)[texts[..., i - 1]]).sum(-1).clip(max=WORDS - 1)
-    often = np.linalg.matrix_power(table, 100)[0]
-    return texts, float(-(often @ (table * np.log(table + 1e-30)).sum(1)))
+    return texts.astype("int32"), float(-(often @ (table * np.log(table + 1e-30)).sum(1)))
 
 
 def train(loss_fn, loss_scale, texts):
