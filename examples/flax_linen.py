@@ -67,7 +67,7 @@ def main(steps: int = 120) -> dict:
     report = numerics.examine(loss, *first, has_aux=True)
     summary = explain(loss, keep_float32="^/head$")(*first).summary()
     tx = precision.loss_scaled(optax.adam(3e-3), precision.DynamicLossScale(report.recommended_scale))
-    state = TrainState.create(apply_fn=None, tx=tx, **variables)
+    state = TrainState.create(apply_fn=Network().apply, tx=tx, **variables)
     for batch in np.random.default_rng(0).integers(len(images), size=(steps, 128)):
         state = step(state, images[batch], labels[batch])
     logits = Network().apply({"params": state.params, "batch_stats": state.batch_stats}, test_images, False)

@@ -4,7 +4,7 @@
 
 The step is written without a word about devices; where its arguments lie decides how jit divides it, under autocast
 too. Gradients are those of the whole batch, so all devices agree on whether a step is applied, and the loss scale is
-one number. On a CPU the eight devices are simulated.
+one number. On a CPU the eight devices are simulated; with GPUs it needs eight, or JAX_PLATFORMS=cpu.
 """
 
 import jax

@@ -149,7 +149,16 @@ def test_haiku(example):
 def test_keras(example, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("keras")
-    check(example("keras_fit").main(), products=3)
+    module, models = example("keras_fit"), []
+    monkeypatch.setattr(module, "network", recorded(module.network, models))
+    check(module.main(), products=3)
+    full, half = models
+    variables = ([v.value for v in half.trainable_variables], [v.value for v in half.non_trainable_variables])
+    check_float32(variables)
+    for model, dtypes in ((full, {"float32"}), (half, {"float16"})):
+        program = str(jax.make_jaxpr(model.stateless_call)(*variables, jnp.ones((2, 64))))
+        assert set(re.findall(r"preferred_element_type=(\w+)", program)) == dtypes
+
     module = example("keras_loop")
     check(module.main(), products=3)
     check_float32(module.calls[1])
