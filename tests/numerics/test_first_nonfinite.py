@@ -107,7 +107,9 @@ def test_the_iteration_of_a_scan_is_named(reverse):
 
     # 10, 100, ..., and the fifth product is 1e6; in reverse the third is, at position 3 of 6.
     x = jnp.asarray([10, 10, 10, 10, 10, 10] if not reverse else [1, 1, 1, 200, 200, 10], F16)
-    origin = first_nonfinite(fn, x).origin
+    finding = first_nonfinite(fn, x)
+    origin = finding.origin
+    assert str(finding).endswith(", in iteration 3; results that are not finite: 0, 1")
     assert (origin.array.path, origin.array.primitive) == ("grow", "mul")
     assert origin.iterations == (3,)
     assert [row.largest for row in origin.inputs] == ([10000.0, 10.0] if not reverse else [20000.0, 200.0])
@@ -130,8 +132,9 @@ def test_nested_scans_and_an_infinite_slice():
     assert origin.is_argument and origin.array.path == "x" and origin.array.largest == 1
     x[1, 2] = 3.4e38
     x[2, 1] = 1e38
-    origin = first_nonfinite(fn, x, names=("x",)).origin
-    assert origin.array.primitive == "add" and origin.iterations == (2, 1)
+    finding = first_nonfinite(fn, x, names=("x",))
+    assert finding.origin.array.primitive == "add" and finding.origin.iterations == (2, 1)
+    assert str(finding).endswith(", in iteration 2, 1; the result is not finite")
 
 
 @pytest.mark.parametrize("checked", [True, False])

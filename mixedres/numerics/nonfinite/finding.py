@@ -90,8 +90,11 @@ class Finding:
     def __str__(self) -> str:
         if self.origin is None:
             return "all results are finite"
-        results = ", ".join(self.nonfinite_results)
-        return f"the first array that is not finite is {self.origin}; results that are not finite: {results}"
+        iterations = ", ".join(map(str, self.origin.iterations))
+        loops = f", in iteration {iterations}" if iterations else ""
+        results = ", ".join(filter(None, self.nonfinite_results))  # a result that is no tree has no name
+        ending = f"results that are not finite: {results}" if results else "the result is not finite"
+        return f"the first array that is not finite is {self.origin}{loops}; {ending}"
 
 
 def module_path(scope: str) -> str:
