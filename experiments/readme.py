@@ -15,7 +15,7 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark
+from experiments import benchmark, third_party
 from mixedres._internal.files import replace_text
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -86,6 +86,7 @@ def page() -> str:
         parts += ["## Beside other libraries", intro, *map(peers, compared)]
     if timed:
         parts += ["## Speed of the presets", *map(speed, timed)]
+    parts += ["## Programs of other libraries", third_party_programs(_read("third_party_float16"))]
     parts += ["## Bytes of a step", deviceless(_read("aot_h200"))]
     parts += ["## Cost of loss scaling", overhead(_read("loss_scale_overhead"))]
     if not any(map(_on_gpu, [*compared, *timed])):
@@ -142,6 +143,16 @@ def _ratios(row: dict[str, Any]) -> str:
 def speed(result: dict[str, Any]) -> str:
     """The presets of a benchmark."""
     return f"{_lines(benchmark.table(result['rows']))}`{result['command']}`, {_where(result)}."
+
+
+def third_party_programs(result: dict[str, Any]) -> str:
+    """Programs under autocast beside the half mode of their library."""
+    return _lines(third_party.table(result["rows"])) + (
+        f"Loss and gradient in {result['dtype']}: relative error of the gradient against float32 (mean over "
+        f"{result['seeds']} seeds), conversions, what the forward pass saves of what depends on the data as a share of "
+        "float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / float32. "
+        f"{third_party.summary(result['rows'])} `{result['command']}`, {_where(result)}."
+    )
 
 
 def deviceless(result: dict[str, Any]) -> str:

@@ -177,7 +177,7 @@ def rows(pattern: str, half: Any) -> Iterator[dict[str, Any]]:
 
 
 def ratio(row: dict[str, Any], what: str) -> float | None:
-    """Autocast / own of an error, or of one of the facts; autocast / float32 of the trace; None where one is missing."""
+    """Autocast / own of an error or a fact, autocast / float32 of the trace; None where one is missing."""
     if what == "trace_s":
         return row["trace_s"]["autocast"] / row["trace_s"]["float32"]
     if what == "errors":

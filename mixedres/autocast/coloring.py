@@ -163,9 +163,12 @@ def widen(graph: Graph) -> None:
     """Keeps the float32 sums of products that float32 ops alone read, in the colored graph of a whole program.
 
     They are as exact as the operands and need no conversion, but twice the memory. So it is done for what a function
-    returns, what a solver reads, and what is no larger than an operand: not for the logits of a vocabulary or of a long
-    attention, and not for what a norm takes to the next product. Nor inside a checkpoint whose policy chooses products.
+    returns, what a solver reads, and what is no larger than an operand and leads to half ops by a softmax at most: not
+    for the logits of a vocabulary or of a long attention, and not for what a norm takes to the next product. Nor inside
+    a checkpoint whose policy chooses products.
     """
+    to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
+    to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
     for product in graph.nodes:
         chosen = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
         if chosen or not (product.half and product.category == "allow"):
@@ -177,9 +180,9 @@ def widen(graph: Graph) -> None:
             continue
         if not all(value in values for node in copies for value in node.f32_ins()):
             continue
-        if any(node.primitive in SOLVERS for node in readers | reach(readers, Node.consumers, lambda node: True)):
+        if any(reader in to_solver or reader.primitive in SOLVERS for reader in readers):
             product.wide, product.reason = "solved", "on the allow list; a solver reads its float32 result"
-        elif any(value.returned for value in values) or _is_small(product, readers):
+        elif any(value.returned for value in values) or (_is_small(product) and to_half.isdisjoint(readers)):
             product.wide, product.reason = "read", "on the allow list; float32 ops read its float32 result"
         if product.wide:
             for node in copies:
@@ -190,12 +193,9 @@ def _copies_half(node: Node) -> bool:
     return node.category == "clear" and node.half and node.primitive != "convert_element_type"
 
 
-def _is_small(product: Node, readers: set[Node]) -> bool:
-    """Whether a result is no larger than an operand, and leads to half ops through a softmax alone."""
-    if all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2]):
-        return False
-    kept = {reader for reader in readers if reader.taint != RANGE}
-    return not any(node.half for node in kept | reach(kept, Node.consumers, lambda node: node.taint != RANGE))
+def _is_small(product: Node) -> bool:
+    """Whether the result of a product is no larger than an operand."""
+    return not all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2])
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:

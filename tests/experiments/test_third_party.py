@@ -1,4 +1,4 @@
-"""Programs written with other libraries: under autocast they keep what the library's own half mode keeps, and err less."""
+"""Programs written with other libraries: autocast saves what their own half mode saves, and errs less."""
 
 import importlib.metadata
 

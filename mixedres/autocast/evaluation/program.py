@@ -68,7 +68,7 @@ class Evaluator:
         found = cells(eqn.outvars, results)
         for cell, value in zip(found, node.outs if node is not None else (), strict=False):
             if isinstance(cell, Cell):
-                cell.shared = sum(reader.half for reader in value.consumers) > 1
+                cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
         return found
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
