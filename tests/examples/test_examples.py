@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mixedres.autocast import autocast
-from mixedres.precision import DynamicLossScale
+from mixedres.precision import DynamicLossScale, StaticLossScale
 from tests import ROOT
 
 FOLDER = ROOT / "examples"
@@ -61,6 +61,7 @@ def example(monkeypatch):
 def recorded(function, results):
     @functools.wraps(function)
     def call(*args):
+        call.arguments = args
         results.append(function(*args))
         return results[-1]
 
@@ -201,6 +202,9 @@ def test_lbfgs(example):
     check(results, products=2)
     assert results["float16 loss"] < 1.1 * results["float32 loss"] < 0.1 and results["skipped"] == 0
     check_float32(module.calls[1][0])
+    # A loss scale alone changes nothing.
+    _, scaled, _ = module.fit(module.loss, StaticLossScale(2.0**15), *module.fit.arguments[2:])
+    np.testing.assert_allclose(scaled, results["float32 loss"], rtol=1e-4)
 
 
 @pytest.mark.slow
