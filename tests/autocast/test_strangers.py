@@ -176,3 +176,61 @@ def test_a_loop_that_counts_is_not_named():
 
     assert not explain(counted)(jnp.eye(4), jnp.ones((2, 4)), 3).notes
     autocast(counted)(jnp.eye(4), jnp.ones((2, 4)), 3)
+
+
+class Opaque:
+    """Neither an array nor a pytree."""
+
+    factor = 2.0
+
+
+def test_what_is_neither_array_nor_pytree_passes_unchanged():
+    seen = []
+
+    def function(x, opaque, word):
+        seen.append((opaque, word))
+        return (x @ W) * opaque.factor
+
+    given = Opaque()
+    for call in (autocast(function), explain(function)):
+        call(X, given, "word")
+    assert seen == [(given, "word")] * 2
+    np.testing.assert_allclose(autocast(function)(X, given, "word"), 2 * X @ W, rtol=0.01, atol=0.01)
+
+
+def test_a_rule_that_raises_for_half_operands_sees_float32():
+    def check(*arrays):
+        if any(array.dtype != jnp.float32 for array in arrays):
+            raise TypeError("float32 only")
+
+    @jax.custom_vjp
+    def picky(x, w):
+        check(x, w)
+        return x @ w
+
+    def backward(residuals, gradient):
+        check(*residuals, gradient)
+        return gradient @ residuals[1].T, residuals[0].T @ gradient
+
+    picky.defvjp(lambda x, w: (picky(x, w), (x, w)), backward)
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(picky(jnp.tanh(x @ jnp.eye(16)), w)))
+
+    for ours, theirs in zip(*(jax.grad(f, (0, 1))(X, W) for f in (autocast(loss), loss)), strict=True):
+        assert float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs)) < 5e-3
+
+
+def test_names_of_primitives_of_any_supported_version_are_taken():
+    for name in (
+        "one_minus_square",
+        "unstack",
+        "ragged_dot",
+        "ragged_dot_general",
+        "scatter-add",
+        "scatter_add",
+        "psum2",
+    ):
+        autocast(jnp.matmul, lists={"deny": {name}})(X, W)
+    with pytest.raises(ValueError, match="'relu_grad', on the deny list, is not a primitive of JAX"):
+        autocast(jnp.matmul, lists={"deny": {"relu_grad"}})
