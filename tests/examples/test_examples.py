@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from mixedres._internal.jax_compat import equations
 from mixedres.autocast import autocast
 from mixedres.precision import DynamicLossScale, StaticLossScale
 from tests import ROOT
@@ -157,8 +158,9 @@ def test_keras(example, monkeypatch):
     variables = ([v.value for v in half.trainable_variables], [v.value for v in half.non_trainable_variables])
     check_float32(variables)
     for model, dtypes in ((full, {"float32"}), (half, {"float16"})):
-        program = str(jax.make_jaxpr(model.stateless_call)(*variables, jnp.ones((2, 64))))
-        assert set(re.findall(r"preferred_element_type=(\w+)", program)) == dtypes
+        program = jax.make_jaxpr(model.stateless_call)(*variables, jnp.ones((2, 64)))
+        found = [eqn for eqn in equations(program) if eqn.primitive.name == "dot_general"]
+        assert found and {atom.aval.dtype.name for eqn in found for atom in eqn.invars} == dtypes
 
     module = example("keras_loop")
     check(module.main(), products=3)
