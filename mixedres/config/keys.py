@@ -57,10 +57,10 @@ class Key:
         return self.resume != FREE and self.path.startswith(_EVALUATED)
 
 
-def duration_in_steps(value: Any, steps_per_epoch: float) -> int:
+def duration_in_steps(value: Any, steps_per_epoch: float, *, round_down: bool = False) -> int:
     """Steps of a duration: a number or '5 epochs' in epochs, '500 steps' in steps.
 
-    Rounded to the nearest whole step, halves up, and to no less than 1 unless the duration is 0.
+    Rounded to the nearest whole step, halves up, or down; and to no less than 1 unless the duration is 0.
 
     Raises:
       ValueError: for anything else and for negative ones.
@@ -69,7 +69,7 @@ def duration_in_steps(value: Any, steps_per_epoch: float) -> int:
     if match is None:
         raise ValueError(f"duration {value!r} is not {DURATION.description}")
     steps = float(match[1]) * (1.0 if match[2].startswith("step") else steps_per_epoch)
-    return max(1, math.floor(steps + 0.5)) if steps else 0
+    return max(1, math.floor(steps if round_down else steps + 0.5)) if steps else 0
 
 
 def _is_duration(x: Any) -> bool:
@@ -98,6 +98,7 @@ FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
+_EPOCH = one_of("whole", "fractional")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
 
@@ -134,6 +135,9 @@ KEYS = (
     Key("allreduce_dtype", str, "param", "dtype in which devices average gradients", one_of("param", "compute")),
     Key("model.name", str, "resnet50", "resnet18, 34, 50, 101, 152, 200 or cifar_resnet{6n+2}"),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
+    Key("model.padding", str, "pytorch", "of 3x3 convolutions of stride 2: pytorch (1, 1) or tensorflow (SAME: 0, 1)"),
+    Key("model.pool_padding", str, "pytorch", "of the stem's max pool: pytorch (1, 1) or tensorflow (SAME: 0, 1)"),
+    Key("model.projection", str, "shape", "of shortcuts: shape (where it changes) or stage (at the head of every one)"),
     Key("model.zero_init_last", bool, True, "initialize the last scale of every block to 0, so it starts as identity"),
     Key("model.kernel_init", str, "he_normal", "he_normal, he_normal_fan_out, lecun_normal, glorot_uniform"),
     Key("model.head_init", str, "normal_0.01", "the same for the head, or normal_0.01"),
@@ -146,6 +150,7 @@ KEYS = (
     ),
     Key("batch_norm.momentum", float, 0.9, "weight of the old running average", FRACTION),
     Key("batch_norm.epsilon", float, 1e-5, "added to the variance", POSITIVE),
+    Key("batch_norm.unbiased", bool, True, "unbiased running variance, as in PyTorch and TensorFlow"),
     Key("batch_norm.frozen", bool, False, "normalize by the running averages in training too, without updating them"),
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder or tfds:NAME"),
@@ -168,6 +173,7 @@ KEYS = (
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
     Key("optimizer.momentum", float, 0.9, "momentum of sgd and lars; beta 1 of adamw", FRACTION),
     Key("optimizer.nesterov", bool, False, "Nesterov momentum, for sgd and lars"),
+    Key("optimizer.rate_in_momentum", bool, False, "sgd: multiply by the rate before the momentum, as Keras does"),
     Key("optimizer.weight_decay", float, 1e-4, "coupled L2 on the float32 weights; decoupled in adamw", NOT_NEGATIVE),
     Key("optimizer.decay_mask", str, "/kernel$", "regular expression of the parameter paths that decay"),
     Key("optimizer.layer_decay", float, 1.0, "factor on the rate for every block below the head", REACHABLE),
@@ -178,6 +184,7 @@ KEYS = (
     Key("schedule.name", str, "cosine", "constant, cosine, piecewise or polynomial"),
     Key("schedule.warmup", object, 0, "length of the linear warm-up from 0", DURATION),
     Key("schedule.end_factor", float, 0.0, "last rate / peak, for cosine and polynomial", UNIT),
+    Key("schedule.epoch", str, "whole", "an epoch of warmup and boundaries: whole batches, or fractional", _EPOCH),
     Key("schedule.boundaries", tuple, (), "when the rate changes, for piecewise; each a duration", each(DURATION)),
     Key("schedule.factors", tuple, (), "rate / peak after each boundary, for piecewise", each(POSITIVE)),
     Key("schedule.power", float, 2.0, "exponent, for polynomial", POSITIVE),

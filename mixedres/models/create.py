@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres.models import resnet
+from mixedres.models.operations import PADDINGS
 from mixedres.models.resnet import ResNet
 
 # size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
@@ -23,6 +24,7 @@ _IMAGENET_SIZES = {
 }
 _IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
 _CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
+PROJECTIONS = ("shape", "stage")
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
 INITIALIZERS: dict[str, Callable[..., Any]] = {
@@ -47,6 +49,10 @@ def create(
     norm_policy: jmp.Policy | None = None,
     momentum: float = 0.9,
     epsilon: float = 1e-5,
+    unbiased: bool = True,
+    padding: str = "pytorch",
+    pool_padding: str = "pytorch",
+    projection: str = "shape",
     zero_init_last: bool = True,
     kernel_init: str | Callable[..., Any] = "he_normal",
     head_init: str | Callable[..., Any] = "normal_0.01",
@@ -66,6 +72,12 @@ def create(
       norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
       momentum: momentum of the running averages of batch normalization, in [0, 1).
       epsilon: epsilon of batch normalization.
+      unbiased: running variances are estimates without bias, as in PyTorch and TensorFlow.
+      padding: of 3x3 convolutions of stride 2: 'pytorch', a row on both sides, or 'tensorflow', which at even sizes is
+        one after the map ('SAME').
+      pool_padding: the same of the max pool in the stem.
+      projection: 'shape': a shortcut has a projection where its shape changes; 'stage': at the head of every stage, in
+        cifar_resnet and resnet18 and 34 of the first too.
       zero_init_last: start every block as the identity, by zeros in its last layer.
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
       axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
@@ -86,6 +98,13 @@ def create(
         raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
     if not epsilon > 0:
         raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+    for option, value, allowed in (
+        ("padding", padding, PADDINGS),
+        ("pool_padding", pool_padding, PADDINGS),
+        ("projection", projection, PROJECTIONS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{option} {value!r} is unknown; use {' or '.join(allowed)}")
     wide = jnp.promote_types(policy.compute_dtype, jnp.float32)
     if fused and norm_policy is not None and norm_policy.compute_dtype != wide:
         raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norm_policy.compute_dtype)}")
@@ -111,6 +130,10 @@ def create(
         momentum=momentum,
         epsilon=epsilon,
         axis_name=axis_name,
+        unbiased=unbiased,
+        padding=padding,
+        pool_padding=pool_padding,
+        projection=projection,
         zero_init_last=zero_init_last,
         kernel_init=_initializer(kernel_init),
         head_init=_initializer(head_init),

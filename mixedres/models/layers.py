@@ -52,6 +52,7 @@ class Conv(nn.Module):
       filters: channels of the result.
       size: odd height and width of the kernel.
       stride: stride of both axes.
+      padding: see `mixedres.models.operations.pads`.
       policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
       kernel_init: initializer of the kernel.
       precision, platform: see `mixedres.models.operations`.
@@ -63,6 +64,7 @@ class Conv(nn.Module):
     stride: int
     policy: jmp.Policy
     kernel_init: Callable[..., Any]
+    padding: str = "pytorch"
     precision: Any = None
     platform: str | None = None
     keep_float32: str = ""
@@ -73,7 +75,8 @@ class Conv(nn.Module):
         policy, shape = policy_of(self), (self.size, self.size, x.shape[-1], self.filters)
         x = x.astype(policy.compute_dtype)
         kernel = self.param("kernel", self.kernel_init, shape, policy.param_dtype).astype(policy.compute_dtype)
-        return convolution(x, kernel, self.stride, precision=self.precision, platform=self.platform)
+        options = {"padding": self.padding, "precision": self.precision, "platform": self.platform}
+        return convolution(x, kernel, self.stride, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +87,7 @@ class NormVariables:
       scale, bias: parameters, in the parameter dtype.
       mean, var: flax variables with the running averages.
       momentum: weight of an old average.
+      unbiased, axis_name: see `BatchNorm`.
       dtype: dtype of the normalized map.
     """
 
@@ -92,10 +96,15 @@ class NormVariables:
     mean: nn.Variable[jax.Array]
     var: nn.Variable[jax.Array]
     momentum: float
+    unbiased: bool
+    axis_name: str | None
     dtype: Any
 
-    def update_running_stats(self, mean: jax.Array, var: jax.Array) -> None:
-        """Updates the running averages by the statistics of a batch."""
+    def update_running_stats(self, y: jax.Array, mean: jax.Array, var: jax.Array) -> None:
+        """Updates the running averages by the statistics of a map `y`, of which `var` is the biased variance."""
+        if self.unbiased:
+            count = y.size // y.shape[-1] * (1 if self.axis_name is None else jax.lax.axis_size(self.axis_name))
+            var = var * (count / max(count - 1, 1))
         for running, new in ((self.mean, mean), (self.var, var)):
             running.value = self.momentum * running.value + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
 
@@ -108,13 +117,15 @@ class BatchNorm(nn.Module):
     apply them, its output dtype for the result. flax's BatchNorm does the same for float32 arithmetic only.
 
     Variance is E[x²] - E[x]² (one pass over x), clipped at 0. Running averages follow
-    ``running = momentum * running + (1 - momentum) * batch`` with the biased variance.
+    ``running = momentum * running + (1 - momentum) * batch``, where the variance of n values is that of the batch times
+    n / (n - 1), an estimate without bias, as in PyTorch and TensorFlow.
 
     Attributes:
       policy: dtypes of scale and bias, of the arithmetic, and of the result.
       momentum: weight of the old running average.
       epsilon: added to the variance.
       axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
+      unbiased: the running variance is that without bias; False: it is the biased one, as in flax.
       scale_init: initializer of the scale (gamma).
       keep_float32: see `policy_of`.
     """
@@ -123,6 +134,7 @@ class BatchNorm(nn.Module):
     momentum: float = 0.9
     epsilon: float = 1e-5
     axis_name: str | None = None
+    unbiased: bool = True
     scale_init: Callable[..., Any] = nn.initializers.ones
     keep_float32: str = ""
 
@@ -135,7 +147,7 @@ class BatchNorm(nn.Module):
         if train:
             mean, var = self._batch_statistics(x.astype(stats_dtype))
             if not self.is_initializing():
-                own.update_running_stats(mean, var)
+                own.update_running_stats(x, mean, var)
         else:
             mean, var = own.mean.value, own.var.value
 
@@ -161,6 +173,8 @@ class BatchNorm(nn.Module):
             mean=self.variable("batch_stats", "mean", jnp.zeros, (features,), stats_dtype),
             var=self.variable("batch_stats", "var", jnp.ones, (features,), stats_dtype),
             momentum=self.momentum,
+            unbiased=self.unbiased,
+            axis_name=self.axis_name,
             dtype=policy.output_dtype,
         )
 
@@ -185,7 +199,8 @@ class Norms:
       train: normalize by the statistics of the batch, else by the running averages.
       fused: in training, compute each norm and the ops after it by `mixedres.models.fused`: the same variables and, up
         to rounding, the same values, with less memory traffic.
-      policy, momentum, epsilon, axis_name, keep_float32: see `BatchNorm`.
+      policy, momentum, epsilon, axis_name, unbiased, keep_float32: see `BatchNorm`.
+      pool_padding: see `mixedres.models.operations.pads`.
       platform: see `mixedres.models.operations`.
     """
 
@@ -195,7 +210,9 @@ class Norms:
     momentum: float
     epsilon: float
     axis_name: str | None
+    unbiased: bool
     keep_float32: str
+    pool_padding: str
     platform: str | None
 
     def relu(self, name: str, y: jax.Array) -> jax.Array:
@@ -207,7 +224,7 @@ class Norms:
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
         """max_pool(relu(norm(y)))."""
         if not self.fused:
-            return max_pool(self.relu(name, y), self.platform)
+            return max_pool(self.relu(name, y), self.platform, self.pool_padding)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
@@ -216,7 +233,7 @@ class Norms:
             return relu(add(self._plain(name, y, **options), x, dtype), self.platform)
         own = self._params(name, y, **options)
         out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._config(dtype))
-        own.update_running_stats(*statistics)
+        own.update_running_stats(y, *statistics)
         return out
 
     def pair_add_relu(
@@ -228,8 +245,8 @@ class Norms:
         of_y, of_z = self._params(name, y, **options), self._params(name_z, z)
         args = y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias
         out, statistics_y, statistics_z = fused.norms_add_relu(*args, self._config(dtype))
-        of_y.update_running_stats(*statistics_y)
-        of_z.update_running_stats(*statistics_z)
+        of_y.update_running_stats(y, *statistics_y)
+        of_z.update_running_stats(z, *statistics_z)
         return out
 
     def _plain(self, name: str, y: jax.Array, **options: Any) -> jax.Array:
@@ -239,18 +256,18 @@ class Norms:
         own = self._params(name, y)
         with jax.named_scope(name):
             out, statistics = function(y, own.scale, own.bias, self._config(own.dtype))
-        own.update_running_stats(*statistics)
+        own.update_running_stats(y, *statistics)
         return out
 
     def _params(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
     def _config(self, dtype: Any) -> NormConfig:
-        return NormConfig(self.epsilon, dtype, self.axis_name, self.platform)
+        return NormConfig(self.epsilon, dtype, self.axis_name, self.platform, self.pool_padding)
 
     @property
     def _options(self) -> dict[str, Any]:
-        names = ("policy", "momentum", "epsilon", "axis_name", "keep_float32")
+        names = ("policy", "momentum", "epsilon", "axis_name", "unbiased", "keep_float32")
         return {name: getattr(self, name) for name in names}
 
 

@@ -11,6 +11,7 @@ XLA for CPUs has fast kernels for convolutions, and cases in which it does not u
 docs/performance.md has the numbers, and `experiments.convolutions` measures them again.
 """
 
+import functools
 import math
 from functools import partial
 from typing import Any
@@ -26,8 +27,30 @@ _PIECE = 2**18
 _MOST_PIECES = 16  # each is an operation to compile
 
 
+PADDINGS = ("pytorch", "tensorflow")
+
+
+def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
+    """Rows (or columns) of padding before and after a map of `extent` rows, for windows of the odd `size`.
+
+    The result has ceil(extent / stride) rows in both conventions: 'pytorch' pads by size // 2 on both sides,
+    'tensorflow' (its 'SAME') by no more than the windows reach, an odd row after the map. They differ where the stride
+    does not divide extent - 1.
+    """
+    if padding == "pytorch":
+        return size // 2, size // 2
+    total = max(stride * (_strided(extent, stride) - 1) + size - extent, 0)
+    return total // 2, total - total // 2
+
+
 def convolution(
-    x: jax.Array, kernel: jax.Array, stride: int, *, precision: Any = None, platform: str | None = None
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: int,
+    *,
+    padding: str = "pytorch",
+    precision: Any = None,
+    platform: str | None = None,
 ) -> jax.Array:
     """The convolution of a map with a kernel, padded so that stride 1 keeps the shape.
 
@@ -35,6 +58,7 @@ def convolution(
       x: (b, h, w, c).
       kernel: (size, size, c, filters) in the dtype of `x`; `size` is odd.
       stride: of both axes.
+      padding: see `pads`.
       precision: of the products; see `jax.lax.conv_general_dilated`.
       platform: 'cpu': the form for XLA's CPU backend, which differs in rounding only; others: XLA's convolution.
 
@@ -43,47 +67,48 @@ def convolution(
     """
     size = kernel.shape[0]
     if platform != "cpu" or x.ndim != 4:  # the error for another number of axes is XLA's
-        return _convolution(x, kernel, stride, precision)
+        return _convolution(x, kernel, stride, padding, precision)
     if size == 1:
         return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
     if math.prod(_strided(extent, stride) for extent in x.shape[1:3]) < size**2:
-        return _product_of_windows(x, kernel, stride, precision)
+        return _product_of_windows(x, kernel, stride, padding, precision)
     if _pieces(x, kernel, stride) > 1:
-        return _with_gradient_in_pieces(x, kernel, stride, precision)
-    return _convolution(x, kernel, stride, precision)
+        return _with_gradient_in_pieces(x, kernel, stride, padding, precision)
+    return _convolution(x, kernel, stride, padding, precision)
 
 
-def _convolution(x: jax.Array, kernel: jax.Array, stride: int, precision: Any) -> jax.Array:
-    pad = kernel.shape[0] // 2
+def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
     return jax.lax.conv_general_dilated(
         x,
         kernel,
         window_strides=(stride, stride),
-        padding=((pad, pad), (pad, pad)),
+        padding=[pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3]],
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         precision=precision,
     )
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _with_gradient_in_pieces(x: jax.Array, kernel: jax.Array, stride: int, precision: Any) -> jax.Array:
-    return _convolution(x, kernel, stride, precision)
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _with_gradient_in_pieces(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
+    return _convolution(x, kernel, stride, padding, precision)
 
 
-def _tangent_in_pieces(stride: int, precision: Any, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _tangent_in_pieces(
+    stride: int, padding: str, precision: Any, primals: Any, tangents: Any
+) -> tuple[jax.Array, jax.Array]:
     """The derivative, in which each piece of the batch has its own product with the kernel's tangent.
 
     Its transpose computes a gradient of the kernel for each piece, and sums them before they are rounded.
     """
     (x, kernel), (dx, dkernel) = primals, tangents
-    y = _with_gradient_in_pieces(x, kernel, stride, precision)
+    y = _with_gradient_in_pieces(x, kernel, stride, padding, precision)
     terms = []
     if not isinstance(dx, SymbolicZero):
-        terms.append(_convolution(dx, kernel, stride, precision))
+        terms.append(_convolution(dx, kernel, stride, padding, precision))
     if not isinstance(dkernel, SymbolicZero):
         wide = jnp.promote_types(x.dtype, jnp.float32)
         pieces, wide_dkernel = jnp.split(x.astype(wide), _pieces(x, kernel, stride)), dkernel.astype(wide)
-        rows = [_convolution(piece, wide_dkernel, stride, precision) for piece in pieces]
+        rows = [_convolution(piece, wide_dkernel, stride, padding, precision) for piece in pieces]
         terms.append(jnp.concatenate(rows).astype(x.dtype))
     return y, sum(terms[1:], terms[0])
 
@@ -101,15 +126,16 @@ def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
     return next((n for n in divisors if largest <= n * _PIECE), divisors[-1])
 
 
-def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, precision: Any) -> jax.Array:
+def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
     """The convolution as one product, of all windows of `x` with the kernel.
 
     In float32 or wider, as XLA for CPUs computes products of any dtype: so the gradient of `x`, a sum over windows, is
     rounded once, as that of a convolution is.
     """
-    size, pad, wide = kernel.shape[0], kernel.shape[0] // 2, jnp.promote_types(x.dtype, jnp.float32)
-    padded = jnp.pad(x.astype(wide), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    rows, columns = (_taps(extent, size, stride) for extent in x.shape[1:3])
+    size, wide = kernel.shape[0], jnp.promote_types(x.dtype, jnp.float32)
+    around = [pads(extent, size, stride, padding) for extent in x.shape[1:3]]
+    padded = jnp.pad(x.astype(wide), ((0, 0), *around, (0, 0)))
+    rows, columns = (_taps(x.shape[1 + axis], size, stride, around[axis][0]) for axis in range(2))
     ends = [stride * (_strided(extent, stride) - 1) + 1 for extent in x.shape[1:3]]
     windows = [padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for i in rows for j in columns]
     inside = kernel[rows.start : rows.stop, columns.start : columns.stop].astype(wide)
@@ -117,10 +143,10 @@ def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, precision:
     return product.astype(x.dtype)
 
 
-def _taps(extent: int, size: int, stride: int) -> range:
-    """The rows (or columns) of a kernel that meet a map of `extent` rows; the others meet padding alone."""
-    pad, last = size // 2, stride * (_strided(extent, stride) - 1)
-    return range(max(0, pad - last), min(size, pad + extent))
+def _taps(extent: int, size: int, stride: int, before: int) -> range:
+    """The rows (or columns) of a kernel that meet a map of `extent` rows, and not the padding `before` and after it."""
+    last = stride * (_strided(extent, stride) - 1)
+    return range(max(0, before - last), min(size, before + extent))
 
 
 def _strided(extent: int, stride: int) -> int:
@@ -158,30 +184,34 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
     return y, jnp.where(y > 0, tangents[0], 0)
 
 
-def max_pool(x: jax.Array, platform: str | None = None) -> jax.Array:
-    """3x3 max-pooling with stride 2 and padding 1; the gradient of equal values goes to the first of them.
+def max_pool(x: jax.Array, platform: str | None = None, padding: str = "pytorch") -> jax.Array:
+    """3x3 max-pooling with stride 2; the gradient of equal values goes to the first of them.
 
     Args:
       x: (b, h, w, c).
+      padding: see `pads`; padding is never the maximum.
       platform: 'cpu': the same without XLA's scatter, which is slow there.
 
     Returns:
       (b, ceil(h / 2), ceil(w / 2), c). A NaN in a window is its maximum.
     """
     if platform == "cpu":
-        return _pool(_pool(x, axis=2), axis=1)
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        return _pool(_pool(x, 2, padding), 1, padding)
+    around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=around)
 
 
-def _pool(x: jax.Array, axis: int) -> jax.Array:
-    """The maxima along one axis: of every pair its two values and the last of the pair before."""
+def _pool(x: jax.Array, axis: int, padding: str) -> jax.Array:
+    """The maxima along one axis: of every pair and its neighbor, before it or, without padding there, after."""
+    before = pads(x.shape[axis], 3, 2, padding)[0]
     missing = [(0, x.shape[axis] % 2 if i == axis else 0) for i in range(x.ndim)]
     x = jnp.pad(x, missing, constant_values=-jnp.inf)
     pairs = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
-    middle, last = (jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in range(2))
-    shift = [(1, -1, 0) if i == axis else (0, 0, 0) for i in range(x.ndim)]
-    before = jax.lax.pad(last, jnp.asarray(-jnp.inf, x.dtype), shift)
-    return _first_maximum(_first_maximum(before, middle), last)
+    first, second = (jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in range(2))
+    shift = [((1, -1, 0) if before else (-1, 1, 0)) if i == axis else (0, 0, 0) for i in range(x.ndim)]
+    neighbor = jax.lax.pad(second if before else first, jnp.asarray(-jnp.inf, x.dtype), shift)
+    window = (neighbor, first, second) if before else (first, second, neighbor)
+    return functools.reduce(_first_maximum, window)
 
 
 def _first_maximum(a: jax.Array, b: jax.Array) -> jax.Array:

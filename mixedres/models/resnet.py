@@ -1,12 +1,13 @@
 """The ResNet family: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
 
 He et al., Deep Residual Learning (arXiv 1512.03385) and Identity Mappings (arXiv 1603.05027). v1.5 has the stride of a
-bottleneck on its 3x3 convolution instead of the first 1x1. Shortcuts have a projection only where the shape changes,
-which gives the usual parameter counts. Padding is explicit and symmetric: published weights expect it, and cuDNN needs
-no copy for it ('SAME' pads stride-2 convolutions by 0 and 1).
+bottleneck on its 3x3 convolution instead of the first 1x1. By default shortcuts have a projection only where the shape
+changes, which gives the usual parameter counts, and padding is symmetric, as PyTorch's weights expect; cuDNN takes it
+without a copy. TensorFlow's official ResNets have other projections and other padding, see `ResNet`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -25,6 +26,7 @@ class Block(nn.Module):
 
     Attributes:
       filters, stride, zero_init_last: see `ResNet`.
+      project: give the shortcut a projection even if the shape does not change.
       conv: creates a convolution.
       norms: creates and applies batch norms.
       policy: its compute dtype is that of the sum of the two branches and of the result.
@@ -33,6 +35,7 @@ class Block(nn.Module):
 
     filters: int
     stride: int
+    project: bool
     conv: ModuleFn
     norms: Norms
     zero_init_last: bool
@@ -41,18 +44,18 @@ class Block(nn.Module):
 
     @nn.nowrap
     def end(self, name: str, y: jax.Array, x: jax.Array) -> jax.Array:
-        """relu(norm(y) + x), for v1; `x` is projected if the shapes differ."""
+        """relu(norm(y) + x), for v1; `x` may be projected."""
         dtype = policy_of(self).compute_dtype
         init = nn.initializers.zeros if self.zero_init_last else nn.initializers.ones
-        if x.shape == y.shape:
+        if x.shape == y.shape and not self.project:
             return self.norms.add_relu(name, y, x, dtype, scale_init=init)
         z = self.conv(y.shape[-1], 1, self.stride, name="conv_proj")(x)
         return self.norms.pair_add_relu(name, y, "norm_proj", z, dtype, scale_init=init)
 
     @nn.nowrap
     def sum(self, y: jax.Array, x: jax.Array, activated: jax.Array) -> jax.Array:
-        """y + x, for v2; x is replaced by the projection of `activated` if the shapes differ."""
-        if x.shape != y.shape:
+        """y + x, for v2; x may be replaced by the projection of `activated`."""
+        if x.shape != y.shape or self.project:
             x = self.conv(y.shape[-1], 1, self.stride, name="conv_proj")(activated)
         return add(y, x, policy_of(self).compute_dtype)
 
@@ -150,7 +153,10 @@ class ResNet(nn.Module):
       num_classes: outputs of the head.
       policy: dtypes of parameters, activations and logits.
       norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
-      momentum, epsilon, axis_name: see `BatchNorm`.
+      momentum, epsilon, axis_name, unbiased: see `BatchNorm`.
+      padding: of the 3x3 convolutions of stride 2, 'pytorch' or 'tensorflow'; see `mixedres.models.operations.pads`.
+      pool_padding: the same of the stem's max pool.
+      projection: 'shape': a shortcut has one where its shape changes; 'stage': at the head of every stage.
       zero_init_last: start every block as the identity (Goyal et al., arXiv 1706.02677): v1 and v1.5 with a zero last
         batch-norm scale; v2, where a zero scale before the last ReLU would never get a gradient, with a zero last
         kernel.
@@ -173,6 +179,10 @@ class ResNet(nn.Module):
     momentum: float = 0.9
     epsilon: float = 1e-5
     axis_name: str | None = None
+    unbiased: bool = True
+    padding: str = "pytorch"
+    pool_padding: str = "pytorch"
+    projection: str = "shape"
     zero_init_last: bool = True
     kernel_init: Callable[..., Any] = nn.initializers.he_normal()
     head_init: Callable[..., Any] = nn.initializers.normal(0.01)
@@ -190,7 +200,7 @@ class ResNet(nn.Module):
         x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
         self.sow("intermediates", "initial_conv", x)
         if preactivated:
-            x = x if self.small_images else max_pool(x, self.platform)
+            x = x if self.small_images else max_pool(x, self.platform, self.pool_padding)
         else:
             x = norms.relu("stem_norm", x) if self.small_images else norms.relu_pool("stem_norm", x)
         if not self.small_images:
@@ -201,7 +211,8 @@ class ResNet(nn.Module):
                 x = self.block(
                     filters=self.filters * 2 ** (stage - 1),
                     stride=2 if stage > 1 and index == 0 else 1,
-                    conv=conv,
+                    project=self.projection == "stage" and index == 0,
+                    conv=partial(conv, padding=self.padding),  # the stem's is symmetric everywhere
                     norms=norms,
                     zero_init_last=self.zero_init_last,
                     policy=self.policy,
@@ -224,11 +235,14 @@ class ResNet(nn.Module):
         return x.astype(self.policy.output_dtype)
 
     @nn.nowrap
-    def _conv(self, filters: int, size: int, stride: int = 1, *, zeros: bool = False, name: str) -> nn.Module:
+    def _conv(
+        self, filters: int, size: int, stride: int = 1, *, padding: str = "pytorch", zeros: bool = False, name: str
+    ) -> nn.Module:
         return Conv(
             filters,
             size,
             stride,
+            padding=padding,
             policy=self.policy,
             kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
             precision=self.precision,
@@ -248,6 +262,8 @@ class ResNet(nn.Module):
             momentum=self.momentum,
             epsilon=self.epsilon,
             axis_name=self.axis_name,
+            unbiased=self.unbiased,
             keep_float32=self.keep_float32,
+            pool_padding=self.pool_padding,
             platform=self.platform,
         )

@@ -89,6 +89,7 @@ def build(config: ConfigDict) -> Experiment:
             num_classes=source.num_classes,
             momentum=config.batch_norm.momentum,
             epsilon=config.batch_norm.epsilon,
+            unbiased=config.batch_norm.unbiased,
             axis_name=AXIS if config.batch_norm.sync else None,
             fused=fused,
             platform=platform,
@@ -97,7 +98,11 @@ def build(config: ConfigDict) -> Experiment:
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
     total_steps = config.steps or in_steps(config.epochs)
-    learning_rate, tx = _optimizer(config, batch_size, total_steps, in_steps)
+    in_schedule = in_steps
+    if config.schedule.epoch == "fractional":  # as TensorFlow's r1 counts
+        batches = source.train_examples / batch_size
+        in_schedule = partial(duration_in_steps, steps_per_epoch=batches, round_down=True)
+    learning_rate, tx = _optimizer(config, batch_size, total_steps, in_schedule)
     experiment = Experiment(
         config=config,
         precision=chosen,
@@ -109,7 +114,7 @@ def build(config: ConfigDict) -> Experiment:
         total_steps=total_steps,
         eval_every=in_steps(config.eval_every),
         checkpoint_every=in_steps(config.checkpoint_every),
-        warmup_steps=in_steps(config.schedule.warmup),
+        warmup_steps=in_schedule(config.schedule.warmup),
         learning_rate=learning_rate,
         tx=precision.loss_scaled(tx, loss_scale),
     )

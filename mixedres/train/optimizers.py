@@ -104,6 +104,7 @@ def create(
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
+    rate_in_momentum: bool = False,
     weight_decay: float = 0.0,
     decay_mask: str = KERNELS,
     clip_norm: float = 0.0,
@@ -119,6 +120,9 @@ def create(
       learning_rate: function of the number of applied updates.
       momentum: for sgd and lars, and beta 1 of adamw; in [0, 1).
       nesterov: for sgd and lars.
+      rate_in_momentum: for sgd: ``v = momentum * v - rate * g`` and ``w += v``, as Keras has it, where a change of the
+        rate does not rescale what was summed before; False: ``v = momentum * v + g`` and ``w -= rate * v``. Both are
+        the same at a constant rate. lars always has the first form.
       weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw
         decoupled: the update shrinks w by ``learning_rate * weight_decay``.
       decay_mask: regular expression of the paths that decay and, for lars, have a trust ratio.
@@ -135,13 +139,16 @@ def create(
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
     if not (weight_decay >= 0 and clip_norm >= 0):
         raise ValueError(f"weight_decay and clip_norm must be >= 0, got {weight_decay} and {clip_norm}")
+    if rate_in_momentum and name == "adamw":
+        raise ValueError("rate_in_momentum is about the momentum of sgd; leave it out with adamw")
     mask = path_mask(decay_mask)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
     decay = optax.add_decayed_weights(weight_decay, mask)
     descend = optax.scale_by_learning_rate(learning_rate)
     trace = optax.trace(momentum, nesterov=nesterov) if momentum else optax.identity()
     if name == "sgd":
-        return optax.chain(clip, decay, trace, descend)
+        step = (descend, trace) if rate_in_momentum else (trace, descend)
+        return optax.chain(clip, decay, *step)
     if name == "adamw":
         adam = optax.scale_by_adam(b1=momentum, b2=beta2, eps=epsilon)
         return optax.chain(clip, adam, decay, descend)

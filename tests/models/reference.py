@@ -9,18 +9,26 @@ import jax
 import numpy as np
 
 
-def conv(x, kernel, stride):
-    """Cross-correlation with (k - 1) / 2 zeros on each side."""
+def conv(x, kernel, stride, padding="pytorch"):
+    """Cross-correlation with zeros around the map."""
     size = kernel.shape[0]
-    pad = (size - 1) // 2
-    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    x = _padded(x, size, stride, padding, 0)
     return np.einsum("bhwcij,ijco->bhwo", _windows(x, size, stride), kernel, optimize=True)
 
 
-def max_pool(x):
+def max_pool(x, padding="pytorch"):
     """3x3 of stride 2; the border never wins."""
-    x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-    return _windows(x, 3, 2).max(axis=(-2, -1))
+    return _windows(_padded(x, 3, 2, padding, -np.inf), 3, 2).max(axis=(-2, -1))
+
+
+def _padded(x, size, stride, padding, value):
+    """(k - 1) / 2 on each side; tensorflow: what a window every `stride` rows needs in all, the odd row at the end."""
+    if padding == "pytorch":
+        around = [((size - 1) // 2,) * 2] * 2
+    else:
+        needed = [max(size - (n % stride or stride), 0) for n in x.shape[1:3]]
+        around = [(n // 2, (n + 1) // 2) for n in needed]
+    return np.pad(x, ((0, 0), *around, (0, 0)), constant_values=value)
 
 
 def _windows(x, size, stride):
@@ -36,14 +44,14 @@ def batch_norm_eval(x, scale, bias, mean, var, epsilon):
     return scale * (x - mean) / np.sqrt(var + epsilon) + bias
 
 
-def batch_norm_train(x, scale, bias, running_mean, running_var, momentum, epsilon):
-    """(output, new running mean, new running variance); the variance is the biased one."""
+def batch_norm_train(x, scale, bias, running_mean, running_var, momentum, epsilon, unbiased=True):
+    """(output, new running mean, new running variance); what is stored is the unbiased variance."""
     axes = tuple(range(x.ndim - 1))
     mean = x.mean(axes)
     var = ((x - mean) ** 2).mean(axes)
     y = batch_norm_eval(x, scale, bias, mean, var, epsilon)
     new_mean = momentum * running_mean + (1 - momentum) * mean
-    new_var = momentum * running_var + (1 - momentum) * var
+    new_var = momentum * running_var + (1 - momentum) * x.var(axes, ddof=int(unbiased))
     return y, new_mean, new_var
 
 
@@ -62,12 +70,26 @@ def batch_norm_grads(x, scale, y_grad, epsilon):
 class ResNet:
     """One forward pass; `activations` and, in training, `batch_stats` are filled on the way."""
 
-    def __init__(self, variables, stages, version, *, bottleneck=False, cifar, train=False, momentum=0.9, epsilon=1e-5):
+    def __init__(
+        self,
+        variables,
+        stages,
+        version,
+        *,
+        bottleneck=False,
+        cifar,
+        train=False,
+        momentum=0.9,
+        epsilon=1e-5,
+        padding="pytorch",
+        pool_padding="pytorch",
+    ):
         float64 = jax.tree.map(np.float64, variables)
         self.params, self.batch_stats = float64["params"], float64["batch_stats"]
         self.stages, self.convs_per_block = stages, 3 if bottleneck else 2
         self.version, self.cifar, self.train = version, cifar, train
         self.momentum, self.epsilon = momentum, epsilon
+        self.padding, self.pool_padding = padding, pool_padding
         self.activations = {}
 
     def __call__(self, images):
@@ -77,7 +99,7 @@ class ResNet:
         if self.version != "2":
             x = relu(self._norm(x, "stem_norm"))
         if not self.cifar:
-            x = self.activations["initial_max_pool"] = max_pool(x)
+            x = self.activations["initial_max_pool"] = max_pool(x, self.pool_padding)
         block = self._preactivated if self.version == "2" else self._postactivated
         for stage, blocks in enumerate(self.stages, start=1):
             for index in range(1, blocks + 1):
@@ -101,7 +123,7 @@ class ResNet:
         y = x
         last = self.convs_per_block
         for i, conv_stride in enumerate(self._strides(stride), start=1):
-            y = conv(y, self.params[block][f"conv{i}"]["kernel"], conv_stride)
+            y = conv(y, self.params[block][f"conv{i}"]["kernel"], conv_stride, self.padding)
             y = self._norm(y, block, f"norm{i}")
             y = y if i == last else relu(y)
         if "conv_proj" in self.params[block]:
@@ -115,7 +137,7 @@ class ResNet:
             activated = relu(self._norm(y, block, f"norm{i}"))
             if i == 1 and "conv_proj" in self.params[block]:
                 x = conv(activated, self.params[block]["conv_proj"]["kernel"], stride)
-            y = conv(activated, self.params[block][f"conv{i}"]["kernel"], conv_stride)
+            y = conv(activated, self.params[block][f"conv{i}"]["kernel"], conv_stride, self.padding)
         return x + y
 
     def _norm(self, x, *path):

@@ -32,11 +32,12 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(operations, "_PIECE", 1100)
 
 
-def with_gradients(shape, platform):
+def with_gradients(shape, platform, padding="pytorch"):
     """A function from (x, kernel, cotangent) to the result and both gradients."""
 
     def compute(x, kernel, g):
-        y, vjp = jax.vjp(lambda x, kernel: convolution(x, kernel, shape[6], platform=platform), x, kernel)
+        options = {"padding": padding, "platform": platform}
+        y, vjp = jax.vjp(lambda x, kernel: convolution(x, kernel, shape[6], **options), x, kernel)
         return y, *vjp(g)
 
     return compute
@@ -57,13 +58,18 @@ def counts(shape, platform="cpu", dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("shape", PRODUCTS + WINDOWS + PIECES, ids=str)
-def test_results_and_gradients_are_as_near_to_float64_as_a_convolution(shape, dtype, small_pieces):
+@pytest.mark.parametrize(
+    ("shape", "padding"),
+    [(shape, "pytorch") for shape in PRODUCTS + WINDOWS + PIECES]
+    + [(shape, "tensorflow") for shape in PRODUCTS + WINDOWS + PIECES if shape[6] > 1],
+    ids=str,
+)
+def test_results_and_gradients_are_as_near_to_float64_as_a_convolution(shape, padding, dtype, small_pieces):
     given = arrays(shape, dtype)
     with jax.enable_x64(True):
         wide = [jnp.asarray(np.asarray(x, np.float64)) for x in given]
-        exact = jax.jit(with_gradients(shape, None))(*wide)
-    own, plain = (jax.jit(with_gradients(shape, platform))(*given) for platform in ("cpu", None))
+        exact = jax.jit(with_gradients(shape, None, padding))(*wide)
+    own, plain = (jax.jit(with_gradients(shape, platform, padding))(*given) for platform in ("cpu", None))
     unit = float(jnp.finfo(dtype).eps)
     for ours, theirs, expected in zip(own, plain, exact, strict=True):
         assert ours.dtype == dtype and ours.shape == expected.shape
@@ -133,17 +139,37 @@ def test_other_derivatives(shape, small_pieces):
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 8), (7, 7)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_pool_has_the_same_maxima_and_the_same_ties(size, dtype):
+@pytest.mark.parametrize("padding", operations.PADDINGS)
+def test_the_pool_has_the_same_maxima_and_the_same_ties(size, dtype, padding):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-2, 3, (2, *size, 3)), dtype)  # many are equal
-    (expected, plain), (got, own) = (jax.vjp(lambda x, p=p: max_pool(x, p), x) for p in (None, "cpu"))
+    (expected, plain), (got, own) = (jax.vjp(lambda x, p=p: max_pool(x, p, padding), x) for p in (None, "cpu"))
     np.testing.assert_array_equal(got, expected)
     g = jnp.asarray(rng.integers(1, 9, got.shape), dtype)  # sums are exact
     np.testing.assert_array_equal(own(g)[0], plain(g)[0])
     bad = x.at[0, 0, 0, 0].set(jnp.nan)
-    np.testing.assert_array_equal(max_pool(bad, "cpu"), max_pool(bad))
-    jaxpr = jax.make_jaxpr(jax.grad(lambda x: max_pool(x, "cpu").sum()))(x)
+    np.testing.assert_array_equal(max_pool(bad, "cpu", padding), max_pool(bad, None, padding))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: max_pool(x, "cpu", padding).sum()))(x)
     assert not [e for e in jax_compat.equations(jaxpr) if "scatter" in e.primitive.name or "window" in e.primitive.name]
+
+
+@pytest.mark.parametrize(
+    ("extent", "size", "stride", "expected"),
+    [
+        (56, 3, 2, (0, 1)),
+        (57, 3, 2, (1, 1)),
+        (224, 7, 2, (2, 3)),
+        (8, 1, 2, (0, 0)),
+        (8, 3, 1, (1, 1)),
+        (2, 3, 2, (0, 1)),
+    ],
+    ids=str,
+)
+def test_padding_of_tensorflow(extent, size, stride, expected):
+    """What its documentation of 'SAME' says, and jax.lax.padtype_to_pads."""
+    assert operations.pads(extent, size, stride, "tensorflow") == expected
+    assert tuple(*jax.lax.padtype_to_pads((extent,), (size,), (stride,), "SAME")) == expected
+    assert operations.pads(extent, size, stride, "pytorch") == (size // 2, size // 2)
 
 
 def test_the_relu_is_the_same():

@@ -41,8 +41,9 @@ def test_v1_has_the_parameters_of_v1_5():
     assert shapes_of(small("resnet50", "1")) == shapes_of(small("resnet50", "1.5"))
 
 
+TENSORFLOW = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
 FORWARD = [
-    # (name, version, image shape); one is not square, one is of odd size.
+    # (name, version, image shape, options); one is not square, one is of odd size.
     ("resnet50", "1.5", (2, 32, 32, 3)),
     ("resnet50", "1", (2, 32, 32, 3)),
     ("resnet50", "2", (2, 32, 48, 3)),
@@ -50,6 +51,11 @@ FORWARD = [
     ("resnet18", "2", (2, 32, 32, 3)),
     ("cifar_resnet20", "1", (2, 16, 12, 3)),
     ("cifar_resnet20", "2", (2, 16, 16, 3)),
+    ("resnet50", "1.5", (2, 64, 72, 3), TENSORFLOW),
+    ("resnet50", "2", (2, 64, 48, 3), {"pool_padding": "tensorflow"}),
+    ("resnet18", "1", (2, 70, 64, 3), TENSORFLOW),
+    ("cifar_resnet20", "1", (2, 16, 12, 3), {"projection": "stage"}),
+    ("cifar_resnet20", "2", (2, 16, 16, 3), TENSORFLOW),
 ]
 
 
@@ -62,6 +68,8 @@ def _reference(model, variables, **options):
         bottleneck="conv3" in variables["params"]["block_layer1_1"],
         epsilon=model.epsilon,
         momentum=model.momentum,
+        padding=model.padding,
+        pool_padding=model.pool_padding,
         **options,
     )
 
@@ -78,9 +86,26 @@ def _check_forward(model, shape):
         assert relative(state["intermediates"][layer][0], activation) < 1e-5, layer
 
 
-@pytest.mark.parametrize(("name", "version", "shape"), FORWARD)
-def test_forward_in_eval_mode(name, version, shape):
-    _check_forward(small(name, version, epsilon=1e-3), shape)
+@pytest.mark.parametrize(("name", "version", "shape", "options"), [(*case, {})[:4] for case in FORWARD])
+def test_forward_in_eval_mode(name, version, shape, options):
+    _check_forward(small(name, version, epsilon=1e-3, **options), shape)
+
+
+def test_projections_of_every_stage():
+    """The original's ResNet of CIFAR has 16 * 16 + 2 * 16 parameters more than the paper's, in either version."""
+    for version, norms in (("1", 2), ("2", 0)):
+        shapes = [shapes_of(small("cifar_resnet20", version, projection=p))["params"] for p in ("shape", "stage")]
+        before, after = (sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) for params in shapes)
+        width = shapes[0]["stem_conv"]["kernel"].shape[-1]
+        assert after - before == width * (width + norms)
+    bottlenecks = [shapes_of(small("resnet50", "1.5", projection=p)) for p in ("shape", "stage")]
+    assert bottlenecks[0] == bottlenecks[1]
+
+
+@pytest.mark.parametrize("option", ["padding", "pool_padding", "projection"])
+def test_unknown_options(option):
+    with pytest.raises(ValueError, match=f"{option} 'same' is unknown; use "):
+        small("resnet18", "1", **{option: "same"})
 
 
 @pytest.mark.slow
@@ -98,9 +123,13 @@ def _check_train_mode(forward, model, x):
     assert max(jax.tree.leaves(errors)) < 1e-4
 
 
-@pytest.mark.parametrize(("name", "version"), [("resnet18", "1"), ("cifar_resnet20", "1"), ("cifar_resnet20", "2")])
-def test_forward_in_train_mode(name, version):
-    model = small(name, version, momentum=0.7, epsilon=1e-2)
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    ("name", "version", "options"),
+    [("resnet18", "1", TENSORFLOW), ("cifar_resnet20", "1", {}), ("cifar_resnet20", "2", {})],
+)
+def test_forward_in_train_mode(name, version, options, fused):
+    model = small(name, version, momentum=0.7, epsilon=1e-2, fused=fused, **options)
     _check_train_mode(lambda v, x: model.apply(v, x, True, mutable=["batch_stats"]), model, images((8, 32, 32, 3)))
 
 

@@ -58,6 +58,17 @@ def test_the_official_cifar_recipe():
     assert experiment.model.stage_sizes == (9, 9, 9) and experiment.model.momentum == 0.997
 
 
+def test_boundaries_of_fractional_epochs():
+    """The numbers of TensorFlow's r1 at batch 128: int(50000 / 128 * 91) = 35546, and 35490 in whole batches."""
+    for epoch, boundary, warmup in (("whole", 91 * 390, 195), ("fractional", 35546, 195)):
+        config = resolve("cifar10", "fp32")
+        config.data.name, config.num_devices, config.schedule.epoch, config.schedule.warmup = "synthetic", 1, epoch, 0.5
+        built = build(config)
+        rates = [float(built.learning_rate(step)) for step in (boundary, boundary + 1)]
+        np.testing.assert_allclose(rates, [0.1, 0.01], rtol=1e-6)
+        assert built.warmup_steps == warmup and built.total_steps == 182 * 390
+
+
 def test_steps_take_the_place_of_epochs():
     config = run_cases.tiny()
     config.epochs = 5

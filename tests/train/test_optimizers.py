@@ -119,6 +119,25 @@ def test_sgd(momentum, nesterov):
     check(trained("sgd", momentum=momentum, nesterov=nesterov), rule)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_with_the_rate_inside_the_momentum(nesterov):
+    """Keras' formulas: v = m v - rate g, then w += v or w += m v - rate g; at a constant rate the same as the other."""
+
+    def rule(step, key, w, g, memory):
+        g = g + (DECAY * w if key == "kernel" else 0)
+        v = memory[key] = 0.9 * memory.get(key, 0) - rate_at(step) * g
+        return w + (0.9 * v - rate_at(step) * g if nesterov else v)
+
+    check(trained("sgd", momentum=0.9, nesterov=nesterov, rate_in_momentum=True), rule)
+    constant = [
+        optimizers.create("sgd", lambda _: 0.25, nesterov=nesterov, rate_in_momentum=inside) for inside in (False, True)
+    ]
+    w, (one, other) = jnp.float32([1.0, -2.0]), [tx.init(jnp.float32([0.0, 0.0])) for tx in constant]
+    for _ in range(4):
+        (u, one), (v, other) = (tx.update(w, state, w) for tx, state in zip(constant, (one, other), strict=True))
+        np.testing.assert_array_equal(u, v)  # 0.25 is exact
+
+
 def test_adamw():
     beta1, beta2, epsilon = 0.8, 0.95, 1e-3
 
@@ -223,6 +242,7 @@ def create(**given):
         (create, {"momentum": -0.1}, ("momentum", "[0, 1)", "-0.1")),
         (create, {"momentum": float("nan")}, ("momentum", "nan")),
         (create, {"weight_decay": -1e-4}, ("weight_decay", ">= 0", "-0.0001")),
+        (create, {"name": "adamw", "rate_in_momentum": True}, ("rate_in_momentum", "sgd")),
         (create, {"clip_norm": -1.0}, ("clip_norm", ">= 0", "-1.0")),
         (create, {"clip_norm": float("nan")}, ("clip_norm", "nan")),
         (create, {"decay_mask": "(kernel"}, ("'(kernel'", "regular expression")),

@@ -139,13 +139,14 @@ def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, con
         raise ValueError(f"y has the shape {y.shape}; to pool it must be (batch, height, width, channels)")
     vectors, statistics = batch_statistics(y, scale, bias, config)
     y_here, here = _barrier((y, vectors))
-    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), config)))
+    pooled, where = _barrier(max_pool(_relu(here.applied(y_here), config), config.pool_padding))
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
 
 def _norm_relu_pool_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
     of_relu, where = saved
-    return _relu_backward(config, of_relu, unpool(gradients[0], where, of_relu[0].shape), _mask)
+    g = unpool(gradients[0], where, of_relu[0].shape, config.pool_padding)
+    return _relu_backward(config, of_relu, g, _mask)
 
 
 norm_relu_pool.__wrapped__.defvjp(_norm_relu_pool_forward, _norm_relu_pool_backward)

@@ -1,4 +1,4 @@
-"""3x3 max-pooling with stride 2 and padding 1 that saves the position of each maximum.
+"""3x3 max-pooling with stride 2 that saves the position of each maximum.
 
 XLA's pooling writes a float32 map and four integer maps in the forward pass and scatters by atomic additions in the
 backward pass. This one writes one byte per maximum, and its gradient is a gather: deterministic, without a pass over
@@ -8,13 +8,21 @@ zeros.
 import jax
 import jax.numpy as jnp
 
+from mixedres.models.operations import pads
 
-def max_pool(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+# By the rows of padding before a map, for its even and its odd rows: (row of a window, place of the window among the
+# padded ones).
+_TAPS = {1: ([(1, 0)], [(2, 0), (0, 1)]), 0: ([(2, 0), (0, 1)], [(1, 1)])}
+
+
+def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
     """(b, h, w, c) -> maxima (b, ceil(h / 2), ceil(w / 2), c) and their positions 0 to 8 in the windows, uint8.
 
-    Positions are row by row; of equal values the first is the maximum. A NaN in a window is its maximum.
+    Positions are row by row; of equal values the first is the maximum. A NaN in a window is its maximum. `padding`: see
+    `mixedres.models.operations.pads`.
     """
-    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
+    padded = jnp.pad(x, ((0, 0), *around, (0, 0)), constant_values=-jnp.inf)
     rows, columns = -(-x.shape[1] // 2), -(-x.shape[2] // 2)
 
     def value(k: int) -> jax.Array:
@@ -29,14 +37,15 @@ def max_pool(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return largest, where
 
 
-def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...], padding: str) -> jax.Array:
     """The gradient of `max_pool` for an input of `shape` (b, h, w, c), given the gradient `g` of the maxima.
 
-    An even row is in one row of windows, as the middle; an odd one in two, as the last and the first. The same holds
-    for columns.
+    With a row of padding before the map, an even row is in one row of windows, as the middle, and an odd one in two, as
+    the last and the first; without it an even row is in two and an odd one in one. The same holds for columns.
     """
-    after = ((0, 0), (0, 1), (0, 1), (0, 0))
-    g_padded, where_padded = jnp.pad(g, after), jnp.pad(where, after, constant_values=9)
+    before = [pads(extent, 3, 2, padding)[0] for extent in shape[1:3]]
+    around = ((0, 0), *((1 - rows, rows) for rows in before), (0, 0))
+    g_padded, where_padded = jnp.pad(g, around), jnp.pad(where, around, constant_values=9)
     rows, columns = g.shape[1:3]
 
     def taken(row: tuple[int, int], column: tuple[int, int]) -> jax.Array:
@@ -44,10 +53,10 @@ def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         window = (slice(None), slice(down, down + rows), slice(right, right + columns))
         return jnp.where(where_padded[window] == 3 * i + j, g_padded[window], 0)
 
-    middle, ends = [(1, 0)], [(2, 0), (0, 1)]
+    row_taps, column_taps = (_TAPS[rows] for rows in before)
     lines = []
-    for row_taps in (middle, ends):
-        cells = [sum(taken(row, column) for row in row_taps for column in taps) for taps in (middle, ends)]
+    for of_row in row_taps:
+        cells = [sum(taken(row, column) for row in of_row for column in of_column) for of_column in column_taps]
         lines.append(jnp.stack(cells, 3))  # (b, rows, columns, 2, c)
     whole = jnp.stack(lines, 2).reshape(g.shape[0], 2 * rows, 2 * columns, g.shape[3])
     return whole[:, : shape[1], : shape[2]]

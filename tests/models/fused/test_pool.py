@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from mixedres.models.fused.pool import max_pool, unpool
+from mixedres.models.operations import PADDINGS
 from mixedres.models.operations import max_pool as plain_pool
 
-pool, spread_gradients = jax.jit(max_pool), jax.jit(unpool, static_argnums=2)
+pool = jax.jit(max_pool, static_argnames="padding")
+spread_gradients = jax.jit(unpool, static_argnames=("shape", "padding"))
 
 
 # Even and odd, in each direction, and smaller than a window.
@@ -25,17 +27,18 @@ pool, spread_gradients = jax.jit(max_pool), jax.jit(unpool, static_argnums=2)
     ],
     ids=str,
 )
-def test_it_is_the_plain_pool(size, dtype):
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_it_is_the_plain_pool(size, dtype, padding):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, *size, 4)), dtype)
     g = jnp.asarray(rng.integers(-3, 4, (2, -(-size[0] // 2), -(-size[1] // 2), 4)), dtype)  # whose sums are exact
 
     @jax.jit
     def both(x, g):
-        expected, pull_back = jax.vjp(plain_pool, x)
-        largest, where = max_pool(x)
+        expected, pull_back = jax.vjp(lambda x: plain_pool(x, padding=padding), x)
+        largest, where = max_pool(x, padding)
         assert where.dtype == jnp.uint8
-        return (largest, unpool(g, where, x.shape)), (expected, pull_back(g)[0])
+        return (largest, unpool(g, where, x.shape, padding)), (expected, pull_back(g)[0])
 
     jax.tree.map(np.testing.assert_array_equal, *both(x, g))
 
@@ -44,9 +47,9 @@ def test_it_is_the_plain_pool(size, dtype):
 def test_of_equal_values_the_first_is_the_maximum(value):
     """Row by row; of zeros there are many after a ReLU. XLA's own pool does the same."""
     x = jnp.full((1, 6, 6, 1), value)
-    _, where = pool(x)
+    _, where = pool(x, padding="pytorch")
     g = jnp.arange(1.0, 10).reshape(1, 3, 3, 1)
-    dx = spread_gradients(g, where, x.shape)
+    dx = spread_gradients(g, where, shape=x.shape, padding="pytorch")
     if value == 0.0:
         np.testing.assert_array_equal(dx, jax.vjp(plain_pool, x)[1](g)[0])
         # Inside, the first of nine; at the upper and left edges the padding is smaller.
@@ -59,7 +62,7 @@ def test_of_equal_values_the_first_is_the_maximum(value):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_what_is_not_a_number_is_the_maximum(dtype):
     x = jnp.zeros((1, 6, 6, 1), dtype).at[0, 2, 2, 0].set(jnp.nan).at[0, 5, 5, 0].set(jnp.inf)
-    largest, _ = pool(x)
+    largest, _ = pool(x, padding="pytorch")
     expected = np.zeros((3, 3))
     expected[1, 1], expected[2, 2] = np.nan, np.inf
     np.testing.assert_array_equal(np.float32(largest[0, ..., 0]), expected)
