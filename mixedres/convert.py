@@ -36,7 +36,12 @@ def convert(given: Sequence[str]) -> None:
       ConfigError: for a mistake in them; nothing has been written then.
     """
     parser = command_line.Parser("python -m mixedres.convert", DESCRIPTION)
-    parser.add_argument("--from", dest="source", required=True, help="a workdir, .safetensors, .pth or a folder")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
+    )
     parser.add_argument("--to", required=True, type=command_line.path, help="FILE.safetensors, or a folder to make")
     parser.add_argument("--layout", choices=LAYOUTS, help="default torchvision; transformers for a folder")
     options = parser.parse_args(given)
@@ -70,6 +75,9 @@ def convert(given: Sequence[str]) -> None:
     found = checkpoints.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):
         print(f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries use 1e-05 by default")
+    if layout != "mixedres" and file.options:
+        needs = ", ".join(f"{name}={value}" for name, value in sorted(file.options.items()))
+        print(f"warning: these weights need {needs}, which networks of other libraries do not have")
     if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
         print(
             "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would"

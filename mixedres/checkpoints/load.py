@@ -1,4 +1,4 @@
-"""Trained weights from a run, a file, or a folder that transformers saved."""
+"""Trained weights from a run, a file, a folder that transformers saved, or a checkpoint of TensorFlow."""
 
 import pathlib
 from typing import Any
@@ -16,7 +16,7 @@ from mixedres.checkpoints.weights import WeightsFile
 
 
 def read(path: pathlib.Path) -> WeightsFile:
-    """The weights of a workdir, of a file, or of a folder that transformers saved.
+    """The weights of a workdir, of a file, of a folder that transformers saved, or of a checkpoint of TensorFlow.
 
     For a run, the weights of the newest undamaged checkpoint, or their moving average where there is one.
 
@@ -41,6 +41,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
     finally:
         saved.close()
     config, data = record["config"], read_json(directory / workdir.DATA)
+    options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
     data = data if isinstance(data, dict) else {}
     variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
     return WeightsFile(
@@ -49,6 +50,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         "mixedres",
         batches=int(tree["step"]),
         version=config["model.version"] or models.default_version(config["model.name"]),
+        options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
         class_names=tuple(map(str, data.get("class_names") or ())) or None,
         epsilon=config["batch_norm.epsilon"],
         input=data.get("input"),
@@ -76,7 +78,8 @@ def variables(file: WeightsFile) -> dict[str, Any]:
         raise WeightsError(f"{file.path} is no network that mixedres has")
     policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
     try:
-        model = models.create(known, num_classes=found.num_classes, policy=policy, version=file.version)
+        options = {"num_classes": found.num_classes, "policy": policy, "version": file.version, **file.options}
+        model = models.create(known, **options)
     except ValueError as error:
         raise WeightsError(f"{file.path}: {error}") from None
     images = jax.ShapeDtypeStruct((1, 64, 64, found.channels), jnp.float32)

@@ -1,4 +1,4 @@
-"""Files of weights: .safetensors, and PyTorch's .pth and .bin, pickles that are never allowed to run code."""
+"""Files of weights: .safetensors, TensorFlow's, and PyTorch's .pth and .bin, pickles never allowed to run code."""
 
 import dataclasses
 import json
@@ -14,8 +14,9 @@ import safetensors
 import safetensors.numpy
 
 from mixedres._internal.errors import WeightsError
-from mixedres.checkpoints import huggingface
+from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
 from mixedres.checkpoints.layouts import LAYOUTS, batches_of, layout_of
+from mixedres.models import check_options
 
 PICKLES = (".pth", ".pt", ".bin")
 # Key in the metadata of a .safetensors file: JSON of `WeightsFile.metadata`.
@@ -37,6 +38,7 @@ class WeightsFile:
       layout: one of `mixedres.checkpoints.LAYOUTS`.
       batches: number of batches that the batch norms have seen in training.
       version: '1', '1.5' or '2'.
+      options: what the weights need of the network, as options of `mixedres.models.create` that are not its defaults.
       class_names: by output.
       epsilon: epsilon of batch normalization.
       input: the network's input, as `mixedres.data.InputSpec.to_json` makes it.
@@ -51,6 +53,7 @@ class WeightsFile:
     layout: str
     batches: int | None = None
     version: str | None = None
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     epsilon: float | None = None
     input: dict[str, Any] | None = None
@@ -62,11 +65,12 @@ class WeightsFile:
         """The facts that the tensors do not show, to be written beside them."""
         known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
         known["version"] = None if self.version == "1.5" else self.version
+        known["options"] = dict(self.options) or None
         return {key: value for key, value in known.items() if value is not None}
 
 
 def read(path: pathlib.Path) -> WeightsFile:
-    """Reads a file, or the one in a folder that transformers would read.
+    """Reads a file, or the one in a folder that transformers or TensorFlow would read.
 
     Raises:
       WeightsError: where it does not exist, cannot be read, or has no known layout.
@@ -74,18 +78,24 @@ def read(path: pathlib.Path) -> WeightsFile:
     file = path
     if path.is_dir():
         file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
-        if file == path:
-            raise WeightsError(f"{path} holds neither {' nor '.join(_IN_FOLDER)}")
+    if file == path and (checkpoint := tensorflow_files.checkpoint_at(path)) is not None:
+        return _of_tensorflow(path, tensorflow_files.read_checkpoint(checkpoint))
+    if file.is_dir():
+        raise WeightsError(f"{path} holds neither {' nor '.join(_IN_FOLDER)} nor a checkpoint of TensorFlow")
     if not file.is_file():
         raise WeightsError(
-            f"{path} does not exist; name a workdir, a {_SAFETENSORS} or .pth file, or a folder that transformers saved"
+            f"{path} does not exist; name a workdir, a {_SAFETENSORS}, .pth, .keras or .h5 file, a folder that "
+            "transformers saved, or a checkpoint of TensorFlow"
         )
+    if file.suffix in tensorflow_files.KERAS:
+        return _of_tensorflow(file, tensorflow_files.read_keras(file))
     if file.suffix == _SAFETENSORS:
         tensors, about = _read_safetensors(file)
     elif file.suffix in PICKLES:
         tensors, about = _read_pickle(file), None
     else:
-        raise WeightsError(f"{file} is no file of weights; those end in {_SAFETENSORS}, {', '.join(PICKLES)}")
+        known = ", ".join((_SAFETENSORS, *PICKLES, *tensorflow_files.KERAS))
+        raise WeightsError(f"{file} is no file of weights; those end in {known}")
     if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     layout = layout_of(tensors)
@@ -97,18 +107,38 @@ def read(path: pathlib.Path) -> WeightsFile:
     )
 
 
+def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> WeightsFile:
+    """The network of variables of TensorFlow's or Keras', in our layout."""
+    try:
+        found = tensorflow_names.network(variables)
+    except WeightsError as error:
+        raise WeightsError(f"{path} {error}") from None
+    return WeightsFile(
+        path,
+        found.tensors,
+        "mixedres",
+        version=found.version,
+        options=found.options,
+        epsilon=found.epsilon,
+        input=found.input,
+        note=found.note,
+    )
+
+
 def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
     """The facts beside the tensors: in the file's metadata, or in JSON files of transformers."""
     try:
         found = json.loads(about) if about else {}
         if not isinstance(found, dict):
             raise ValueError(f"{found!r}")
-        known = {key: found[key] for key in ("version", "class_names", "epsilon", "input") if key in found}
+        keys = ("version", "options", "class_names", "epsilon", "input")
+        known = {key: found[key] for key in keys if key in found}
         names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"class_names {names!r}")
         if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not epsilon > 0:
             raise ValueError(f"version {known.get('version')!r}, epsilon {epsilon!r}")
+        check_options(known.get("options", {}))
         if "class_names" in known:
             known["class_names"] = tuple(names)
     except (ValueError, TypeError) as error:

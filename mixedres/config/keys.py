@@ -130,7 +130,9 @@ KEYS = (
     free("max_consecutive_skips", int, 25, "skipped steps in a row that end the run (exit status 3)", POSITIVE),
     Key("label_smoothing", float, 0.0, "fraction of the target spread over all classes", FRACTION),
     Key("ema_decay", float, 0.0, "decay of the weights' moving average used in evaluation; 0: none", FRACTION),
-    Key("init_from", str, None, "initial weights: a workdir, .safetensors, .pth or transformers folder", NAMED),
+    Key(
+        "init_from", str, None, "initial weights: a workdir, file, transformers folder or TensorFlow checkpoint", NAMED
+    ),
     Key("trainable", str, "", "regular expression of the parameter paths to train, such as ^/head/; empty: all"),
     Key("allreduce_dtype", str, "param", "dtype in which devices average gradients", one_of("param", "compute")),
     Key("model.name", str, "resnet50", "resnet18, 34, 50, 101, 152, 200 or cifar_resnet{6n+2}"),

@@ -1,7 +1,7 @@
 """Models by name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ _IMAGENET_SIZES = {
 }
 _IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
 _CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
-PROJECTIONS = ("shape", "stage")
+# Options of a network that its weights do not show, with their values; the first is the default.
+OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
 INITIALIZERS: dict[str, Callable[..., Any]] = {
@@ -98,13 +99,7 @@ def create(
         raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
     if not epsilon > 0:
         raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
-    for option, value, allowed in (
-        ("padding", padding, PADDINGS),
-        ("pool_padding", pool_padding, PADDINGS),
-        ("projection", projection, PROJECTIONS),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{option} {value!r} is unknown; use {' or '.join(allowed)}")
+    check_options({"padding": padding, "pool_padding": pool_padding, "projection": projection})
     wide = jnp.promote_types(policy.compute_dtype, jnp.float32)
     if fused and norm_policy is not None and norm_policy.compute_dtype != wide:
         raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norm_policy.compute_dtype)}")
@@ -142,6 +137,15 @@ def create(
         fused=fused,
         platform=platform,
     )
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raises ValueError unless all `options` are in `OPTIONS`, with one of their values."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ValueError(f"option {name!r} is unknown; use {', '.join(OPTIONS)}")
+        if value not in OPTIONS[name]:
+            raise ValueError(f"{name} {value!r} is unknown; use {' or '.join(OPTIONS[name])}")
 
 
 def default_version(name: str) -> str:

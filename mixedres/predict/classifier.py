@@ -81,6 +81,7 @@ def from_args(options: argparse.Namespace) -> Classifier:
         num_classes=found.num_classes,
         version=file.version,
         epsilon=1e-5 if file.epsilon is None else file.epsilon,
+        **file.options,
         **chosen.network_options,
     )
     names = (*names, *(str(index) for index in range(len(names), found.num_classes)))

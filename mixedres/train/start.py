@@ -17,6 +17,7 @@ from mixedres._internal.errors import ConfigError, MismatchError, OtherModelErro
 from mixedres._internal.tree import fingerprint
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints.weights import WeightsFile
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
@@ -225,7 +226,7 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
 
 
 def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> InitialWeights:
-    """Reads the weights that ``config.init_from`` names: a workdir, a file, or a folder saved by transformers.
+    """Reads the weights that ``config.init_from`` names; see `mixedres.checkpoints.read`.
 
     Args:
       given: the path.
@@ -238,6 +239,8 @@ def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> Init
     path = pathlib.Path(os.path.expanduser(given))
     try:
         file = load.read(path)
+        found = layouts.architecture(file.tensors, file.layout)
+        _check_options(given, file, found, model)
         variables, has_head = layouts.from_tensors(file.tensors, like, file.layout)
     except MismatchError as error:
         raise ConfigError(
@@ -245,14 +248,29 @@ def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> Init
         ) from None
     except (WeightsError, ValueError) as error:
         raise ConfigError(f"config.init_from: {error}") from None
-    found = layouts.architecture(file.tensors, file.layout)
-    # Blocks of two convolutions are the same in versions 1 and 1.5.
-    if found and found.bottleneck and file.version not in (None, model.version):
-        raise ConfigError(
-            f"config.init_from={given} is of a ResNet of version {file.version}, which has weights of the same shapes; "
-            f"set config.model.version={file.version}"
-        )
     note = f"weights: {file.path} ({load.describe(file)})" + (f"; {file.note}" if file.note else "")
     if not has_head:
         note += f"; the head is new: {model.num_classes} classes instead of {found.num_classes if found else 'others'}"
     return InitialWeights(variables, note)
+
+
+def _check_options(given: str, file: WeightsFile, found: layouts.Architecture | None, model: models.ResNet) -> None:
+    """Raises ConfigError where `model` has the shapes of the weights and computes something else."""
+    if found is None or found.stage_sizes != tuple(model.stage_sizes):
+        return
+    # Blocks of two convolutions are the same in versions 1 and 1.5.
+    if found.bottleneck and file.version not in (None, model.version):
+        raise ConfigError(
+            f"config.init_from={given} is of a ResNet of version {file.version}, which has weights of the same shapes; "
+            f"set config.model.version={file.version}"
+        )
+    wanted = {name: file.options.get(name, values[0]) for name, values in models.OPTIONS.items()}
+    if found.bottleneck:
+        wanted.pop("projection")  # every head of a stage has one
+    if model.small_images:
+        wanted.pop("pool_padding")
+    differing = [f"config.model.{name}={value}" for name, value in wanted.items() if getattr(model, name) != value]
+    if differing:
+        raise ConfigError(
+            f"config.init_from={given} is of a network with other padding or shortcuts; set {' and '.join(differing)}"
+        )

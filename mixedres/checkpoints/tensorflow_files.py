@@ -1,0 +1,182 @@
+"""Variables by name from checkpoints and SavedModels of TensorFlow and from files of Keras.
+
+TensorFlow's formats are read with TensorFlow, which is imported here and for nothing else; Keras' with h5py.
+"""
+
+import os
+import pathlib
+import re
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mixedres._internal.errors import WeightsError
+
+KERAS = (".h5", ".hdf5", ".keras")
+# The order in which Keras numbers the variables of a layer.
+_CONV, _NORM = ("kernel", "bias"), ("gamma", "beta", "moving_mean", "moving_variance")
+_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
+_GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+# State of optimizers and counters in name-based checkpoints, and in object-based ones.
+_NOT_OF_THE_NETWORK = re.compile(
+    r"(^|/)(Momentum|Adam(_\d+)?|RMSProp(_\d+)?|Adagrad|LARSOptimizer|momentum|beta[12]_power|global_step|save_counter"
+    r"|iter|iteration|iterations|learning_rate|decay|current_loss_scale|good_steps|loss_scale)(:0|/\.ATTRIBUTES.*)?$"
+    r"|\.OPTIMIZER_SLOT|^optimizer/|^optimizer_step"
+)
+
+
+def checkpoint_at(path: pathlib.Path) -> pathlib.Path | None:
+    """The prefix of TensorFlow's checkpoint at `path`; None where there is nothing of TensorFlow's.
+
+    Args:
+      path: a prefix (model.ckpt-1234, whose files are model.ckpt-1234.index and .data-00000-of-00001), one of these
+        files, or a folder with checkpoints or a SavedModel.
+
+    Raises:
+      WeightsError: where something of TensorFlow's is there and is no whole checkpoint.
+    """
+    if path.suffix == ".meta":
+        raise WeightsError(f"{path} is the graph of a checkpoint; name the checkpoint, {path.with_suffix('')}")
+    if path.suffix in (".pb", ".pbtxt"):
+        raise WeightsError(
+            f"{path} is a frozen graph or that of a SavedModel, whose constants have no names; name a checkpoint, or "
+            "the folder of a SavedModel with variables/"
+        )
+    if path.is_dir():
+        return _in_folder(path)
+    shard = _SHARD.fullmatch(path.name)
+    prefix = path.with_name(shard[1]) if shard else path.with_suffix("") if path.suffix == ".index" else path
+    if _beside(prefix, ".index").is_file():
+        return prefix
+    if _shards(prefix):
+        raise WeightsError(f"{_shards(prefix)[0]} has no {prefix.name}.index beside it; copy both files")
+    return None
+
+
+def _in_folder(folder: pathlib.Path) -> pathlib.Path | None:
+    if any((folder / name).is_file() for name in _GRAPHS):
+        prefix = folder / "variables" / "variables"
+        if _beside(prefix, ".index").is_file():
+            return prefix
+        raise WeightsError(f"{folder} is a SavedModel without variables, a frozen graph; name one with variables/")
+    found = sorted(file.with_suffix("") for file in folder.glob("*.index"))
+    newest = _newest(folder)
+    if newest in found or len(found) == 1:
+        return newest if newest in found else found[0]
+    if found:
+        raise WeightsError(f"{folder} holds several checkpoints; name one of {', '.join(map(str, found[-4:]))}")
+    shards = sorted(file for file in folder.iterdir() if _SHARD.fullmatch(file.name))
+    if shards or newest:
+        what = shards[0].name if shards else f"{newest} of the file 'checkpoint'"
+        raise WeightsError(f"{folder} holds {what}, but no .index file beside it; copy the whole checkpoint")
+    return None
+
+
+def _newest(folder: pathlib.Path) -> pathlib.Path | None:
+    """The newest checkpoint according to the file 'checkpoint', which may have been written in another folder."""
+    try:
+        text = (folder / "checkpoint").read_text()
+    except (OSError, ValueError):
+        return None
+    match = re.search(r'^model_checkpoint_path: "(.+)"$', text, re.MULTILINE)
+    return folder / pathlib.PurePosixPath(match[1]).name if match else None
+
+
+def _beside(prefix: pathlib.Path, suffix: str) -> pathlib.Path:
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _shards(prefix: pathlib.Path) -> list[pathlib.Path]:
+    files = prefix.parent.glob("*") if prefix.parent.is_dir() else iter(())
+    return sorted(file for file in files if (match := _SHARD.fullmatch(file.name)) and match[1] == prefix.name)
+
+
+def read_checkpoint(prefix: pathlib.Path) -> dict[str, np.ndarray]:
+    """The float variables of a checkpoint of format V2, without the state of optimizers and counters.
+
+    Args:
+      prefix: as `checkpoint_at` returns it.
+
+    Returns:
+      Arrays by the names of the variables: those of a graph, 'resnet_model/conv2d/kernel', or of Keras' layers,
+      'conv1/kernel'.
+
+    Raises:
+      WeightsError: where it cannot be read, has nothing else, or without TensorFlow.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what is wrong is said below, in one line
+    try:
+        import tensorflow as tf
+    except ImportError:
+        raise WeightsError(f"{prefix} is a checkpoint of TensorFlow; pip install 'mixedres[tf]' to read it") from None
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        dtypes = reader.get_variable_to_dtype_map()
+        names = _names(reader) if _OBJECT_GRAPH in dtypes else {key: key for key in dtypes}
+        floats = {key: name for key, name in names.items() if dtypes[key].is_floating}
+        wanted = {key: name for key, name in floats.items() if not _NOT_OF_THE_NETWORK.search(key)}
+        found = {name: reader.get_tensor(key) for key, name in wanted.items()}
+    except Exception as error:  # its readers fail in many ways
+        raise WeightsError(f"{prefix} is no whole checkpoint of TensorFlow ({_reason(error)}); copy it again") from None
+    if not found:
+        what = f"the state of an optimizer alone ({min(floats.values())} ...)" if floats else "no float variables"
+        raise WeightsError(f"{prefix} holds {what}; name a checkpoint with the network's variables")
+    return found
+
+
+def _names(reader: Any) -> dict[str, str]:
+    """{key: name of the variable} in an object-based checkpoint, from the graph of objects inside it."""
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(_OBJECT_GRAPH))
+    attributes = [attribute for node in graph.nodes for attribute in node.attributes]
+    return {attribute.checkpoint_key: attribute.full_name or attribute.checkpoint_key for attribute in attributes}
+
+
+def read_keras(file: pathlib.Path) -> dict[str, np.ndarray]:
+    """The variables of a .keras, .weights.h5 or .h5 file by layer, 'conv1_conv/kernel'.
+
+    Raises:
+      WeightsError: where it cannot be read.
+    """
+    try:
+        import h5py
+    except ImportError:
+        raise WeightsError(f"{file} is a file of Keras; pip install 'mixedres[train]' to read it") from None
+    try:
+        if file.suffix == ".keras":
+            with (
+                zipfile.ZipFile(file) as archive,
+                archive.open("model.weights.h5") as inner,
+                h5py.File(inner) as opened,
+            ):
+                return dict(_layers(opened))
+        with h5py.File(file) as opened:
+            return dict(_layers(opened))
+    except Exception as error:  # damaged, encrypted or of something else
+        raise WeightsError(f"{file} is no whole file of Keras' ({_reason(error)}); get it again") from None
+
+
+def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and values of an HDF5 file, as Keras 3 lays it out (layers/conv2d/vars/0), and all before it."""
+    import h5py
+
+    datasets: dict[str, Any] = {}
+    opened.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    for name, item in datasets.items():
+        *path, leaf = name.split("/")
+        if path[-1:] == ["vars"] and leaf.isdigit():
+            leaves = _NORM if len(item.parent) == len(_NORM) else _CONV
+            leaf = leaves[int(leaf)] if int(leaf) < len(leaves) else leaf
+            layer = str(item.parent.attrs.get("name", path[-2] if path[1:] else ""))
+        else:
+            layer, leaf = path[-1] if path else "", leaf.removesuffix(":0")
+        if path[:1] != ["optimizer"] and path[:1] != ["optimizer_weights"]:
+            yield f"{layer}/{leaf}", np.asarray(item)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
