@@ -1,11 +1,15 @@
-"""CIFAR-10 with ResNet-56, the recipe of TensorFlow's official ResNet (its accuracy gate: 92.6 to 93.8 %).
+"""CIFAR-10 with ResNet-56, network and recipe of TensorFlow's official ResNet (its accuracy gate: 92.6 to 93.8 %).
 
 python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.dir=DIR
 python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.name=synthetic --config.steps=100
+python -m mixedres.main --config=configs/cifar10.py:fp16,model.version=2,model=cifar_resnet110
 
-SGD with momentum 0.9, rate 0.1 per 128 images without warm-up, divided by 10 after 91 and 136 epochs of 182, weight
-decay 2e-4 on everything, batch norm included. The images are padded by 4, cropped, flipped and standardized one by one.
-An epoch is 390 whole batches; the original's boundaries count 50000 / 128 = 390.6 of them.
+SGD with momentum 0.9, rate 0.1 per 128 images without warm-up, divided by 10 after 91 and 136 epochs of 182 with their
+fractions of batches, weight decay 2e-4 on everything, batch norm included; in float16 a static loss scale of 128. The
+head of the first stage has a projection too, 16 to 16 channels with a norm, as there: 288 parameters more than the
+paper's network, which is model.projection=shape. The images are padded by 4, cropped, flipped and standardized one by
+one. Equal to the original's to float32 rounding (tests/original) but for the random draws, and for an epoch of 390
+whole batches, after which the original begins the next in the middle of a batch.
 
 DIR holds cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not, or a copy of cifar10 by TensorFlow Datasets.
 
@@ -17,6 +21,7 @@ from mixedres import config as base
 
 def get_config(argument: str = "fp32"):
     """The CIFAR-10 config for PRESET[,key=value...]."""
+    preset, overrides = base.split(argument)
     config = base.defaults()
     config.epochs = 182
     config.batch_size = 128
@@ -29,8 +34,10 @@ def get_config(argument: str = "fp32"):
     config.data.train_examples = 50_000
     config.data.pad = 4
     config.data.flip = True
+    config.data.synthetic_normalization = "raw"
     config.model.name = "cifar_resnet56"
     config.model.version = "1"
+    config.model.projection = "stage"
     config.model.zero_init_last = False
     config.model.kernel_init = "lecun_normal"
     config.model.head_init = "glorot_uniform"
@@ -40,6 +47,9 @@ def get_config(argument: str = "fp32"):
     config.optimizer.weight_decay = 2e-4
     config.optimizer.decay_mask = "."
     config.schedule.name = "piecewise"
+    config.schedule.epoch = "fractional"
     config.schedule.boundaries = (91, 136, 182)
     config.schedule.factors = (0.1, 0.01, 0.001)
-    return base.finish(config, *base.split(argument))
+    if preset.startswith("fp16"):
+        config.precision.loss_scale = 128.0
+    return base.finish(config, preset, overrides)

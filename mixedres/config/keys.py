@@ -97,6 +97,7 @@ GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
 FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
+PREPROCESSINGS = ("official", "official_fast", "torch")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH = one_of("whole", "fractional")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
@@ -160,7 +161,15 @@ KEYS = (
     Key("data.image_size", int, 224, "height and width of the network's input", POSITIVE),
     Key("data.num_classes", int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE),
     Key("data.train_examples", int, None, "length of an epoch of synthetic data", POSITIVE),
-    Key("data.preprocessing", str, "torch", "crops and scaling of stored images", one_of("official", "torch")),
+    Key("data.background", bool, False, "an additional class 0, without examples, as in TensorFlow's r1"),
+    Key("data.preprocessing", str, "torch", "crops and scaling of stored images", one_of(*PREPROCESSINGS)),
+    Key(
+        "data.synthetic_normalization",
+        str,
+        None,
+        "raw, per_image, or that of a preprocessing; not set: of data.preprocessing",
+        one_of("raw", "per_image", *PREPROCESSINGS),
+    ),
     Key("data.pad", int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE),
     Key("data.flip", bool, False, "random left-right flip"),
     Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),

@@ -55,3 +55,34 @@ class Dataset:
     channels: int = 3
     apply_exif: bool = False
     note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shifted:
+    """Examples with labels from 1."""
+
+    examples: Examples
+
+    @property
+    def name(self) -> str:
+        return self.examples.name
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        image, label = self.examples[index]
+        return Example(image, label + 1)
+
+    def file_name(self, index: int) -> str:
+        return self.examples.file_name(index)
+
+    def fingerprint(self) -> str:
+        return self.examples.fingerprint()  # the class names beside it differ
+
+
+def with_background(data_set: Dataset) -> Dataset:
+    """The data set with one class more, 'background' at label 0, which has no examples."""
+    names = ("background", *data_set.class_names)
+    parts = {"train": _Shifted(data_set.train), "eval": _Shifted(data_set.eval)}
+    return dataclasses.replace(data_set, class_names=names, **parts)

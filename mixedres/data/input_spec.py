@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+RESIZES = ("area", "linear", "official")
+
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
@@ -16,14 +18,15 @@ class InputSpec:
       shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
       mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
       crop_pct: side of the central square as a fraction of the image's shorter side, in (0, 1].
-      antialias: average over areas where the image becomes smaller, in place of interpolating between four pixels.
+      resize: 'area': averages where the image becomes smaller; 'linear': between four pixels; 'official': as
+        TensorFlow's official ResNets, see `mixedres.data.images.tensorflow_resize`.
     """
 
     shape: tuple[int, int, int]
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     crop_pct: float = 1.0
-    antialias: bool = True
+    resize: str = "area"
 
     def __post_init__(self) -> None:
         """Raises ValueError for numbers that describe no such square."""
@@ -36,9 +39,15 @@ class InputSpec:
             and all(value > 0 for value in self.std or ())
             and min(height, width, channels) >= 1
             and 0 < self.crop_pct <= 1
+            and self.resize in RESIZES
         )
         if not good:
             raise ValueError(f"{self} is not a shape with a normalization")
+
+    @property
+    def dtype(self) -> str:
+        """Of the squares: 'float32' for `resize` 'official', which rounds nothing, else 'uint8'."""
+        return "float32" if self.resize == "official" else "uint8"
 
     @property
     def fits_files(self) -> bool:
@@ -56,6 +65,8 @@ class InputSpec:
         try:
             lists = {key: None if given[key] is None else tuple(map(float, given[key])) for key in ("mean", "std")}
             height, width, channels = map(int, given["shape"])
-            return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], antialias=given["antialias"])
+            # 'antialias' is what older versions wrote.
+            resize = given["resize"] if "resize" in given else "area" if given["antialias"] else "linear"
+            return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], resize=resize)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{given!r} does not say how images become squares ({error})") from None

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from mixedres.data.examples import Dataset
+from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
 NAMES = ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
@@ -22,8 +22,12 @@ class Options:
       dir: directory of the data; digits and synthetic data need none.
       channels, train_examples: for synthetic data.
       num_classes: for synthetic data; elsewhere, outputs of the network where they are more than the classes.
+      background: class 0 of stored images is an additional one, without examples, as in TensorFlow's r1 ResNet.
       pad, flip: augmentation.
-      preprocessing: of stored images: 'official' or 'torch', see `mixedres.data.images.preprocessing`.
+      preprocessing: of stored images: 'official', 'official_fast' or 'torch', see
+        `mixedres.data.images.preprocessing`.
+      synthetic_normalization: of synthetic data: 'raw' (none), 'per_image', or the normalization of a preprocessing;
+        None: that of `preprocessing`.
       train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
       eval_fraction, split_seed: how to divide a folder that has no part for evaluation.
       threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
@@ -36,10 +40,12 @@ class Options:
     dir: str | None = None
     channels: int = 3
     num_classes: int | None = None
+    background: bool = False
     train_examples: int | None = None
     pad: int = 0
     flip: bool = False
     preprocessing: str = "torch"
+    synthetic_normalization: str | None = None
     train_split: str | None = None
     eval_split: str | None = None
     eval_fraction: float = 0.2
@@ -90,14 +96,28 @@ def _synthetic(given: Options) -> Source:
             "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
             "--config.data.train_examples=50000, say"
         )
+    mean, std = _synthetic_normalization(given)
     return Synthetic(
         image_shape=(given.image_size, given.image_size, given.channels),
         num_classes=given.num_classes,
         train_examples=given.train_examples,
         eval_examples=given.batch_size,
-        mean=(127.0,) * given.channels,
-        std=(60.0,) * given.channels,
+        mean=mean,
+        std=std,
     )
+
+
+def _synthetic_normalization(given: Options) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """(mean, std) per channel; None for each image by itself."""
+    from mixedres.data.images import preprocessing
+
+    name = given.synthetic_normalization or given.preprocessing
+    if name == "per_image":
+        return None, None
+    if name == "raw":
+        return (0.0,) * given.channels, (1.0,) * given.channels
+    mean, std = preprocessing.get(name).normalization(3 if given.channels == 3 else 1)
+    return (mean, std) if given.channels == 3 else (mean * given.channels, std * given.channels)
 
 
 def _images(name: str, given: Options) -> Source:
@@ -115,6 +135,8 @@ def _images(name: str, given: Options) -> Source:
         data_set = folder.scan(given.dir, **splits, eval_fraction=given.eval_fraction, split_seed=given.split_seed)
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)
+    if given.background:
+        data_set = with_background(data_set)
     data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, given))))
     classes = len(data_set.class_names)
     if given.num_classes is not None and given.num_classes < classes:

@@ -14,7 +14,7 @@ MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json",
 READER = "flatbuffers"
 
 _LOADER = '''\
-"""Runs the network beside this file; needs jax alone. python load.py IMAGES.npy: uint8, {shape}."""
+"""Runs the network beside this file; needs jax alone. python load.py IMAGES.npy: {dtype}, {shape}."""
 import json, pathlib, sys
 import numpy as np, jax
 here = pathlib.Path(__file__).parent
@@ -22,7 +22,7 @@ sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for ja
 from jax import export
 network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes())).call)
 labels = json.loads((here / "{labels}").read_text())
-images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.uint8)
+images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.{dtype})
 found = {{name: np.asarray(values) for name, values in network(images).items()}}
 for index, row in zip(found["classes"], found["probabilities"]):
     print(f"{{row[index]:7.2%}}  {{labels[index]}}")
@@ -39,22 +39,18 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 
 | | | |
 | --- | --- | --- |
-| in | images | uint8 {shape}, any number n >= 1 |
+| in | images | {dtype} {shape}, any number n >= 1 |
 | out | `probabilities` | float32 (n, {classes}) |
 | out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
 
-How to make the {height}x{width} input from an image: turn it upright, cut out the square in its center whose side is
-{side}, and resize it {filter}. Values stay 0 to 255{channels_note}:
+How to make the {height}x{width} input from an image: {how} Values stay 0 to 255{channels_note}:
 
 ```python
 import numpy as np
 from PIL import Image, ImageOps
 
 photo = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
-side = round({crop_pct:.6g} * min(photo.size))
-x, y = (photo.width - side) // 2, (photo.height - side) // 2
-resampling = Image.Resampling.{pillow}
-image = np.asarray(photo.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
+{square}
 np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
 ```
 
@@ -63,6 +59,29 @@ months; write it again with a newer mixedres after that. `{reader}.zip` is the P
 License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
 """
 
+_HOW = "turn it upright, cut out the square in its center whose side is\n{side}, and resize it {filter}."
+_SQUARE = """\
+side = round({crop_pct:.6g} * min(photo.size))
+x, y = (photo.width - side) // 2, (photo.height - side) // 2
+resampling = Image.Resampling.{pillow}
+image = np.asarray(photo.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))"""
+
+_OFFICIAL_HOW = """turn it upright, resize it so that its shorter side is {shorter}, and
+cut out the center, as TensorFlow's official ResNets do: corners aligned, linear, not rounded. (They also decode JPEGs
+with the fast DCT, about 1 level of 255 apart.)"""
+_OFFICIAL_SQUARE = """\
+pixels = np.asarray(photo).reshape(photo.height, photo.width, {channels})
+new = [int(np.float32(n) * (np.float32({shorter}) / np.float32(min(photo.size)))) for n in pixels.shape[:2]]
+i, j = ((np.arange({height}) + (m - {height}) // 2).astype("f") * (np.float32(n) / np.float32(m))
+        for n, m in zip(pixels.shape, new))
+mix = lambda a, b, t: a + (b - a) * t
+low = lambda x: np.floor(x).astype(int)
+high = lambda x, n: np.minimum(low(x) + 1, n - 1)
+y0, y1, x0, x1 = low(i), high(i, photo.height), low(j), high(j, photo.width)
+at = lambda y, x: pixels[y][:, x].astype("f")
+across, down = (j - x0).astype("f")[:, None], (i - y0).astype("f")[:, None, None]
+image = mix(mix(at(y0, x0), at(y0, x1), across), mix(at(y1, x0), at(y1, x1), across), down)"""
+
 _SAVED_MODEL = """
 ## TensorFlow
 
@@ -70,7 +89,7 @@ _SAVED_MODEL = """
 
 ```python
 network = tf.saved_model.load("saved_model")
-network.signatures["serving_default"](images=images)   # uint8 {shape}
+network.signatures["serving_default"](images=images)   # {dtype} {shape}
 network.signatures["image_bytes"](image_bytes=encoded) # (n,) JPEG or PNG files, cropped and resized in the graph
 ```
 
@@ -114,7 +133,22 @@ def _write_reader(path: pathlib.Path) -> None:
 
 def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
     height, width, channels = spec.shape
+    numbers = {
+        "height": height,
+        "width": width,
+        "channels": channels,
+        "shorter": round(height * 256 / 224),
+        "crop_pct": spec.crop_pct,
+        "side": "the shorter side" if spec.crop_pct == 1 else f"{spec.crop_pct:.6g} of the shorter side",
+        "filter": "averaging over areas where it shrinks" if spec.resize == "area" else "linearly",
+        # Pillow antialiases with all of its filters.
+        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.resize == "area" else "BILINEAR",
+    }
+    how, square = (_OFFICIAL_HOW, _OFFICIAL_SQUARE) if spec.resize == "official" else (_HOW, _SQUARE)
     return facts | {
+        "how": how.format(**numbers),
+        "square": square.format(**numbers),
+        "dtype": spec.dtype,
         "model": MODEL,
         "labels": LABELS,
         "loader": LOADER,
@@ -125,11 +159,6 @@ def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "channels": channels,
         "channels_note": ", of red, green and blue" if channels == 3 else ", of brightness",
         "mode": "RGB" if channels == 3 else "L",
-        "crop_pct": spec.crop_pct,
-        "side": "the shorter side" if spec.crop_pct == 1 else f"{spec.crop_pct:.6g} of the shorter side",
-        "filter": "averaging over areas where it shrinks" if spec.antialias else "linearly",
-        # Pillow antialiases with all of its filters.
-        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.antialias else "BILINEAR",
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],

@@ -45,7 +45,7 @@ class Classifier:
         return dataclasses.replace(self, model=self.model.clone(platform=platform))
 
     def probabilities(self, variables: Any, images: jax.Array) -> jax.Array:
-        """(b, *spec.shape) uint8 -> (b, classes) float32, the softmax of the logits in float32; traceable."""
+        """(b, *spec.shape) of spec.dtype -> (b, classes) float32, the softmax of the logits in float32; traceable."""
         spec = self.spec
         prepare = normalize.normalization(spec.mean, spec.std)
         logits = self.precision.rewrite(self.model.apply)(variables, prepare(images), train=False)

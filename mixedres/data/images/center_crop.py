@@ -24,16 +24,14 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
       spec: the network's input.
 
     Returns:
-      (height, width, channels) uint8 of the shape `spec.shape`.
+      An array of `spec.shape` and `spec.dtype`.
 
     Raises:
       ValueError: where it is no image, or is damaged.
     """
     head = decode.header(data, apply_exif=True)
-    box = preprocessing.central_crop(head.height, head.width, spec.crop_pct)
-    out = np.empty(spec.shape, np.uint8)
-    interpolation = cv2.INTER_AREA if spec.antialias else cv2.INTER_LINEAR
-    preprocessing.crop_and_resize(data, head, box, out, interpolation=interpolation, mirror=False)
+    out = np.empty(spec.shape, spec.dtype)
+    preprocessing.write_central(data, head, spec, out)
     return out
 
 

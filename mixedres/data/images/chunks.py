@@ -18,6 +18,7 @@ import numpy as np
 from mixedres._internal.errors import DataError
 from mixedres.data.examples import Examples
 from mixedres.data.images import decode, preprocessing
+from mixedres.data.input_spec import InputSpec
 from mixedres.data.sources import epoch_order
 
 CHUNK = 32
@@ -41,21 +42,23 @@ class ImageReader:
     apply_exif: bool
     on_error: str
 
+    @functools.cached_property
+    def spec(self) -> InputSpec:
+        """The squares of evaluation, which have the shape and the dtype of all."""
+        return self.preprocessing.input_spec(self.shape[0], self.shape[2])
+
     def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
         """Writes a random crop of image `index`, and returns its label."""
         image, label, head = self._open(index)
         box = self.preprocessing.crop(rng, head.height, head.width)
         mirror = flip and rng.random() < 0.5
-        preprocessing.crop_and_resize(image, head, box, out, interpolation=cv2.INTER_LINEAR, mirror=mirror)
+        preprocessing.write_training(image, head, box, out, resize=self.preprocessing.resize, mirror=mirror)
         return label
 
     def eval(self, index: int, out: np.ndarray) -> int:
         """Writes the central crop of image `index`, and returns its label."""
         image, label, head = self._open(index)
-        box = preprocessing.central_crop(head.height, head.width)
-        preprocessing.crop_and_resize(
-            image, head, box, out, interpolation=self.preprocessing.eval_interpolation, mirror=False
-        )
+        preprocessing.write_central(image, head, self.spec, out)
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
@@ -99,7 +102,7 @@ class TrainChunks:
         total = len(self.reader.examples)
         epoch, place = divmod(step, total // self.batch_size)
         order = epoch_order(total, self.seed, epoch)
-        squares = np.empty((len(rows), *self.reader.shape), np.uint8)
+        squares = np.empty((len(rows), *self.reader.shape), self.reader.spec.dtype)
         labels = np.empty(len(rows), np.int32)
         unreadable: dict[str, str] = {}
         for slot, row in enumerate(rows):
@@ -142,7 +145,7 @@ class EvalChunks:
         cv2.setNumThreads(0)
         batch, part = divmod(number, chunks_per_batch(len(self.rows)))
         rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
-        squares = np.zeros((len(rows), *self.reader.shape), np.uint8)
+        squares = np.zeros((len(rows), *self.reader.shape), self.reader.spec.dtype)
         labels = np.zeros(len(rows), np.int32)
         mask = np.zeros(len(rows), bool)
         unreadable: dict[str, str] = {}

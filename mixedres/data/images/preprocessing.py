@@ -1,9 +1,10 @@
-"""Two published ways from a stored image to the square that the network sees.
+"""Published ways from a stored image to the square that the network sees.
 
-`official` follows TensorFlow's official ResNet, `torch` torchvision's reference training, as most have since. Both
-train on a random part of the image, resized to a square without keeping its aspect ratio, and test on the central
-87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the image is resized in
-evaluation, and in the normalization.
+`official` is that of TensorFlow's official ResNet, pixel for pixel; `official_fast` has its crops and its
+normalization, and the faster decoding and resizing of `torch`, which follows torchvision's reference training, as most
+have since. All train on a random part of the image, resized to a square without keeping its aspect ratio, and test on
+the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the image is
+resized, and in the normalization.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from mixedres.data.images import decode
+from mixedres.data.images import decode, tensorflow_resize
 from mixedres.data.input_spec import InputSpec
 
 # Fraction of the shorter side in the central crop.
@@ -82,16 +83,15 @@ class Preprocessing:
     """How images become squares.
 
     Attributes:
-      name: 'official' or 'torch'.
+      name: 'official', 'official_fast' or 'torch'.
       crop: draws the part to train on.
-      eval_interpolation: OpenCV's flag for shrinking in evaluation; training always interpolates linearly between the
-        four nearest pixels.
+      resize: how evaluation resizes, see `InputSpec`; training interpolates linearly, 'official' in its own way.
       mean, std: per channel R, G, B on the scale 0 to 255.
     """
 
     name: str
     crop: Callable[[np.random.Generator, int, int], Box]
-    eval_interpolation: int
+    resize: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -104,19 +104,20 @@ class Preprocessing:
     def input_spec(self, size: int, channels: int = 3) -> InputSpec:
         """The input of a network that was trained on squares of this size and evaluated on central ones."""
         mean, std = self.normalization(channels)
-        return InputSpec((size, size, channels), mean, std, CROP_PCT, self.eval_interpolation == cv2.INTER_AREA)
+        return InputSpec((size, size, channels), mean, std, CROP_PCT, self.resize)
 
 
+# No division by the deviation.
+_OFFICIAL = {"mean": (123.68, 116.78, 103.94), "std": (1.0, 1.0, 1.0)}
 FAMILIES = {
-    # Linear interpolation without antialiasing, as tf.image.resize did it; no division by the deviation.
-    "official": Preprocessing(
-        "official", distorted_crop, cv2.INTER_LINEAR, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0)
-    ),
+    "official": Preprocessing("official", distorted_crop, "official", **_OFFICIAL),
+    # Linear interpolation without antialiasing too, but between centers of pixels and rounded to uint8.
+    "official_fast": Preprocessing("official_fast", distorted_crop, "linear", **_OFFICIAL),
     # Averaging over areas comes close to Pillow's antialiased resize.
     "torch": Preprocessing(
         "torch",
         random_resized_crop,
-        cv2.INTER_AREA,
+        "area",
         mean=(123.675, 116.28, 103.53),
         std=(58.395, 57.12, 57.375),
     ),
@@ -128,6 +129,35 @@ def get(name: str) -> Preprocessing:
     if name not in FAMILIES:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
+
+
+def write_training(data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
+    """Decodes an image and writes the part in `box` to `out`, resized to it, mirrored where `mirror`.
+
+    Args: as for `crop_and_resize`; `out` is float32 for the `resize` 'official', else uint8.
+    """
+    if resize != "official":
+        crop_and_resize(data, head, box, out, interpolation=cv2.INTER_LINEAR, mirror=mirror)
+        return
+    pixels = decode.decode(data, head, channels=out.shape[2], fast_dct=True)
+    part = pixels[box.y : box.y + box.height, box.x : box.x + box.width]
+    # Mirrored first, as there: the resize is not the same from both sides.
+    out[...] = tensorflow_resize.square(part[:, ::-1] if mirror else part, len(out))
+
+
+def write_central(data: bytes, head: decode.Header, spec: InputSpec, out: np.ndarray) -> None:
+    """Decodes an image and writes its central square to `out`, of `spec.shape` and `spec.dtype`.
+
+    Raises:
+      ValueError: where the image cannot be decoded.
+    """
+    if spec.resize == "official":
+        pixels = decode.decode(data, head, channels=out.shape[2], fast_dct=True)
+        out[...] = tensorflow_resize.central_square(pixels, len(out))
+        return
+    interpolation = cv2.INTER_AREA if spec.resize == "area" else cv2.INTER_LINEAR
+    box = central_crop(head.height, head.width, spec.crop_pct)
+    crop_and_resize(data, head, box, out, interpolation=interpolation, mirror=False)
 
 
 def crop_and_resize(

@@ -1,0 +1,89 @@
+"""What is run in the original and here: networks, batches and schedules. Imports neither TensorFlow nor JAX."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One network and its batch.
+
+    Attributes:
+      name: of the folder with its results.
+      recipe: the config that is to be equal to it, and its preset.
+      side, batch, classes, steps: of the images, the batch, the head and the training; 0 steps: evaluation alone.
+      size, version: as the original names them (version 1 is our 1.5 with bottlenecks); `is_loop`: of the custom loop.
+      examples: length of an epoch.
+      base: learning rate for `reference` images.
+      warmup_epochs, boundaries, factors: of the schedule.
+      weight_decay: of sum(w * w) / 2; the custom loop has its own.
+    """
+
+    name: str
+    recipe: str
+    side: int
+    batch: int
+    classes: int = 1001
+    steps: int = 2
+    size: int = 50
+    version: int = 1
+    is_loop: bool = False
+    examples: int = 36
+    base: float = 0.16
+    reference: int = 256
+    warmup_epochs: int = 1
+    boundaries: tuple[int, ...] = (30, 60)
+    factors: tuple[float, ...] = (0.1, 0.01)
+    weight_decay: float = 1e-4
+
+    @property
+    def cifar(self):
+        return self.side == 32
+
+    @property
+    def schedule(self):
+        names = ("base", "reference", "warmup_epochs", "boundaries", "factors")
+        return {name: getattr(self, name) for name in names}
+
+    @functools.cached_property
+    def images(self):
+        """Deviations as large as those of images without their mean."""
+        shape = (self.batch, self.side, self.side, 3)
+        return np.float32(60 * np.random.default_rng(1).normal(size=shape))
+
+    @functools.cached_property
+    def labels(self):
+        return np.random.default_rng(2).integers(0, self.classes - 1, self.batch, np.int32)
+
+
+IMAGENET = [
+    Case("loop64", "imagenet,recipe=official", 64, 8, is_loop=True),
+    Case("loop224", "imagenet,recipe=official", 224, 2, steps=0, is_loop=True),
+    Case("r1_64", "imagenet,recipe=estimator", 64, 8),
+    Case("r1_224", "imagenet,recipe=estimator", 224, 2, steps=0),
+    Case("r1_v2", "imagenet,recipe=estimator", 64, 2, steps=0, version=2),
+    Case("r1_18", "imagenet,recipe=estimator", 64, 2, steps=0, size=18),
+]
+_CIFAR = {"classes": 10, "size": 20, "base": 0.1, "reference": 128, "warmup_epochs": 0, "weight_decay": 2e-4}
+CIFAR = [
+    Case("cifar_v1", "cifar10", 32, 32, version=1, **_CIFAR),
+    Case("cifar_v2", "cifar10", 32, 32, version=2, **_CIFAR),
+]
+ALL = {case.name: case for case in IMAGENET + CIFAR}
+
+_IMAGENET = {"base": 0.128, "reference": 256, "warmup_epochs": 5, "boundaries": (30, 60, 80, 90)}
+_IMAGENET["factors"] = (0.1, 0.01, 0.001, 1e-4)
+_SMALL = {
+    "base": 0.1,
+    "reference": 128,
+    "warmup_epochs": 0,
+    "boundaries": (91, 136, 182),
+    "factors": (0.1, 0.01, 0.001),
+}
+# (recipe, batch, images, arguments of `tests.original.r1.rate`)
+R1_SCHEDULES = [
+    *(("estimator", batch, 1281167, _IMAGENET) for batch in (256, 2048, 8192)),
+    *(("cifar10", batch, 50000, _SMALL) for batch in (128, 100)),
+]
