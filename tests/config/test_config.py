@@ -14,7 +14,10 @@ from mixedres.config import flags, recorded
 from mixedres.config.keys import KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
 
-EXPERIMENTS = ("digits", "cifar10", "imagenet", "imagenet,recipe=cosine", "folder", "finetune", "tfds")
+RECIPES = ("imagenet,recipe=estimator", "imagenet,recipe=lars", "imagenet,recipe=cosine")
+EXPERIMENTS = ("digits", "cifar10", "imagenet", *RECIPES, "folder", "finetune", "tfds")
+# Those of TensorFlow, which scaled by 128 in float16.
+STATIC_SCALE = ("cifar10", "imagenet", "imagenet,recipe=estimator", "imagenet,recipe=lars")
 
 
 def resolve(experiment: str, preset: str):
@@ -30,6 +33,8 @@ def test_every_config_is_as_recorded(experiment):
         flat = base.flatten(resolve(experiment, preset))
         base.validate(resolve(experiment, preset))
         assert flat.pop("precision.name") == preset
+        is_static = experiment in STATIC_SCALE and preset.startswith("fp16")
+        assert flat.pop("precision.loss_scale") == (128 if is_static else None)
         changed = {key: value for key, value in flat.items() if value != defaults[key]}
         text = json.dumps(changed, indent=2) + "\n"
         assert text == (GOLDEN / f"config_{experiment.replace(',recipe=', '_')}.json").read_text()
