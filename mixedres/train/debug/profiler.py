@@ -39,8 +39,8 @@ class Profiler:
     """Traces the steps of a window and nothing else: it waits for the device before and after them.
 
     Evaluations and checkpoints within the window are left out: they end the trace, and the next step begins another.
-    Of many processes only the first traces, and the others wait for it, since their collectives would give up. A trace
-    that cannot be started or written costs a warning.
+    Of many processes only the first traces, and the others wait for it outside of collectives, which may give up. A
+    trace that cannot be started or written costs a warning.
     """
 
     def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
@@ -124,7 +124,7 @@ class Profiler:
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it would slow down every call of a function, in all threads
+        options.python_tracer_level = 0  # it makes calls of functions ten times slower, in all threads
         options.session_id = self._trace.name
         shutil.rmtree(self._trace, ignore_errors=True)  # of an earlier start, perhaps on another host
         jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
