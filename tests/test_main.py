@@ -24,6 +24,14 @@ MISTAKES = [
     ([DIGITS, "--config.microbatches=3"], ["batch_size is 32", "microbatches: 3", "24 and 48"]),
     ([DIGITS, "--config.epochs=0"], ["epochs is 0", "> 0"]),
     ([DIGITS, "--config.epochs=nan"], ["epochs is nan", "> 0"]),
+    *(
+        ([DIGITS, f"--config.profile={x}"], [f"profile is '{x}'", "100:5"])
+        for x in ("abc", "5", "-1:3", "0:0", "3:0", "")
+    ),
+    (
+        [DIGITS, "--config.steps=9", "--config.profile=9:2"],
+        ["'9:2'", "ends at step 9", "0 to 8", "--config.profile=4:2"],
+    ),
     ([DIGITS, "--config.eval_every=-1"], ["eval_every is -1", "epochs"]),
     ([DIGITS, "--config.model.name=vgg16"], ["'vgg16'", "resnet50", "cifar_resnet{6n+2}"]),
     ([DIGITS, "--config.model.name=cifar_resnet21"], ["cifar_resnet21", "6n+2", "20 and 26"]),

@@ -26,6 +26,8 @@ NONFINITE = ("nonfinite", ".nonfinite")
 EVENTS = "events.out.tfevents.*"
 # The identity of the run at Weights & Biases, and the directory of what wandb writes.
 WANDB_ID, WANDB = "wandb.json", "wandb"
+# The directory of traces for TensorBoard, which wants them in plugins/profile, and a trace in it by its first step.
+PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
 _DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
 _RESUME = {key.path: key.resume for key in KEYS}
 
@@ -226,6 +228,11 @@ def _remove_run(workdir: pathlib.Path) -> None:
     """
     for name in (*NONFINITE, WANDB):
         shutil.rmtree(workdir / name, ignore_errors=True)
+    for path in (workdir / PROFILE).glob(TRACES):
+        shutil.rmtree(path)
+    for path in (workdir / PROFILE / TRACES).parents[:3]:  # and what they were in, unless it holds more
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
     checkpoints = workdir / CHECKPOINTS
     if checkpoints.is_dir():
         for path in (*checkpoints.glob("[0-9]*"), *checkpoints.glob("damaged-[0-9]*")):

@@ -80,6 +80,26 @@ def _is_duration(x: Any) -> bool:
     return True
 
 
+def profile_window(value: str) -> tuple[int, int]:
+    """(100, 5) of '100:5', after step 100 the next 5.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", value)
+    if match is None or not int(match[2]):
+        raise ValueError(f"{value!r} is not {WINDOW.description}")
+    return int(match[1]), int(match[2])
+
+
+def _is_window(x: str) -> bool:
+    try:
+        profile_window(x)
+    except ValueError:
+        return False
+    return True
+
+
 def one_of(*values: str) -> Range:
     """One of a few words."""
     return Range(lambda x: x in values, " or ".join(values))
@@ -100,6 +120,7 @@ REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
 PREPROCESSINGS = ("official", "official_fast", "torch")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH = one_of("whole", "fractional")
+WINDOW = Range(_is_window, "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
 
@@ -120,6 +141,7 @@ KEYS = (
         "log_resources_every", float, 5.0, "seconds between samples of processor and memory use; 0: none", NOT_NEGATIVE
     ),
     free("wandb", str, None, "project at Weights & Biases that receives the metrics too; not set: none"),
+    free("profile", str, None, "100:5: trace the 5 steps after step 100 for xprof and Perfetto; not set: none", WINDOW),
     free(
         "compilation_cache",
         str,

@@ -14,6 +14,7 @@ from mixedres.train import evaluation, step
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite
 from mixedres.train.debug.monitor import Sampler
+from mixedres.train.debug.profiler import Profiler
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
@@ -27,7 +28,7 @@ class Loop:
     """A run between its first and its last step.
 
     Attributes:
-      experiment, saved, log, sampler, stop_signal, group: the parts of the run; directory: the workdir.
+      experiment, saved, log, sampler, profiler, stop_signal, group: the parts of the run; directory: the workdir.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
@@ -41,6 +42,7 @@ class Loop:
     saved: Checkpoints
     log: RunLog
     sampler: Sampler
+    profiler: Profiler
     stop_signal: StopSignal
     group: SingleProcess
     train_step: Any
@@ -67,19 +69,25 @@ class Loop:
         batches.fill()  # the start of the pipeline does not count in the rate
         in_flight = InFlight()
         # No implicit transfer and no compilation: both would make every step slow without an error.
-        with jax.transfer_guard("disallow"), CompilationCounter() as compiled:
+        traced = self.profiler.over(lambda: self.state)
+        with traced, jax.transfer_guard("disallow"), CompilationCounter() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
+                self.profiler.before(done)
                 self.log.clock.start()
-                batch = batches.take(in_flight.busy)
-                self.group.progress(done)
-                self.sampler.look(done, self.state, batch)
-                self.state, metrics = self.train_step(self.state, batch)
+                with self.profiler.step(done):
+                    batch = batches.take(in_flight.busy)
+                    self.group.progress(done)
+                    self.sampler.look(done, self.state, batch)
+                    self.state, metrics = self.train_step(self.state, batch)
+                    finished = in_flight.push(done, metrics, batch)
                 self.log.waited = batches.waited
-                self._record(in_flight.push(done, metrics, batch))
+                self._record(finished)
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
                 self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, done)
-                if self._must_pause(done):
+                must_pause = self._must_pause(done)
+                self.profiler.after(done, pausing=must_pause)
+                if must_pause:
                     self._record(in_flight.drain())
                     self.log.clock.stop()  # evaluations and checkpoints do not count in the rate
                     if self._pause(done):
@@ -180,6 +188,7 @@ class Loop:
             self.log.train(done, values)
             self.sampler.finished(done, values, self.log)
             if values["halted"]:
+                self.profiler.end()
                 self.log.print(f"step {done} is not finite; examining it, which takes about as long as compiling twice")
                 with jax.transfer_guard("allow"):
                     raise nonfinite.stop(self.experiment, self.directory, self.state, batch)

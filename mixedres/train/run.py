@@ -23,6 +23,7 @@ from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import loop, start, step, summary
 from mixedres.train.builder import build
 from mixedres.train.compilation import CompilationCounter
+from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.signals import StopSignal
@@ -48,6 +49,7 @@ def train(
       Stopped: after SIGINT or SIGTERM.
     """
     experiment = build(config)
+    window = profiler.window(experiment)
     if config.wandb and not wandb_writer.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     opened = start.open_run(experiment, directory, group, clean=clean)
@@ -57,7 +59,7 @@ def train(
             return finished
         summary.print_header(experiment, directory)
         with contextlib.ExitStack() as outlasting:
-            document = _train(experiment, directory, stop_signal, group, initial, outlasting)
+            document = _train(experiment, directory, window, stop_signal, group, initial, outlasting)
             if group.is_primary:
                 _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
@@ -78,12 +80,16 @@ def _write_summary(path: pathlib.Path, document: dict[str, Any]) -> None:
 def _train(
     experiment: Experiment,
     directory: pathlib.Path,
+    window: range,
     stop_signal: StopSignal,
     group: SingleProcess,
     initial: InitialWeights | None,
     outlasting: contextlib.ExitStack,
 ) -> dict[str, Any]:
-    """Trains and returns the summary; what is entered in `outlasting` ends after the summary is written."""
+    """Trains and returns the summary; what is entered in `outlasting` ends after the summary is written.
+
+    `window`: the steps to trace.
+    """
     config = experiment.config
     print("compiling ...", flush=True)
     programs = outlasting.enter_context(CompilationCounter())
@@ -104,7 +110,8 @@ def _train(
 
     log = _open_log(experiment, directory, group, tracker, state, record)
     recorded: dict[str, Any] = {name: record.get(name) for name in ("evaluated", "best", "pending_eval")}
-    parts = (experiment, directory, saved, log, sampler, stop_signal, group)
+    tracing = profiler.Profiler(window, directory, log, group)
+    parts = (experiment, directory, saved, log, sampler, tracing, stop_signal, group)
     run = loop.Loop(*parts, train_step, eval_step, state, **recorded)
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard

@@ -133,6 +133,12 @@ def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
         (tmp_path / name).write_text("x")
     for name in ("12", "weights of mine"):
         (tmp_path / workdir.CHECKPOINTS / name).mkdir(parents=True)
+    for name in ("from_step_101", "a trace of mine"):
+        (tmp_path / workdir.PROFILE / "plugins" / "profile" / name).mkdir(parents=True)
+    claim(tmp_path, clean=True, seed=3)
+    (kept,) = (tmp_path / workdir.PROFILE / "plugins" / "profile").iterdir()
+    assert kept.name == "a trace of mine"
+    kept.rmdir()
     claim(tmp_path, clean=True, seed=3)
     assert contents(tmp_path) == {workdir.CONFIG, workdir.LOCK, workdir.CHECKPOINTS, "notes.txt"}
     assert contents(tmp_path / workdir.CHECKPOINTS) == {"weights of mine"}

@@ -217,6 +217,22 @@ def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_first_process_traces_and_the_other_waits_for_it(alone, tmp_path):
+    # For longer than the timeout, after which a process that makes no progress would count as lost.
+    slow = (
+        "import jax\n"
+        "    stop = getattr(jax.profiler, 'stop', jax.profiler.stop_trace)\n"
+        "    jax.profiler.stop = stop\n"
+        f"    jax.profiler.stop_trace = lambda: (time.sleep({3 * TIMEOUT}), stop())"
+    )
+    done = together(tmp_path / "run", slow, "pass", extra=2 * (["--config.profile=3:4"],))
+    assert [status for status, *_ in done] == [0, 0], done
+    assert "trace: steps 4 to 7 are in " in done[0][1] and "trace" not in done[1][1]
+    assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
+    assert_same_run(alone, tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_dead_process_0_is_named():
     (killed, *_), (status, _, err, _) = loops("if step == 30: os.kill(os.getpid(), signal.SIGKILL)", "pass")
     assert (status, killed) == (4, -9), err

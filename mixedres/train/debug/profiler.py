@@ -1,0 +1,144 @@
+"""A trace of a few training steps, for xprof and Perfetto."""
+
+import contextlib
+import pathlib
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+
+import jax
+
+from mixedres._internal.errors import ConfigError
+from mixedres.checkpoints.workdir import PROFILE, TRACES
+from mixedres.config.keys import profile_window
+from mixedres.train.distributed import SingleProcess
+from mixedres.train.experiment import Experiment
+from mixedres.train.metrics.log import RunLog
+from mixedres.train.step import TrainState
+
+
+def window(experiment: Experiment) -> range:
+    """The numbers of the steps that ``config.profile`` names, from 1 as in the metrics; empty without it.
+
+    Raises:
+      ConfigError: if the first of them lies beyond the end of the run.
+    """
+    given, total = experiment.config.profile, experiment.total_steps
+    if given is None:
+        return range(0)
+    step, count = profile_window(given)
+    if step >= total:
+        raise ConfigError(
+            f"config.profile is {given!r}, but the run ends at step {total}; STEP must be from 0 to {total - 1}, such "
+            f"as --config.profile={total // 2}:{min(count, total - total // 2)}"
+        )
+    return range(step + 1, min(step + count, total) + 1)
+
+
+class Profiler:
+    """Traces the steps of a window and nothing else: it waits for the device before and after them.
+
+    Evaluations and checkpoints within the window are left out: they end the trace, and the next step begins another.
+    Of many processes only the first traces, and the others wait for it outside of collectives, which may give up. A
+    trace that cannot be started or written costs a warning.
+    """
+
+    def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
+        """Takes the numbers of the steps, none for no trace, and the workdir; the log's clock stops during the work."""
+        self._window, self._directory, self._log, self._group = window, directory / PROFILE, log, group
+        self._state: Callable[[], TrainState]
+        self._since: int | None = None  # the first step of the trace under way, in all processes
+        self._newest = 0
+        self._is_tracing_here = group.is_primary
+
+    @contextlib.contextmanager
+    def over(self, state: Callable[[], TrainState]) -> Iterator[None]:
+        """A context of the loop, in which `state` returns the newest state; an error in it also ends the trace."""
+        self._state = state
+        self._newest = int(state().step)
+        if self._window and self._newest >= self._window[-1]:
+            self._log.print(
+                f"note: nothing is traced: the run is at step {self._newest}, and config.profile ends at step "
+                f"{self._window[-1]}; to trace later steps, type --config.profile=STEP:COUNT with a greater STEP"
+            )
+        try:
+            yield
+        finally:
+            if self._since is not None:
+                with contextlib.suppress(Exception):
+                    if self._group.count == 1:  # another process may be the reason, and never come
+                        jax.block_until_ready(state())
+                with self._group.pause():
+                    self._attempt(self._stop)
+        if self._window and self._newest < self._window[0]:
+            self._log.print(f"note: nothing is traced: the run ended at step {self._newest}, before config.profile")
+
+    def before(self, step: int) -> None:
+        """Starts a trace if this step is in the window; called before anything of it is dispatched."""
+        if self._since is None and step in self._window:
+            self._wait()
+            self._since = step
+            self._in_turn(self._start, f"start of the trace from step {step}")
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """A context of the dispatch of a step, which gets its number in the trace."""
+        with jax.profiler.StepTraceAnnotation("train", step_num=step):  # costs nothing while nothing is traced
+            yield
+        self._newest = step
+
+    def after(self, step: int, *, pausing: bool) -> None:
+        """Ends the trace if `step` is the last of the window, or if an evaluation or a checkpoint comes next."""
+        if pausing or step + 1 not in self._window:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the trace, if one is under way; called in all processes alike."""
+        if self._since is not None:
+            self._wait()
+            self._in_turn(self._stop, f"end of the trace from step {self._since}")
+            self._since = None
+
+    def _wait(self) -> None:
+        """Waits for the steps in flight, and then stops the clock, which the loop starts again at the next step."""
+        jax.block_until_ready(self._state())
+        self._log.clock.stop()
+
+    def _in_turn(self, action: Callable[[], None], name: str) -> None:
+        """Calls `action` in the first process, and waits until all processes are here; each `name` is used once."""
+        with self._group.pause():
+            self._attempt(action)
+            self._group.barrier(name)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Calls `action` in the first process; an error of it is a warning, and the end of all tracing."""
+        if not self._is_tracing_here:
+            return
+        try:
+            action()
+        except Exception as error:  # a trace is never worth a run; the profiler fails in many ways
+            self._is_tracing_here = False
+            shutil.rmtree(self._trace, ignore_errors=True)  # what was written is not whole
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._log.print(f"warning: no trace from step {self._since} ({reason}); the run goes on without it")
+
+    def _start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # it makes calls of functions ten times slower, in all threads
+        options.session_id = self._trace.name
+        shutil.rmtree(self._trace, ignore_errors=True)  # of an earlier start, perhaps on another host
+        jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+        several = self._since is not None and self._newest > self._since
+        steps = f"steps {self._since} to {self._newest} are" if several else f"step {self._since} is"
+        self._log.print(
+            f"trace: {steps} in {self._trace}; type tensorboard --logdir={shlex.quote(str(self._directory))} (after "
+            "pip install tensorboard xprof), or open its perfetto_trace.json.gz at https://ui.perfetto.dev"
+        )
+
+    @property
+    def _trace(self) -> pathlib.Path:
+        """The directory of the trace under way; its name is the one of the profiler's session."""
+        return self._directory / TRACES.replace("*", str(self._since))

@@ -1,0 +1,170 @@
+"""Traces of a run: exactly the steps that were asked for, and no other bit of the run."""
+
+import gzip
+import json
+import os
+import signal
+from collections import Counter
+
+import jax
+import pytest
+
+from mixedres._internal.errors import NonFiniteError, Stopped, TrainingError
+from mixedres.checkpoints import workdir
+from mixedres.train import evaluation, run
+from mixedres.train.debug import nonfinite
+from mixedres.train.debug.monitor import Sampler
+from mixedres.train.metrics.log import RunLog
+from tests.train import run_cases
+from tests.train.run_cases import lines, without_timings
+
+pytestmark = pytest.mark.usefixtures("small_network")
+# One evaluation, one checkpoint in the middle, and the end.
+CALM = {"eval_every": 0, "checkpoint_every": "4 steps"}
+
+
+def config(profile=None, **overrides):
+    made = run_cases.tiny("fp16", **CALM | overrides)
+    made.profile = profile
+    return made
+
+
+def traces(directory):
+    """{first step of a trace: (numbers of its steps, programs of its operations with their counts)}."""
+    found = {}
+    for path in (directory / workdir.PROFILE).glob(workdir.TRACES):
+        assert all(file.stat().st_size for file in path.glob("*.xplane.pb")) and len(list(path.iterdir())) == 3
+        with gzip.open(path / "perfetto_trace.json.gz") as file:
+            events = json.load(file)["traceEvents"]
+        steps = [int(event["args"]["step_num"]) for event in events if event.get("name") == "train"]
+        operations = [event["args"] for event in events if "hlo_op" in event.get("args", {})]
+        found[int(path.name.rpartition("_")[2])] = sorted(steps), Counter(one["hlo_module"] for one in operations)
+    return found
+
+
+def numbers(directory):
+    return {step: steps for step, (steps, _) in traces(directory).items()}
+
+
+def send(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, small_network):
+    """The directory and summary of a run without a trace."""
+    directory = tmp_path_factory.mktemp("plain") / "run"
+    return directory, run.train(config(), directory)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory, small_network):
+    """The same with a trace of steps 2 to 5, between two of which a checkpoint is saved."""
+    directory = tmp_path_factory.mktemp("traced") / "run"
+    return directory, run.train(config("1:4"), directory)
+
+
+def test_a_trace_has_its_steps_and_nothing_else(traced):
+    found = traces(traced[0])
+    assert numbers(traced[0]) == {2: [2, 3, 4], 5: [5]}
+    # Every operation of a step is there, and none of another step or program: three steps have three times as many.
+    (whole, one) = (found[step][1] for step in (2, 5))
+    assert one.keys() == {"jit_train_step"} and one["jit_train_step"] > 20
+    assert whole == Counter({"jit_train_step": 3 * one["jit_train_step"]})
+
+
+def test_a_trace_changes_nothing_of_the_run(plain, traced):
+    (reference, expected), (directory, summary) = plain, traced
+    assert summary["fingerprint"] == expected["fingerprint"]
+    assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
+    assert summary["train"]["compiled_in_loop"] == []
+    assert without_timings(lines(directory)) == without_timings(lines(reference))
+    names = [{path.name for path in (place / workdir.CHECKPOINTS).iterdir()} for place in (directory, reference)]
+    assert names[0] == names[1] == {"4", "6"}
+    kept = [{path.name for path in place.iterdir() if "tfevents" not in path.name} for place in (directory, reference)]
+    assert kept[0] == kept[1] | {workdir.PROFILE}
+
+
+def test_the_last_line_of_a_trace_says_where_it_is_and_what_to_type(tmp_path, capsys):
+    directory = tmp_path / "my run"
+    summary = run.train(config("4:9"), directory)  # there are 6 steps
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trace: ")]
+    place = directory / workdir.PROFILE
+    assert line.startswith(f"trace: steps 5 to 6 are in {place}/plugins/profile/from_step_5; ")
+    assert f"tensorboard --logdir='{place}' " in line and "perfetto_trace.json.gz" in line
+    assert numbers(directory) == {5: [5, 6]}
+    # An evaluation takes no notice, wherever the steps are.
+    assert evaluation.evaluate(config("700:2"), directory) == summary["eval"]
+    assert "nothing is traced" not in capsys.readouterr().out and numbers(directory) == {5: [5, 6]}
+
+
+def test_a_stop_ends_the_trace_and_a_later_start_traces_what_is_left(plain, tmp_path, monkeypatch, capfd):
+    with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
+        run_cases.after(patch, RunLog, "train", send(signal.SIGTERM), step=1)
+        run.train(config("1:3"), tmp_path)
+    assert caught.value.status == 143 and numbers(tmp_path) == {2: [2, 3]}
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        run_cases.after(patch, RunLog, "train", send(signal.SIGINT), step=4)
+        run.train(config("1:4", checkpoint_every=0), tmp_path)
+    assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
+    assert "nothing is traced" not in capfd.readouterr().out
+    summary = run.train(config("1:2"), tmp_path)
+    assert "nothing is traced: the run is at step 6, and config.profile ends at step 3" in capfd.readouterr().out
+    assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
+    assert summary["fingerprint"] == plain[1]["fingerprint"]
+
+
+def test_a_run_that_ends_before_its_trace_says_so(tmp_path, capsys):
+    run.train(config("5:1", eval_every="1 step", stop_at_top1=1e-9, steps=40), tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("nothing is traced: the run ended at step") == 1 and not (tmp_path / workdir.PROFILE).exists()
+
+
+def test_a_step_that_is_not_finite_ends_the_trace_before_it_is_examined(tmp_path, monkeypatch):
+    def examine(*_):
+        assert numbers(tmp_path) == {2: [2, 3, 4, 5]}
+        raise MemoryError
+
+    monkeypatch.setattr(nonfinite, "examine", examine)
+    skipping = {"precision__loss_scale": 2.0**60, "max_consecutive_skips": 3, "steps": 20, "checkpoint_every": 0}
+    with pytest.raises(NonFiniteError, match=r"it was not examined \(MemoryError\)"):
+        run.train(config("1:9", **skipping), tmp_path)
+
+
+def test_an_error_within_a_trace_ends_it_and_stays_the_error(tmp_path, monkeypatch):
+    look = Sampler.look
+
+    def failing(self, step, *rest):
+        if step == 4:
+            raise TrainingError("out of luck")
+        look(self, step, *rest)
+
+    monkeypatch.setattr(Sampler, "look", failing)
+    with pytest.raises(TrainingError, match="out of luck"):
+        run.train(config("1:5"), tmp_path)
+    ((steps, operations),) = traces(tmp_path).values()
+    assert steps == [2, 3, 4] and operations["jit_train_step"]  # the fourth step was begun
+    with jax.profiler.trace(tmp_path / "free"):
+        pass
+
+
+def test_a_trace_that_cannot_be_started_is_a_warning(plain, tmp_path, capsys):
+    with jax.profiler.trace(tmp_path / "mine"):
+        summary = run.train(config("1:5"), tmp_path / "run")
+    out = capsys.readouterr().out
+    assert out.count("warning: ") == 1 and "warning: no trace from step 2 (Profile has already been started" in out
+    assert summary["fingerprint"] == plain[1]["fingerprint"]
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning_and_leaves_no_part(plain, tmp_path, monkeypatch, capsys):
+    stop = jax.profiler.stop_trace
+
+    def full():
+        stop()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    summary = run.train(config("1:5"), tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("warning: ") == 1 and "warning: no trace from step 2 ([Errno 28] No space left on device)" in out
+    assert numbers(tmp_path) == {} and summary["fingerprint"] == plain[1]["fingerprint"]
