@@ -51,7 +51,7 @@ def read_processor(path: pathlib.Path) -> dict[str, Any]:
         mean, std = ([255.0 * value for value in config[key]] for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a config of an image processor ({error!r})") from None
-    return {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "antialias": True}
+    return {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "resize": "area"}
 
 
 def config(

@@ -7,6 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+# How an image becomes smaller, and the dtype of what comes out: 'area' and 'linear' round, 'official' does not.
+RESIZES: dict[str, np.dtype] = {
+    "area": np.dtype(np.uint8),
+    "linear": np.dtype(np.uint8),
+    "official": np.dtype(np.float32),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
@@ -16,14 +25,16 @@ class InputSpec:
       shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
       mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
       crop_pct: side of the central square as a fraction of the image's shorter side, in (0, 1].
-      antialias: average over areas where the image becomes smaller, in place of interpolating between four pixels.
+      resize: 'area': average over areas where the image becomes smaller, and interpolate linearly where it becomes
+        larger; 'linear': always interpolate between the four nearest pixels; 'official': as TensorFlow's official
+        ResNet, see `mixedres.data.images.official`.
     """
 
     shape: tuple[int, int, int]
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     crop_pct: float = 1.0
-    antialias: bool = True
+    resize: str = "area"
 
     def __post_init__(self) -> None:
         """Raises ValueError for numbers that describe no such square."""
@@ -36,6 +47,7 @@ class InputSpec:
             and all(value > 0 for value in self.std or ())
             and min(height, width, channels) >= 1
             and 0 < self.crop_pct <= 1
+            and self.resize in RESIZES
         )
         if not good:
             raise ValueError(f"{self} is not a shape with a normalization")
@@ -46,16 +58,25 @@ class InputSpec:
         height, width, channels = self.shape
         return height == width and channels in (1, 3)
 
+    @property
+    def image_dtype(self) -> np.dtype:
+        """Of the pixels, whose scale is 0 to 255: uint8 or float32."""
+        return RESIZES[self.resize]
+
     def to_json(self) -> dict[str, Any]:
         """The argument of `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
-        """The spec that `to_json` wrote; raises ValueError for anything else."""
+        """The spec that `to_json` wrote; raises ValueError for anything else.
+
+        Older files have a boolean `antialias` for 'area' or 'linear'.
+        """
         try:
             lists = {key: None if given[key] is None else tuple(map(float, given[key])) for key in ("mean", "std")}
             height, width, channels = map(int, given["shape"])
-            return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], antialias=given["antialias"])
+            resize = ("area" if given["antialias"] else "linear") if "antialias" in given else given["resize"]
+            return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], resize=resize)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{given!r} does not say how images become squares ({error})") from None

@@ -14,7 +14,7 @@ MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json",
 READER = "flatbuffers"
 
 _LOADER = '''\
-"""Runs the network beside this file; needs jax alone. python load.py IMAGES.npy: uint8, {shape}."""
+"""Runs the network beside this file; needs jax alone. python load.py IMAGES.npy: {dtype}, {shape}."""
 import json, pathlib, sys
 import numpy as np, jax
 here = pathlib.Path(__file__).parent
@@ -22,7 +22,7 @@ sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for ja
 from jax import export
 network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes())).call)
 labels = json.loads((here / "{labels}").read_text())
-images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.uint8)
+images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.{dtype})
 found = {{name: np.asarray(values) for name, values in network(images).items()}}
 for index, row in zip(found["classes"], found["probabilities"]):
     print(f"{{row[index]:7.2%}}  {{labels[index]}}")
@@ -39,10 +39,17 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 
 | | | |
 | --- | --- | --- |
-| in | images | uint8 {shape}, any number n >= 1 |
+| in | images | {dtype} {shape}, any number n >= 1 |
 | out | `probabilities` | float32 (n, {classes}) |
 | out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
 
+{square}
+The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
+months; write it again with a newer mixedres after that. `{reader}.zip` is the Python package of that name (Apache
+License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
+"""
+
+_INPUT = """\
 How to make the {height}x{width} input from an image: turn it upright, cut out the square in its center whose side is
 {side}, and resize it {filter}. Values stay 0 to 255{channels_note}:
 
@@ -57,10 +64,34 @@ resampling = Image.Resampling.{pillow}
 image = np.asarray(photo.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
 np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
 ```
+"""
 
-The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
-months; write it again with a newer mixedres after that. `{reader}.zip` is the Python package of that name (Apache
-License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
+_OFFICIAL_INPUT = """\
+How to make the {height}x{width} input from an image, as TensorFlow's official ResNet does: turn it upright, resize it
+until its shorter side has {resized} pixels, and cut out the center. Pixel i of n that m become lies at i * n / m, and
+values stay 0 to 255{channels_note}, without rounding:
+
+```python
+import numpy as np
+from PIL import Image, ImageOps
+
+def middle(x, axis, shorter):
+    length = x.shape[axis]
+    new = max({width}, int(np.float32(length) * (np.float32({resized}) / np.float32(shorter))))
+    start = (new - {width}) // 2
+    at = np.arange(start, start + {width}, dtype=np.float32) * (np.float32(length) / np.float32(new))
+    low = at.astype(int)
+    share = (at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
+    before, after = x.take(low, axis), x.take(low + 1, axis, mode="clip")
+    return before + (after - before) * share
+
+photo = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
+pixels = np.asarray(photo, np.float32).reshape(photo.height, photo.width, {channels})
+image = middle(middle(pixels, 1, min(photo.size)), 0, min(photo.size))
+np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
+```
+
+Pillow decodes JPEGs a little differently (by 0.5 of 255 on average), because TensorFlow takes a faster DCT.
 """
 
 _SAVED_MODEL = """
@@ -70,7 +101,7 @@ _SAVED_MODEL = """
 
 ```python
 network = tf.saved_model.load("saved_model")
-network.signatures["serving_default"](images=images)   # uint8 {shape}
+network.signatures["serving_default"](images=images)   # {dtype} {shape}
 network.signatures["image_bytes"](image_bytes=encoded) # (n,) JPEG or PNG files, cropped and resized in the graph
 ```
 
@@ -100,7 +131,8 @@ def write(
     write_json(folder / FACTS, facts)
     words = _words(network.spec, facts)
     (folder / LOADER).write_text(_LOADER.format(**words))
-    text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words)
+    image = (_OFFICIAL_INPUT if network.spec.resize == "official" else _INPUT).format(**words)
+    text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words | {"square": image})
     (folder / README).write_bytes(text.encode(errors="backslashreplace"))  # not every path is UTF-8
 
 
@@ -119,6 +151,7 @@ def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "labels": LABELS,
         "loader": LOADER,
         "reader": READER,
+        "dtype": spec.image_dtype.name,
         "shape": f"(n, {height}, {width}, {channels})",
         "height": height,
         "width": width,
@@ -127,9 +160,10 @@ def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "mode": "RGB" if channels == 3 else "L",
         "crop_pct": spec.crop_pct,
         "side": "the shorter side" if spec.crop_pct == 1 else f"{spec.crop_pct:.6g} of the shorter side",
-        "filter": "averaging over areas where it shrinks" if spec.antialias else "linearly",
+        "filter": "averaging over areas where it shrinks" if spec.resize == "area" else "linearly",
+        "resized": round(width / spec.crop_pct),
         # Pillow antialiases with all of its filters.
-        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.antialias else "BILINEAR",
+        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.resize == "area" else "BILINEAR",
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],

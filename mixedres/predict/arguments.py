@@ -11,4 +11,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRESETS, help="default: that of the run; fp32 for weights")
     parser.add_argument("--labels", help="file of class names: one a line, or a JSON list")
     parser.add_argument("--image_size", type=int, help="height and width of the network's input")
-    parser.add_argument("--preprocessing", choices=("torch", "official"), help="how images become squares")
+    parser.add_argument(
+        "--preprocessing", choices=("torch", "official", "official_fast"), help="how images become squares"
+    )

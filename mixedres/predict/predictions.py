@@ -46,7 +46,7 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     variables = jax.device_put(chosen.variables, whole)
 
     def put(batch: list[np.ndarray | str]) -> tuple[list[np.ndarray | str], jax.Array]:
-        images = np.zeros((batch_size, *chosen.spec.shape), np.uint8)
+        images = np.zeros((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
         for slot, found in enumerate(batch):
             if not isinstance(found, str):
                 images[slot] = found

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cv2
 import numpy as np
 
-from mixedres.data.images import decode, preprocessing
+from mixedres.data.images import decode, squares
 from mixedres.data.input_spec import InputSpec
 
 # Images that each thread may be ahead: enough that none waits for another thread's large image.
@@ -24,16 +24,14 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
       spec: the network's input.
 
     Returns:
-      (height, width, channels) uint8 of the shape `spec.shape`.
+      (height, width, channels) of the shape `spec.shape` and the dtype `spec.image_dtype`.
 
     Raises:
       ValueError: where it is no image, or is damaged.
     """
     head = decode.header(data, apply_exif=True)
-    box = preprocessing.central_crop(head.height, head.width, spec.crop_pct)
-    out = np.empty(spec.shape, np.uint8)
-    interpolation = cv2.INTER_AREA if spec.antialias else cv2.INTER_LINEAR
-    preprocessing.crop_and_resize(data, head, box, out, interpolation=interpolation, mirror=False)
+    out = np.empty(spec.shape, spec.image_dtype)
+    squares.central_square(data, head, out, resize=spec.resize, crop_pct=spec.crop_pct)
     return out
 
 

@@ -71,7 +71,7 @@ def header(data: bytes, *, apply_exif: bool = False) -> Header:
     return Header(height, width, is_jpeg, orientation, colorspace)
 
 
-def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1) -> np.ndarray:
+def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fast_dct: bool = False) -> np.ndarray:
     """The pixels of an image.
 
     Args:
@@ -80,6 +80,7 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1) -> 
       channels: 3 for RGB, 1 for luma.
       shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up (JPEG: from fewer DCT coefficients, in a
         fraction of the time).
+      fast_dct: JPEG: the less exact DCT that TensorFlow decodes with, and so its pixels, bit for bit.
 
     Returns:
       (height, width, channels) uint8; the sides are those of `head`, or their `shrink`-th part rounded up.
@@ -92,9 +93,8 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1) -> 
             sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
             # simplejpeg takes the smallest size that is no smaller than these.
             smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
-            return _turned(
-                simplejpeg.decode_jpeg(data, "RGB" if channels == 3 else "GRAY", **smallest), head.orientation
-            )
+            colorspace = "RGB" if channels == 3 else "GRAY"
+            return _turned(simplejpeg.decode_jpeg(data, colorspace, fastdct=fast_dct, **smallest), head.orientation)
         except ValueError:
             pass  # damaged, or a variant it does not know: try Pillow
     pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
