@@ -5,11 +5,13 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from mixedres.data.examples import Dataset
+from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
 NAMES = ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
 PREFIX = "tfds:"
+# How synthetic images are normalized.
+NORMALIZATIONS = ("raw", "official", "torch", "per_image")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,11 @@ class Options:
       channels, train_examples: for synthetic data.
       num_classes: for synthetic data; elsewhere, outputs of the network where they are more than the classes.
       pad, flip: augmentation.
-      preprocessing: of stored images: 'official' or 'torch', see `mixedres.data.images.preprocessing`.
+      preprocessing: of stored images: 'official', 'official_fast' or 'torch', see `mixedres.data.images.preprocessing`.
+      synthetic_normalization: of synthetic images: 'raw' (as they are, about 127 +- 60), 'official', 'torch' or
+        'per_image'; None: that of `preprocessing`.
+      background: whether class 0 of stored images is 'background', as in TensorFlow's first ResNets; then the labels
+        are one higher, and the network has one output more.
       train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
       eval_fraction, split_seed: how to divide a folder that has no part for evaluation.
       threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
@@ -40,6 +46,8 @@ class Options:
     pad: int = 0
     flip: bool = False
     preprocessing: str = "torch"
+    synthetic_normalization: str | None = None
+    background: bool = False
     train_split: str | None = None
     eval_split: str | None = None
     eval_fraction: float = 0.2
@@ -90,14 +98,29 @@ def _synthetic(given: Options) -> Source:
             "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
             "--config.data.train_examples=50000, say"
         )
+    mean, std = _synthetic_normalization(given)
     return Synthetic(
         image_shape=(given.image_size, given.image_size, given.channels),
         num_classes=given.num_classes,
         train_examples=given.train_examples,
         eval_examples=given.batch_size,
-        mean=(127.0,) * given.channels,
-        std=(60.0,) * given.channels,
+        mean=mean,
+        std=std,
     )
+
+
+def _synthetic_normalization(given: Options) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Mean and deviation per channel; None for 'per_image'."""
+    from mixedres.data.images import preprocessing
+
+    name = given.synthetic_normalization or given.preprocessing
+    if given.synthetic_normalization not in (None, *NORMALIZATIONS):
+        raise ValueError(f"synthetic_normalization is {name!r}; it must be {' or '.join(NORMALIZATIONS)}")
+    if name == "raw":
+        return (0.0,) * given.channels, (1.0,) * given.channels
+    if name == "per_image":
+        return None, None
+    return preprocessing.get(name).normalization(given.channels)
 
 
 def _images(name: str, given: Options) -> Source:
@@ -115,11 +138,14 @@ def _images(name: str, given: Options) -> Source:
         data_set = folder.scan(given.dir, **splits, eval_fraction=given.eval_fraction, split_seed=given.split_seed)
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)
+    if given.background:
+        data_set = with_background(data_set)
     data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, given))))
     classes = len(data_set.class_names)
     if given.num_classes is not None and given.num_classes < classes:
         raise ValueError(
-            f"num_classes is {given.num_classes}, but the data has {classes} classes; leave it unset "
+            f"num_classes is {given.num_classes}, but the data has {classes} classes"
+            f"{' with the background' if given.background else ''}; leave it unset "
             "(--config.data.num_classes=None)"
         )
     cpus = worker_processes.available_cpus()
