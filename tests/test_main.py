@@ -68,7 +68,7 @@ MISTAKES = [
     ),
     ([FP16, "--config.precision.norm_policy=float32"], ["p=full,c=full,o=full", "output=float16"]),
     ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
-    ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or torch"]),
+    ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or official_fast or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),
     ([IMAGENET + ":fp16,recipe=fast"], ["'fast'", "official, cosine"]),
     ([DIGITS, "--process_id=0"], ["--coordinator and --num_processes missing", "--coordinator=HOST:PORT"]),

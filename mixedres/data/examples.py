@@ -1,6 +1,7 @@
 """The interface of a stored data set: numbered examples in two parts, and the names of their classes."""
 
 import dataclasses
+import hashlib
 from typing import NamedTuple, Protocol
 
 
@@ -57,9 +58,18 @@ class Dataset:
     note: str = ""
 
 
+BACKGROUND = "background"
+
+
+def with_background(data_set: Dataset) -> Dataset:
+    """The data set with the class `BACKGROUND` before all others, which no example has."""
+    train, test = _AfterBackground(data_set.train), _AfterBackground(data_set.eval)
+    return dataclasses.replace(data_set, train=train, eval=test, class_names=(BACKGROUND, *data_set.class_names))
+
+
 @dataclasses.dataclass(frozen=True)
-class _Shifted:
-    """Examples with labels from 1."""
+class _AfterBackground:
+    """Examples whose labels are one higher."""
 
     examples: Examples
 
@@ -72,17 +82,10 @@ class _Shifted:
 
     def __getitem__(self, index: int) -> Example:
         image, label = self.examples[index]
-        return Example(image, label + 1)
+        return Example(image, label + 1 if label >= 0 else label)  # -1 is no label, and must not become the background
 
     def file_name(self, index: int) -> str:
         return self.examples.file_name(index)
 
     def fingerprint(self) -> str:
-        return self.examples.fingerprint()  # the class names beside it differ
-
-
-def with_background(data_set: Dataset) -> Dataset:
-    """The data set with one class more, 'background' at label 0, which has no examples."""
-    names = ("background", *data_set.class_names)
-    parts = {"train": _Shifted(data_set.train), "eval": _Shifted(data_set.eval)}
-    return dataclasses.replace(data_set, class_names=names, **parts)
+        return hashlib.sha256(f"{BACKGROUND} {self.examples.fingerprint()}".encode()).hexdigest()

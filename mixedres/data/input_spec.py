@@ -7,7 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-RESIZES = ("area", "linear", "official")
+import numpy as np
+
+# How an image becomes smaller, and the dtype of what comes out: 'area' and 'linear' round, 'official' does not.
+RESIZES: dict[str, np.dtype] = {
+    "area": np.dtype(np.uint8),
+    "linear": np.dtype(np.uint8),
+    "official": np.dtype(np.float32),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +25,9 @@ class InputSpec:
       shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
       mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
       crop_pct: side of the central square as a fraction of the image's shorter side, in (0, 1].
-      resize: 'area': averages where the image becomes smaller; 'linear': between four pixels; 'official': as
-        TensorFlow's official ResNets, see `mixedres.data.images.tensorflow_resize`.
+      resize: 'area': average over areas where the image becomes smaller, and interpolate linearly where it becomes
+        larger; 'linear': always interpolate between the four nearest pixels; 'official': as TensorFlow's official
+        ResNet, see `mixedres.data.images.official`.
     """
 
     shape: tuple[int, int, int]
@@ -45,15 +53,15 @@ class InputSpec:
             raise ValueError(f"{self} is not a shape with a normalization")
 
     @property
-    def dtype(self) -> str:
-        """Of the squares: 'float32' for `resize` 'official', which rounds nothing, else 'uint8'."""
-        return "float32" if self.resize == "official" else "uint8"
-
-    @property
     def fits_files(self) -> bool:
         """Whether an image file can become the network's input."""
         height, width, channels = self.shape
         return height == width and channels in (1, 3)
+
+    @property
+    def image_dtype(self) -> np.dtype:
+        """Of the pixels, whose scale is 0 to 255: uint8 or float32."""
+        return RESIZES[self.resize]
 
     def to_json(self) -> dict[str, Any]:
         """The argument of `from_json`."""
@@ -61,12 +69,14 @@ class InputSpec:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
-        """The spec that `to_json` wrote; raises ValueError for anything else."""
+        """The spec that `to_json` wrote; raises ValueError for anything else.
+
+        Older files have a boolean `antialias` for 'area' or 'linear'.
+        """
         try:
             lists = {key: None if given[key] is None else tuple(map(float, given[key])) for key in ("mean", "std")}
             height, width, channels = map(int, given["shape"])
-            # 'antialias' is what older versions wrote.
-            resize = given["resize"] if "resize" in given else "area" if given["antialias"] else "linear"
+            resize = ("area" if given["antialias"] else "linear") if "antialias" in given else given["resize"]
             return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], resize=resize)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{given!r} does not say how images become squares ({error})") from None

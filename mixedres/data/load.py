@@ -10,6 +10,8 @@ from mixedres.data.sources import Source, Synthetic
 
 NAMES = ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
 PREFIX = "tfds:"
+# How synthetic images are normalized.
+NORMALIZATIONS = ("raw", "official", "torch", "per_image")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +24,12 @@ class Options:
       dir: directory of the data; digits and synthetic data need none.
       channels, train_examples: for synthetic data.
       num_classes: for synthetic data; elsewhere, outputs of the network where they are more than the classes.
-      background: class 0 of stored images is an additional one, without examples, as in TensorFlow's r1 ResNet.
       pad, flip: augmentation.
-      preprocessing: of stored images: 'official', 'official_fast' or 'torch', see
-        `mixedres.data.images.preprocessing`.
-      synthetic_normalization: of synthetic data: 'raw' (none), 'per_image', or the normalization of a preprocessing;
-        None: that of `preprocessing`.
+      preprocessing: of stored images: 'official', 'official_fast' or 'torch', see `mixedres.data.images.preprocessing`.
+      synthetic_normalization: of synthetic images: 'raw' (as they are, about 127 +- 60), 'official', 'torch' or
+        'per_image'; None: that of `preprocessing`.
+      background: whether class 0 of stored images is 'background', as in TensorFlow's first ResNets; then the labels
+        are one higher, and the network has one output more.
       train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
       eval_fraction, split_seed: how to divide a folder that has no part for evaluation.
       threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
@@ -40,12 +42,12 @@ class Options:
     dir: str | None = None
     channels: int = 3
     num_classes: int | None = None
-    background: bool = False
     train_examples: int | None = None
     pad: int = 0
     flip: bool = False
     preprocessing: str = "torch"
     synthetic_normalization: str | None = None
+    background: bool = False
     train_split: str | None = None
     eval_split: str | None = None
     eval_fraction: float = 0.2
@@ -108,16 +110,17 @@ def _synthetic(given: Options) -> Source:
 
 
 def _synthetic_normalization(given: Options) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """(mean, std) per channel; None for each image by itself."""
+    """Mean and deviation per channel; None for 'per_image'."""
     from mixedres.data.images import preprocessing
 
     name = given.synthetic_normalization or given.preprocessing
-    if name == "per_image":
-        return None, None
+    if given.synthetic_normalization not in (None, *NORMALIZATIONS):
+        raise ValueError(f"synthetic_normalization is {name!r}; it must be {' or '.join(NORMALIZATIONS)}")
     if name == "raw":
         return (0.0,) * given.channels, (1.0,) * given.channels
-    mean, std = preprocessing.get(name).normalization(3 if given.channels == 3 else 1)
-    return (mean, std) if given.channels == 3 else (mean * given.channels, std * given.channels)
+    if name == "per_image":
+        return None, None
+    return preprocessing.get(name).normalization(given.channels)
 
 
 def _images(name: str, given: Options) -> Source:
@@ -141,7 +144,8 @@ def _images(name: str, given: Options) -> Source:
     classes = len(data_set.class_names)
     if given.num_classes is not None and given.num_classes < classes:
         raise ValueError(
-            f"num_classes is {given.num_classes}, but the data has {classes} classes; leave it unset "
+            f"num_classes is {given.num_classes}, but the data has {classes} classes"
+            f"{' with the background' if given.background else ''}; leave it unset "
             "(--config.data.num_classes=None)"
         )
     cpus = worker_processes.available_cpus()

@@ -14,7 +14,8 @@ import numpy as np
 
 from mixedres.data.input_spec import InputSpec
 
-# 'image' (batch, height, width, channels) uint8, 'label' (batch,) int32, and in evaluation 'mask' (batch,) bool.
+# 'image' (batch, height, width, channels) of the source's dtype, 'label' (batch,) int32, and in evaluation 'mask'
+# (batch,) bool.
 Batch = dict[str, np.ndarray]
 
 
@@ -62,6 +63,7 @@ class Source(Protocol):
 
     Attributes:
       image_shape: (height, width, channels) of every image.
+      image_dtype: of the pixels, whose scale is 0 to 255 in every dtype.
       num_classes: labels lie in [0, num_classes).
       train_examples, eval_examples: sizes of the two parts.
       mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
@@ -71,6 +73,7 @@ class Source(Protocol):
     """
 
     image_shape: tuple[int, int, int]
+    image_dtype: np.dtype
     num_classes: int
     train_examples: int
     eval_examples: int
@@ -128,6 +131,11 @@ class InMemory:
     def image_shape(self) -> tuple[int, int, int]:
         """(height, width, channels)."""
         return self.train_images.shape[1:]
+
+    @property
+    def image_dtype(self) -> np.dtype:
+        """Uint8."""
+        return self.train_images.dtype
 
     @property
     def train_examples(self) -> int:
@@ -206,12 +214,17 @@ class Synthetic:
     num_classes: int
     train_examples: int
     eval_examples: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
     class_names: tuple[str, ...] = ()
     note: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
     fingerprint: str = "synthetic"
+
+    @property
+    def image_dtype(self) -> np.dtype:
+        """Uint8."""
+        return np.dtype(np.uint8)
 
     @property
     def input_spec(self) -> InputSpec:

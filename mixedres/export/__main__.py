@@ -11,8 +11,8 @@ from mixedres._internal.errors import ConfigError
 from mixedres.predict.arguments import add_arguments
 
 DESCRIPTION = """\
-Writes a trained network as one file that runs with nothing but jax: weights and normalization are inside, images go in
-(uint8; float32 for data.preprocessing=official), probabilities and classes come out.
+Writes a trained network as one file that runs with nothing but jax: weights and normalization are inside, images
+from 0 to 255 go in, probabilities and classes come out.
 
   python -m mixedres.export --from=runs/imagenet-fp16 --to=exported
   python -m mixedres.export --from=resnet50.safetensors --labels=labels.txt --precision=bf16 --to=exported

@@ -20,7 +20,7 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array]]:
-    """The network with its weights inside, as a function of images (b, *spec.shape) of spec.dtype.
+    """The network with its weights inside, as a function of images (b, *spec.shape) of spec.image_dtype.
 
     It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. Weights that are computed with in a half
     dtype are stored in it; the values are the same. The program has the form of the network for CPUs and that for other
@@ -47,7 +47,7 @@ def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array
 def exported(chosen: Classifier) -> jax.export.Exported:
     """`as_function` exported for any number of images and all `PLATFORMS`."""
     (count,) = jax.export.symbolic_shape("b")
-    images = jax.ShapeDtypeStruct((count, *chosen.spec.shape), chosen.spec.dtype)
+    images = jax.ShapeDtypeStruct((count, *chosen.spec.shape), chosen.spec.image_dtype)
     return jax.export.export(jax.jit(as_function(chosen)), platforms=PLATFORMS)(images)
 
 

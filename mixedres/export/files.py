@@ -43,44 +43,56 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 | out | `probabilities` | float32 (n, {classes}) |
 | out | `classes` | int32 (n,), the most probable; `{labels}` has their names |
 
-How to make the {height}x{width} input from an image: {how} Values stay 0 to 255{channels_note}:
+{square}
+The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
+months; write it again with a newer mixedres after that. `{reader}.zip` is the Python package of that name (Apache
+License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
+"""
+
+_INPUT = """\
+How to make the {height}x{width} input from an image: turn it upright, cut out the square in its center whose side is
+{side}, and resize it {filter}. Values stay 0 to 255{channels_note}:
 
 ```python
 import numpy as np
 from PIL import Image, ImageOps
 
 photo = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
-{square}
-np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
-```
-
-The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
-months; write it again with a newer mixedres after that. `{reader}.zip` is the Python package of that name (Apache
-License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
-"""
-
-_HOW = "turn it upright, cut out the square in its center whose side is\n{side}, and resize it {filter}."
-_SQUARE = """\
 side = round({crop_pct:.6g} * min(photo.size))
 x, y = (photo.width - side) // 2, (photo.height - side) // 2
 resampling = Image.Resampling.{pillow}
-image = np.asarray(photo.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))"""
+image = np.asarray(photo.resize(({width}, {height}), resampling, box=(x, y, x + side, y + side)))
+np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
+```
+"""
 
-_OFFICIAL_HOW = """turn it upright, resize it so that its shorter side is {shorter}, and
-cut out the center, as TensorFlow's official ResNets do: corners aligned, linear, not rounded. (They also decode JPEGs
-with the fast DCT, about 1 level of 255 apart.)"""
-_OFFICIAL_SQUARE = """\
-pixels = np.asarray(photo).reshape(photo.height, photo.width, {channels})
-new = [int(np.float32(n) * (np.float32({shorter}) / np.float32(min(photo.size)))) for n in pixels.shape[:2]]
-i, j = ((np.arange({height}) + (m - {height}) // 2).astype("f") * (np.float32(n) / np.float32(m))
-        for n, m in zip(pixels.shape, new))
-mix = lambda a, b, t: a + (b - a) * t
-low = lambda x: np.floor(x).astype(int)
-high = lambda x, n: np.minimum(low(x) + 1, n - 1)
-y0, y1, x0, x1 = low(i), high(i, photo.height), low(j), high(j, photo.width)
-at = lambda y, x: pixels[y][:, x].astype("f")
-across, down = (j - x0).astype("f")[:, None], (i - y0).astype("f")[:, None, None]
-image = mix(mix(at(y0, x0), at(y0, x1), across), mix(at(y1, x0), at(y1, x1), across), down)"""
+_OFFICIAL_INPUT = """\
+How to make the {height}x{width} input from an image, as TensorFlow's official ResNet does: turn it upright, resize it
+until its shorter side has {resized} pixels, and cut out the center. Pixel i of n that m become lies at i * n / m, and
+values stay 0 to 255{channels_note}, without rounding:
+
+```python
+import numpy as np
+from PIL import Image, ImageOps
+
+def middle(x, axis, shorter):
+    length = x.shape[axis]
+    new = max({width}, int(np.float32(length) * (np.float32({resized}) / np.float32(shorter))))
+    start = (new - {width}) // 2
+    at = np.arange(start, start + {width}, dtype=np.float32) * (np.float32(length) / np.float32(new))
+    low = at.astype(int)
+    share = (at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (-1, 1))
+    before, after = x.take(low, axis), x.take(low + 1, axis, mode="clip")
+    return before + (after - before) * share
+
+photo = ImageOps.exif_transpose(Image.open("cat.jpg")).convert("{mode}")
+pixels = np.asarray(photo, np.float32).reshape(photo.height, photo.width, {channels})
+image = middle(middle(pixels, 1, min(photo.size)), 0, min(photo.size))
+np.save("images.npy", image.reshape(1, {height}, {width}, {channels}))
+```
+
+Pillow decodes JPEGs a little differently (by 0.5 of 255 on average), because TensorFlow takes a faster DCT.
+"""
 
 _SAVED_MODEL = """
 ## TensorFlow
@@ -119,7 +131,8 @@ def write(
     write_json(folder / FACTS, facts)
     words = _words(network.spec, facts)
     (folder / LOADER).write_text(_LOADER.format(**words))
-    text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words)
+    image = (_OFFICIAL_INPUT if network.spec.resize == "official" else _INPUT).format(**words)
+    text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words | {"square": image})
     (folder / README).write_bytes(text.encode(errors="backslashreplace"))  # not every path is UTF-8
 
 
@@ -133,32 +146,24 @@ def _write_reader(path: pathlib.Path) -> None:
 
 def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
     height, width, channels = spec.shape
-    numbers = {
-        "height": height,
-        "width": width,
-        "channels": channels,
-        "shorter": round(height * 256 / 224),
-        "crop_pct": spec.crop_pct,
-        "side": "the shorter side" if spec.crop_pct == 1 else f"{spec.crop_pct:.6g} of the shorter side",
-        "filter": "averaging over areas where it shrinks" if spec.resize == "area" else "linearly",
-        # Pillow antialiases with all of its filters.
-        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.resize == "area" else "BILINEAR",
-    }
-    how, square = (_OFFICIAL_HOW, _OFFICIAL_SQUARE) if spec.resize == "official" else (_HOW, _SQUARE)
     return facts | {
-        "how": how.format(**numbers),
-        "square": square.format(**numbers),
-        "dtype": spec.dtype,
         "model": MODEL,
         "labels": LABELS,
         "loader": LOADER,
         "reader": READER,
+        "dtype": spec.image_dtype.name,
         "shape": f"(n, {height}, {width}, {channels})",
         "height": height,
         "width": width,
         "channels": channels,
         "channels_note": ", of red, green and blue" if channels == 3 else ", of brightness",
         "mode": "RGB" if channels == 3 else "L",
+        "crop_pct": spec.crop_pct,
+        "side": "the shorter side" if spec.crop_pct == 1 else f"{spec.crop_pct:.6g} of the shorter side",
+        "filter": "averaging over areas where it shrinks" if spec.resize == "area" else "linearly",
+        "resized": round(width / spec.crop_pct),
+        # Pillow antialiases with all of its filters.
+        "pillow": f"BOX if side > {width} else Image.Resampling.BILINEAR" if spec.resize == "area" else "BILINEAR",
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],

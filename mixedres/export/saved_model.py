@@ -20,8 +20,8 @@ _STABLEHLO = "1.0.0"
 def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifier) -> None:
     """Makes `folder`, a SavedModel with the signatures of the original.
 
-    'serving_default': images (n, *spec.shape) of spec.dtype; 'image_bytes': (n,) texts, JPEG or PNG files. Both return
-    'probabilities' (n, classes) float32 and 'classes' (n,) int32.
+    'serving_default': images (n, *spec.shape) of spec.image_dtype; 'image_bytes': (n,) texts, JPEG or PNG files. Both
+    return 'probabilities' (n, classes) float32 and 'classes' (n,) int32.
 
     Args:
       folder: must not exist.
@@ -40,7 +40,7 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
     dtypes = {"probabilities": tf.float32, "classes": tf.int32}
     ordered = sorted(names, key=names.get)
 
-    @tf.function(input_signature=[tf.TensorSpec((None, *spec.shape), spec.dtype, name="images")])
+    @tf.function(input_signature=[tf.TensorSpec((None, *spec.shape), spec.image_dtype, name="images")])
     def from_images(images: Any) -> dict[str, Any]:
         returned = xla.call_module(
             [images],
@@ -54,7 +54,7 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, name="image_bytes")])
     def from_bytes(image_bytes: Any) -> dict[str, Any]:
-        decoded = tf.TensorSpec(spec.shape, spec.dtype)
+        decoded = tf.TensorSpec(spec.shape, spec.image_dtype)
         return from_images(tf.map_fn(lambda data: _square(data, spec), image_bytes, fn_output_signature=decoded))
 
     module = tf.Module()
@@ -68,9 +68,9 @@ def _square(data: Any, spec: InputSpec) -> Any:
 
     image = tf.io.decode_image(data, channels=spec.shape[2], expand_animations=False)
     image.set_shape((None, None, spec.shape[2]))
-    height, width = tf.unstack(tf.shape(image)[:2])
     if spec.resize == "official":
-        return _official_square(image, height, width, spec.shape[0])
+        return _official(image, spec)
+    height, width = tf.unstack(tf.shape(image)[:2])
     side = tf.maximum(1, tf.cast(tf.round(spec.crop_pct * tf.cast(tf.minimum(height, width), tf.float32)), tf.int32))
     part = tf.image.crop_to_bounding_box(image, (height - side) // 2, (width - side) // 2, side, side)
     areas = lambda: tf.image.resize(part, spec.shape[:2], "area")  # noqa: E731
@@ -79,12 +79,13 @@ def _square(data: Any, spec: InputSpec) -> Any:
     return tf.cast(tf.round(square), tf.uint8)
 
 
-def _official_square(image: Any, height: Any, width: Any, size: int) -> Any:
-    """The central square as TensorFlow's official ResNets make it; see `mixedres.data.images.tensorflow_resize`."""
+def _official(image: Any, spec: InputSpec) -> Any:
+    """The central square as the official ResNet makes it; see `mixedres.data.images.official`."""
     import tensorflow as tf
 
-    ratio = float(round(size * 256 / 224)) / tf.cast(tf.minimum(height, width), tf.float32)
-    sides = [tf.cast(tf.cast(side, tf.float32) * ratio, tf.int32) for side in (height, width)]
-    resized = tf.compat.v1.image.resize(image, sides, "bilinear", align_corners=False)
-    square = tf.image.crop_to_bounding_box(resized, (sides[0] - size) // 2, (sides[1] - size) // 2, size, size)
-    return tf.ensure_shape(square, (size, size, image.shape[2]))
+    size = spec.shape[0]
+    sides = tf.cast(tf.shape(image)[:2], tf.float32)
+    new = tf.cast(sides * (round(size / spec.crop_pct) / tf.reduce_min(sides)), tf.int32)
+    new = tf.maximum(new, size)
+    resized = tf.compat.v1.image.resize(image, new)
+    return tf.slice(resized, tf.concat([(new - size) // 2, [0]], 0), spec.shape)

@@ -15,6 +15,7 @@ from mixedres.checkpoints import layouts, load, weights
 from mixedres.config import unflatten
 from mixedres.config.precision import precision_of
 from mixedres.data import InputSpec
+from mixedres.data.images import preprocessing
 from mixedres.models import normalize
 
 
@@ -45,7 +46,7 @@ class Classifier:
         return dataclasses.replace(self, model=self.model.clone(platform=platform))
 
     def probabilities(self, variables: Any, images: jax.Array) -> jax.Array:
-        """(b, *spec.shape) of spec.dtype -> (b, classes) float32, the softmax of the logits in float32; traceable."""
+        """(b, *spec.shape) -> (b, classes) float32, the softmax of the logits in float32; traceable."""
         spec = self.spec
         prepare = normalize.normalization(spec.mean, spec.std)
         logits = self.precision.rewrite(self.model.apply)(variables, prepare(images), train=False)
@@ -98,9 +99,6 @@ def _spec(
     file: weights.WeightsFile, name: str, channels: int, options: argparse.Namespace
 ) -> tuple[InputSpec, tuple[str, ...]]:
     """The network's input, and notes on it; raises ValueError where it is not an image."""
-    # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
-    from mixedres.data.images import preprocessing
-
     family, run, notes = options.preprocessing, file.run or {}, ()
     if options.image_size is not None and options.image_size < 1:
         raise ValueError(f"--image_size={options.image_size} must be at least 1")

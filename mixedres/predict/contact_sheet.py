@@ -20,7 +20,7 @@ class Prediction(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One image: the file's name, (side, side, 1 or 3) uint8, and predictions, the most probable first."""
+    """One image: the file's name, (side, side, 1 or 3) from 0 to 255, and predictions, the most probable first."""
 
     title: str
     image: np.ndarray
@@ -47,7 +47,8 @@ def save(path: pathlib.Path, cells: Sequence[Cell]) -> None:
 
 def _draw_cell(sheet: Image.Image, cell: Cell, x: int, y: int) -> None:
     channels = cell.image.shape[2]
-    image = Image.fromarray(cell.image[..., 0] if channels == 1 else cell.image).convert("RGB")
+    pixels = np.rint(cell.image).astype(np.uint8)
+    image = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).convert("RGB")
     # Small ones keep their pixels visible.
     small = image.width < _SIDE // 2
     sheet.paste(image.resize((_SIDE, _SIDE), Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS), (x, y))

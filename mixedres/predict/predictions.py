@@ -46,7 +46,7 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     variables = jax.device_put(chosen.variables, whole)
 
     def put(batch: list[np.ndarray | str]) -> tuple[list[np.ndarray | str], jax.Array]:
-        images = np.zeros((batch_size, *chosen.spec.shape), chosen.spec.dtype)
+        images = np.zeros((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
         for slot, found in enumerate(batch):
             if not isinstance(found, str):
                 images[slot] = found
@@ -66,8 +66,7 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
                     yield Prediction(path, [], error=error)
                     continue
                 order = np.argsort(-row, kind="stable")[:top]
-                shown = np.rint(found).astype(np.uint8)
-                yield Prediction(path, [(int(index), float(row[index])) for index in order], shown)
+                yield Prediction(path, [(int(index), float(row[index])) for index in order], found)
 
 
 def _batched(items: Iterable[np.ndarray | str], size: int) -> Iterator[list[np.ndarray | str]]:

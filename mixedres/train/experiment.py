@@ -109,7 +109,7 @@ class Experiment:
         """The global batch of a training step as shapes, for compiling ahead."""
         shape = (self.batch_size, *self.source.image_shape)
         return {
-            "image": jax.ShapeDtypeStruct(shape, self.source.input_spec.dtype, sharding=self.batch_sharding),
+            "image": jax.ShapeDtypeStruct(shape, self.source.image_dtype, sharding=self.batch_sharding),
             "label": jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=self.batch_sharding),
         }
 

@@ -92,6 +92,21 @@ def bilinear(part, size):
     return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
 
 
+def legacy(image, sides):
+    """As TensorFlow 1: pixel i of n lies at i * length / n, and what lies beyond the edge is the edge; float64."""
+
+    def weights(length, count):
+        at = np.arange(count) * length / count
+        low = at.astype(int)
+        matrix = np.zeros((count, length))
+        matrix[np.arange(count), low] = 1 - (at - low)
+        matrix[np.arange(count), np.minimum(low + 1, length - 1)] += at - low
+        return matrix
+
+    y, x = (weights(length, count) for length, count in zip(image.shape[:2], sides, strict=True))
+    return np.einsum("iy,yxc,jx->ijc", y, image.astype(np.float64), x)
+
+
 def average(part, size):
     """Every pixel the mean of the area that it covers; float64."""
 

@@ -3,10 +3,11 @@
 import os
 import shutil
 
+import numpy as np
 import pytest
 
-from mixedres.data import NAMES, InMemory, Synthetic, load
-from tests.data import made
+from mixedres.data import NAMES, Dataset, Example, InMemory, Synthetic, examples, load
+from tests.data import batch_cases, made
 
 
 def test_digits_by_name():
@@ -23,9 +24,79 @@ def test_synthetic_by_name():
     assert isinstance(source, Synthetic)
     assert source.image_shape == (12, 12, 2)
     assert (source.num_classes, source.train_examples, source.eval_examples) == (5, 77, 6)
-    assert (source.mean, source.std) == ((127.0, 127.0), (60.0, 60.0))
+    assert source.mean == pytest.approx((114.495,) * 2) and source.std == pytest.approx((57.63,) * 2)
     [batch] = source.eval_batches(6)
-    assert batch["mask"].all()
+    assert batch["mask"].all() and batch["image"].dtype == source.image_dtype == np.uint8
+
+
+# The key, data.preprocessing, and the mean and deviation of R, G and B.
+NORMALIZED = [
+    (None, "torch", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    (None, "official", (123.68, 116.78, 103.94), (1.0, 1.0, 1.0)),
+    (None, "official_fast", (123.68, 116.78, 103.94), (1.0, 1.0, 1.0)),
+    ("official", "torch", (123.68, 116.78, 103.94), (1.0, 1.0, 1.0)),
+    ("torch", "official", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    ("raw", "official", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    ("per_image", "official", None, None),
+]
+
+
+@pytest.mark.parametrize(("name", "family", "mean", "std"), NORMALIZED)
+def test_the_normalization_of_synthetic_images(name, family, mean, std):
+    options = {"image_size": 8, "batch_size": 6, "num_classes": 5, "train_examples": 77, "preprocessing": family}
+    source = load("synthetic", **options, synthetic_normalization=name)
+    assert (source.mean, source.std, source.input_spec.mean) == (mean, std, mean)
+    [batch] = source.eval_batches(6)
+    assert batch["image"].min() >= 7 and batch["image"].max() <= 247  # only the step normalizes
+    gray = load("synthetic", **options, synthetic_normalization=name, channels=1)
+    assert gray.mean == (mean and (pytest.approx(sum(mean) / 3),))
+
+
+def test_a_normalization_that_does_not_exist():
+    text = message("synthetic", num_classes=5, train_examples=7, synthetic_normalization="official_fast")
+    assert text == "synthetic_normalization is 'official_fast'; it must be raw or official or torch or per_image"
+
+
+def test_class_0_may_be_the_background(tmp_path):
+    made.write_folder(tmp_path, 15)
+    options = {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
+    plain, shifted = (load("folder", **options, background=background) for background in (False, True))
+    assert shifted.class_names == ("background", *made.CLASSES) and shifted.num_classes == 4
+    for before, after in zip(plain.eval_batches(3), shifted.eval_batches(3), strict=True):
+        np.testing.assert_array_equal(before["image"], after["image"])
+        np.testing.assert_array_equal(before["label"] + 1, after["label"])
+    [before], [after] = (batch_cases.take(source, 12, 1) for source in (plain, shifted))
+    np.testing.assert_array_equal(before["label"] + 1, after["label"])
+    assert len({plain.fingerprint, shifted.fingerprint, load("folder", **options, background=True).fingerprint}) == 2
+    train = (plain.data_set.train, shifted.data_set.train)
+    assert len({part.name for part in train}) == len({part.file_name(3) for part in train}) == 1
+    more = load("folder", **options, background=True, num_classes=10)
+    assert more.num_classes == 10 and "10 outputs for 4 classes" in more.note
+    assert "3, but the data has 4 classes with the background;" in message(
+        "folder", **options, background=True, num_classes=3
+    )
+
+
+def test_a_missing_label_does_not_become_the_background():
+    class Unlabeled:
+        name = "unlabeled"
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return Example(b"", -1)
+
+    part = examples.with_background(Dataset(Unlabeled(), Unlabeled(), ("a",))).train
+    assert part[0].label == -1
+
+
+def test_synthetic_labels_have_no_background():
+    options = {"image_size": 2, "batch_size": 60, "num_classes": 5, "train_examples": 77}
+    plain, same = (load("synthetic", **options, background=background) for background in (False, True))
+    [one], [other] = plain.eval_batches(60), same.eval_batches(60)
+    np.testing.assert_array_equal(one["label"], other["label"])
+    assert plain.num_classes == same.num_classes
 
 
 def message(name, **options):

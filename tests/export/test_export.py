@@ -20,6 +20,7 @@ from mixedres.data import InputSpec
 from mixedres.data.images import center_crop
 from mixedres.export import __main__ as export
 from mixedres.export import export as exporting
+from mixedres.export import saved_model
 from mixedres.predict import __main__ as predict
 from mixedres.predict import arguments as options
 from mixedres.predict import classifier
@@ -130,6 +131,34 @@ def test_the_folder_explains_itself(place, only_jax, tmp_path, capsys):
         assert made.difference(np.load(tmp_path / "x.npy")[0], seen).mean() < 1.5  # its decoder and filter are others
 
 
+def run_args(place, *given):
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    return parser.parse_args([f"--from={place / 'run'}", *given])
+
+
+def test_the_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
+    given = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--preprocessing=official", "--precision=fp32"]
+    assert export.main(["export", *given]) == 0
+    readme = (tmp_path / "to" / "README.md").read_text()
+    assert "float32 (n, 24, 24, 3)" in readme and "shorter side has 27 pixels" in readme
+    assert "float32, (n, 24, 24, 3)" in (tmp_path / "to" / "load.py").read_text()
+    code, path = readme.split("```python\n")[1].split("```")[0], tmp_path / "cat.png"
+    for shown, name in {'"cat.jpg"': path, '"images.npy"': tmp_path / "x.npy"}.items():
+        code = code.replace(shown, repr(str(name)))
+    chosen = classifier.from_args(run_args(place, "--preprocessing=official", "--precision=fp32"))
+    for sides in ((90, 70), (20, 18), (33, 33)):
+        Image.fromarray(made.photo(*sides, seed=3)).save(path)
+        exec(compile(code, "README.md", "exec"), {})
+        seen, shown = center_crop.center_crop(path.read_bytes(), chosen.spec), np.load(tmp_path / "x.npy")
+        assert seen.dtype == shown.dtype == np.float32
+        np.testing.assert_array_equal(shown[0], seen)
+    assert alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy") is not None
+    with np.load(f"{tmp_path / 'x.npy'}.npz") as found:
+        expected = chosen.probabilities(chosen.variables, jnp.asarray(shown))
+        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)
+
+
 def test_half_weights_take_half_the_space(place, tmp_path, capsys):
     sizes = {}
     for name in export.PRECISIONS:
@@ -171,6 +200,17 @@ def test_tensorflow_computes_the_same(precision, tolerance, place, tmp_path):
     np.testing.assert_array_equal(found["classes"], expected.argmax(-1))
     # Its decoder and its resizing are others.
     np.testing.assert_allclose(found["pictures"], expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.slow
+def test_tensorflow_sees_the_official_pixels(place):
+    tf = pytest.importorskip("tensorflow", reason="needs the extra tf")
+    spec = dataclasses.replace(_network(place, "fp32").spec, resize="official", crop_pct=0.875)
+    for index, (height, width) in enumerate(((90, 70), (375, 500), (33, 33), (20, 18))):
+        for kind in ("JPEG", "PNG"):
+            data = made.encoded(made.photo(height, width, index), kind)
+            square = saved_model._square(tf.constant(data), spec).numpy()
+            np.testing.assert_array_equal(square, center_crop.center_crop(data, spec))
 
 
 def _network(place, precision):

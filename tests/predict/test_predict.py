@@ -215,6 +215,22 @@ def test_another_preprocessing_keeps_the_size(place):
     assert found.spec.shape == (24, 24, 3) and found.spec.std == (1.0,) * 3
 
 
+def test_the_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
+    given = [f"--from={place / 'run'}", "--preprocessing=official", "--precision=fp32"]
+    picture, out = predict.find(str(place / "images" / "val"))[0], tmp_path / "sheet.png"
+    status, lines, _ = said(capsys, *given, picture, "--json", f"--out={out}")
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser)
+    chosen = classifier.from_args(parser.parse_args(given))
+    square = center_crop.center_crop(pathlib.Path(picture).read_bytes(), chosen.spec)
+    assert status == 0 and square.dtype == np.float32
+    expected = np.asarray(chosen.probabilities(chosen.variables, square[None]))[0]
+    for guess in json.loads(lines[0])["top"]:
+        assert guess["probability"] == pytest.approx(expected[guess["index"]], abs=1e-6)
+    cell = Image.fromarray(np.rint(square).astype(np.uint8)).resize((176, 176), Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(np.asarray(Image.open(out))[14 : 14 + 176, 14 : 14 + 176], np.asarray(cell))
+
+
 def test_a_damaged_checkpoint_is_told_of(place, tmp_path, capsys):
     shutil.copytree(place / "run", tmp_path / "run")
     # A disk that is slow makes the run leave out one in the middle.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mixedres.train import run
 from mixedres.train.builder import build
 from tests.autocast import graphs
 from tests.config.test_config import resolve
@@ -19,6 +20,24 @@ def synthetic(experiment, preset="fp16", **overrides):
     config.data.name, config.data.image_size = "synthetic", 32
     config.update(overrides)
     return build(config)
+
+
+def test_a_run_on_the_official_pixels_and_with_the_background(place, tmp_path):
+    config = run_cases.on_images(place, "fp16")
+    config.data.preprocessing, config.data.background = "official", True
+    experiment = build(config)
+    batch, evaluated = (
+        next(batches(experiment.batch_size, **options))
+        for batches, options in ((experiment.source.train_batches, {"seed": 0}), (experiment.source.eval_batches, {}))
+    )
+    for shapes, found in ((experiment.batch_shapes, batch), (experiment.eval_batch_shapes, evaluated)):
+        assert {key: (x.shape, x.dtype) for key, x in shapes.items()} == {
+            k: (x.shape, x.dtype) for k, x in found.items()
+        }
+    assert batch["image"].dtype == np.float32 and experiment.data["input"]["resize"] == "official"
+    assert experiment.variable_shapes["params"]["head"]["bias"].shape == (4,)
+    # The step was compiled for these shapes; another dtype would end the run.
+    assert np.isfinite(run.train(config, tmp_path / "run")["eval"]["loss"])
 
 
 def test_the_official_imagenet_schedule_on_eight_devices():

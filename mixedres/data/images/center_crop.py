@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cv2
 import numpy as np
 
-from mixedres.data.images import decode, preprocessing
+from mixedres.data.images import decode, squares
 from mixedres.data.input_spec import InputSpec
 
 # Images that each thread may be ahead: enough that none waits for another thread's large image.
@@ -24,14 +24,14 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
       spec: the network's input.
 
     Returns:
-      An array of `spec.shape` and `spec.dtype`.
+      (height, width, channels) of the shape `spec.shape` and the dtype `spec.image_dtype`.
 
     Raises:
       ValueError: where it is no image, or is damaged.
     """
     head = decode.header(data, apply_exif=True)
-    out = np.empty(spec.shape, spec.dtype)
-    preprocessing.write_central(data, head, spec, out)
+    out = np.empty(spec.shape, spec.image_dtype)
+    squares.central_square(data, head, out, resize=spec.resize, crop_pct=spec.crop_pct)
     return out
 
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from mixedres._internal.errors import DataError
 from mixedres.data.examples import Examples
-from mixedres.data.images import decode, preprocessing
-from mixedres.data.input_spec import InputSpec
+from mixedres.data.images import decode, preprocessing, squares
 from mixedres.data.sources import epoch_order
 
 CHUNK = 32
@@ -42,23 +41,18 @@ class ImageReader:
     apply_exif: bool
     on_error: str
 
-    @functools.cached_property
-    def spec(self) -> InputSpec:
-        """The squares of evaluation, which have the shape and the dtype of all."""
-        return self.preprocessing.input_spec(self.shape[0], self.shape[2])
-
     def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
         """Writes a random crop of image `index`, and returns its label."""
         image, label, head = self._open(index)
         box = self.preprocessing.crop(rng, head.height, head.width)
         mirror = flip and rng.random() < 0.5
-        preprocessing.write_training(image, head, box, out, resize=self.preprocessing.resize, mirror=mirror)
+        squares.random_square(image, head, box, out, resize=self.preprocessing.resize, mirror=mirror)
         return label
 
     def eval(self, index: int, out: np.ndarray) -> int:
         """Writes the central crop of image `index`, and returns its label."""
         image, label, head = self._open(index)
-        preprocessing.write_central(image, head, self.spec, out)
+        squares.central_square(image, head, out, resize=self.preprocessing.resize)
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
@@ -102,14 +96,14 @@ class TrainChunks:
         total = len(self.reader.examples)
         epoch, place = divmod(step, total // self.batch_size)
         order = epoch_order(total, self.seed, epoch)
-        squares = np.empty((len(rows), *self.reader.shape), self.reader.spec.dtype)
+        images = np.empty((len(rows), *self.reader.shape), self.reader.preprocessing.image_dtype)
         labels = np.empty(len(rows), np.int32)
         unreadable: dict[str, str] = {}
         for slot, row in enumerate(rows):
             rng = np.random.Generator(np.random.Philox(key=_key(self.seed), counter=[0, 0, row, step]))
             index = int(order[place * self.batch_size + row])
-            labels[slot] = self._one(index, rng, squares[slot], unreadable)
-        return {"image": squares, "label": labels, "unreadable": unreadable}
+            labels[slot] = self._one(index, rng, images[slot], unreadable)
+        return {"image": images, "label": labels, "unreadable": unreadable}
 
     def _one(self, index: int, rng: np.random.Generator, out: np.ndarray, unreadable: dict[str, str]) -> int:
         """Writes image `index`, or the next readable one where that is allowed; returns its label."""
@@ -145,7 +139,7 @@ class EvalChunks:
         cv2.setNumThreads(0)
         batch, part = divmod(number, chunks_per_batch(len(self.rows)))
         rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
-        squares = np.zeros((len(rows), *self.reader.shape), self.reader.spec.dtype)
+        images = np.zeros((len(rows), *self.reader.shape), self.reader.preprocessing.image_dtype)
         labels = np.zeros(len(rows), np.int32)
         mask = np.zeros(len(rows), bool)
         unreadable: dict[str, str] = {}
@@ -154,8 +148,8 @@ class EvalChunks:
             if index >= len(self.reader.examples):
                 break
             try:
-                labels[slot] = self.reader.eval(index, squares[slot])
+                labels[slot] = self.reader.eval(index, images[slot])
                 mask[slot] = True
             except (ValueError, OSError) as error:
                 self.reader.refuse(index, error, unreadable)
-        return {"image": squares, "label": labels, "mask": mask, "unreadable": unreadable}
+        return {"image": images, "label": labels, "mask": mask, "unreadable": unreadable}

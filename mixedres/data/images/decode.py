@@ -80,7 +80,7 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fas
       channels: 3 for RGB, 1 for luma.
       shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up (JPEG: from fewer DCT coefficients, in a
         fraction of the time).
-      fast_dct: decode JPEG as TensorFlow does by default: pixels differ by 1 on average, and by up to 10.
+      fast_dct: JPEG: the less exact DCT that TensorFlow decodes with, and so its pixels, bit for bit.
 
     Returns:
       (height, width, channels) uint8; the sides are those of `head`, or their `shrink`-th part rounded up.
@@ -93,8 +93,8 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fas
             sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
             # simplejpeg takes the smallest size that is no smaller than these.
             smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
-            colors = "RGB" if channels == 3 else "GRAY"
-            return _turned(simplejpeg.decode_jpeg(data, colors, fastdct=fast_dct, **smallest), head.orientation)
+            colorspace = "RGB" if channels == 3 else "GRAY"
+            return _turned(simplejpeg.decode_jpeg(data, colorspace, fastdct=fast_dct, **smallest), head.orientation)
         except ValueError:
             pass  # damaged, or a variant it does not know: try Pillow
     pixels = _turned(_decode_with_pillow(data, channels), head.orientation)

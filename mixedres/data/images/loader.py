@@ -51,6 +51,11 @@ class Loader:
         return (self.image_size, self.image_size, self.data_set.channels)
 
     @property
+    def image_dtype(self) -> np.dtype:
+        """Float32 for the preprocessing 'official', else uint8."""
+        return self.preprocessing.image_dtype
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, by label."""
         return self.data_set.class_names

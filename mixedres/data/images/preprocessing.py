@@ -1,10 +1,12 @@
-"""Published ways from a stored image to the square that the network sees.
+"""Two published ways from a stored image to the square that the network sees, one of them in two forms.
 
-`official` is that of TensorFlow's official ResNet, pixel for pixel; `official_fast` has its crops and its
-normalization, and the faster decoding and resizing of `torch`, which follows torchvision's reference training, as most
-have since. All train on a random part of the image, resized to a square without keeping its aspect ratio, and test on
-the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the image is
-resized, and in the normalization.
+`official` is that of TensorFlow's official ResNet, pixel by pixel; `torch` follows torchvision's reference training, as
+most have since. Both train on a random part of the image, resized to a square without keeping its aspect ratio, and
+test on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the
+image is resized, and in the normalization.
+
+`official_fast` has the crops and the normalization of `official`, and pixels that cost less: uint8, interpolated with
+pixel centers at halves, and decoded at a lower resolution where the part is large.
 """
 
 import dataclasses
@@ -12,11 +14,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
-from mixedres.data.images import decode, tensorflow_resize
-from mixedres.data.input_spec import InputSpec
+from mixedres.data.input_spec import RESIZES, InputSpec
 
 # Fraction of the shorter side in the central crop.
 CROP_PCT = 224 / 256
@@ -85,7 +85,7 @@ class Preprocessing:
     Attributes:
       name: 'official', 'official_fast' or 'torch'.
       crop: draws the part to train on.
-      resize: how evaluation resizes, see `InputSpec`; training interpolates linearly, 'official' in its own way.
+      resize: how images are resized in evaluation, see `InputSpec`; in training 'area' is 'linear'.
       mean, std: per channel R, G, B on the scale 0 to 255.
     """
 
@@ -95,11 +95,16 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def image_dtype(self) -> np.dtype:
+        """Of the pixels."""
+        return RESIZES[self.resize]
+
     def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation for 3 channels, or for luma: their means over R, G and B."""
+        """Mean and deviation per channel; their means over R, G and B where the channels are not these three."""
         if channels == 3:
             return self.mean, self.std
-        return (sum(self.mean) / 3,), (sum(self.std) / 3,)
+        return (sum(self.mean) / 3,) * channels, (sum(self.std) / 3,) * channels
 
     def input_spec(self, size: int, channels: int = 3) -> InputSpec:
         """The input of a network that was trained on squares of this size and evaluated on central ones."""
@@ -108,11 +113,11 @@ class Preprocessing:
 
 
 # No division by the deviation.
-_OFFICIAL = {"mean": (123.68, 116.78, 103.94), "std": (1.0, 1.0, 1.0)}
+_OFFICIAL = Preprocessing("official", distorted_crop, "official", mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0))
+
 FAMILIES = {
-    "official": Preprocessing("official", distorted_crop, "official", **_OFFICIAL),
-    # Linear interpolation without antialiasing too, but between centers of pixels and rounded to uint8.
-    "official_fast": Preprocessing("official_fast", distorted_crop, "linear", **_OFFICIAL),
+    "official": _OFFICIAL,
+    "official_fast": dataclasses.replace(_OFFICIAL, name="official_fast", resize="linear"),
     # Averaging over areas comes close to Pillow's antialiased resize.
     "torch": Preprocessing(
         "torch",
@@ -129,66 +134,3 @@ def get(name: str) -> Preprocessing:
     if name not in FAMILIES:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
-
-
-def write_training(data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
-    """Decodes an image and writes the part in `box` to `out`, resized to it, mirrored where `mirror`.
-
-    Args: as for `crop_and_resize`; `out` is float32 for the `resize` 'official', else uint8.
-    """
-    if resize != "official":
-        crop_and_resize(data, head, box, out, interpolation=cv2.INTER_LINEAR, mirror=mirror)
-        return
-    pixels = decode.decode(data, head, channels=out.shape[2], fast_dct=True)
-    part = pixels[box.y : box.y + box.height, box.x : box.x + box.width]
-    # Mirrored first, as there: the resize is not the same from both sides.
-    out[...] = tensorflow_resize.square(part[:, ::-1] if mirror else part, len(out))
-
-
-def write_central(data: bytes, head: decode.Header, spec: InputSpec, out: np.ndarray) -> None:
-    """Decodes an image and writes its central square to `out`, of `spec.shape` and `spec.dtype`.
-
-    Raises:
-      ValueError: where the image cannot be decoded.
-    """
-    if spec.resize == "official":
-        pixels = decode.decode(data, head, channels=out.shape[2], fast_dct=True)
-        out[...] = tensorflow_resize.central_square(pixels, len(out))
-        return
-    interpolation = cv2.INTER_AREA if spec.resize == "area" else cv2.INTER_LINEAR
-    box = central_crop(head.height, head.width, spec.crop_pct)
-    crop_and_resize(data, head, box, out, interpolation=interpolation, mirror=False)
-
-
-def crop_and_resize(
-    data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, interpolation: int, mirror: bool
-) -> None:
-    """Decodes an image and resizes the part in `box` into `out`, mirrored where `mirror`.
-
-    A part of at least twice the size is decoded at half the resolution or less, as long as no pixel is interpolated.
-
-    Args:
-      data: the whole file.
-      head: of `mixedres.data.images.decode.header`.
-      out: (size, size, channels) uint8, written.
-      interpolation: OpenCV's flag; areas are averaged where the image becomes smaller, else it is linear.
-
-    Raises:
-      ValueError: where the image cannot be decoded.
-    """
-    size, _, channels = out.shape
-    shrink = 1
-    while shrink < 8 and min(box.height, box.width) >= 2 * shrink * size:
-        shrink *= 2
-    pixels = decode.decode(data, head, channels=channels, shrink=shrink)
-    part = pixels[_shrunk(box.y, box.height, shrink), _shrunk(box.x, box.width, shrink)]
-    if interpolation == cv2.INTER_AREA and min(part.shape[:2]) < size:
-        interpolation = cv2.INTER_LINEAR
-    square = cv2.resize(part, (size, size), interpolation=interpolation)
-    if mirror:
-        square = cv2.flip(square, 1)  # a strided copy by numpy would cost a fifth of the decoding
-    out[...] = square.reshape(out.shape)
-
-
-def _shrunk(start: int, length: int, shrink: int) -> slice:
-    return slice(start // shrink, -(-(start + length) // shrink))

@@ -12,7 +12,7 @@ from mixedres.data.images import center_crop, chunks, preprocessing
 from tests.data import made
 
 
-@pytest.mark.parametrize("family", ["torch", "official"])
+@pytest.mark.parametrize("family", ["torch", "official", "official_fast"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_square_is_what_the_evaluation_loader_makes(family, channels, tmp_path):
     made.write_folder(tmp_path, count=20)
@@ -22,8 +22,9 @@ def test_a_square_is_what_the_evaluation_loader_makes(family, channels, tmp_path
     loaded = chunks.ImageReader(images, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
     found = list(center_crop.center_crops(paths, chosen.input_spec(24, channels), threads=3))
     for index, square in enumerate(found):
-        expected = np.empty((24, 24, channels), np.uint8)
+        expected = np.empty((24, 24, channels), chosen.image_dtype)
         loaded.eval(index, expected)
+        assert square.dtype == chosen.image_dtype
         np.testing.assert_array_equal(square, expected)
 
 
@@ -65,8 +66,16 @@ def test_a_spec_survives_its_file():
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
+def test_a_spec_of_an_older_file():
+    for resize, antialias in (("area", True), ("linear", False)):
+        spec = InputSpec((8, 8, 1), resize=resize)
+        older = spec.to_json() | {"antialias": antialias}
+        del older["resize"]
+        assert InputSpec.from_json(older) == spec
+
+
 WRONG = {"shape": [(0, 0, 3)], "std": [None, (1.0, 0.0, 1.0)], "mean": [(1.0,), (float("nan"),) * 3]}
-WRONG |= {"crop_pct": [0.0, 1.5]}
+WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])

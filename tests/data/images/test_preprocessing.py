@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixedres.data.images import decode, preprocessing
+from mixedres.data.images import decode, preprocessing, squares
 from mixedres.data.images.preprocessing import Box
 from tests.data import made
 
@@ -201,7 +201,7 @@ def test_the_official_crop_is_drawn_as_tensorflow_draws_it(size):
 
 def cut(data, box, size, interpolation=cv2.INTER_LINEAR, mirror=False, channels=3, apply_exif=False):
     out, head = np.full((size, size, channels), 77, np.uint8), decode.header(data, apply_exif=apply_exif)
-    preprocessing.crop_and_resize(data, head, Box(*box), out, interpolation=interpolation, mirror=mirror)
+    squares.crop_and_resize(data, head, Box(*box), out, interpolation=interpolation, mirror=mirror)
     return out
 
 
@@ -295,5 +295,9 @@ def test_the_published_numbers():
     assert torch.std == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)], abs=1e-9)
     mean, std = torch.normalization(1)
     assert mean == pytest.approx([255 * 1.347 / 3]) and std == pytest.approx([255 * 0.678 / 3])
-    with pytest.raises(ValueError, match="preprocessing 'tf' is unknown; use one of official, torch"):
+    assert official.normalization(4) == ((114.8,) * 4, (1.0,) * 4)
+    fast = preprocessing.get("official_fast")
+    assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
+    assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
+    with pytest.raises(ValueError, match="preprocessing 'tf' is unknown; use one of official, official_fast, torch"):
         preprocessing.get("tf")
