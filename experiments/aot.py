@@ -44,6 +44,8 @@ from mixedres.train.builder import build
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
 
 
+# With the padding that cuDNN takes without a copy, which TensorFlow's recipes do not have.
+CONFIG = "configs/imagenet.py,recipe=cosine"
 LIMITS = pathlib.Path(__file__).parent / "aot_limits.json"
 # Activations are half; a byte says where a maximum was. These dtypes should be those of vectors and weights alone.
 WIDE = ("f32", "s32", "pred")
@@ -63,13 +65,13 @@ class Case:
     batch: int
     preset: str
     fused: bool
-    config: str = "configs/imagenet.py"
+    config: str = CONFIG
     options: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
         """The command line."""
-        given = [f"--config={self.config}:{self.preset}", "--config.data.name=synthetic", "--config.num_devices=1"]
+        given = [runs.config_flag(self.config, self.preset), "--config.data.name=synthetic", "--config.num_devices=1"]
         fused = f"--config.model.fused={'true' if self.fused else 'false'}"
         return [*given, f"--config.batch_size={self.batch}", fused, *self.options]
 
@@ -212,7 +214,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         prog="python -m experiments.aot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpu", default="h200", help=f"comma-separated: {', '.join(GPUS)}")
-    parser.add_argument("--config", default="configs/imagenet.py", help="config file, without a preset")
+    parser.add_argument("--config", default=CONFIG, help="FILE[,key=value ...] without a preset")
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
     parser.add_argument("--batch", default="256", help="images, comma-separated")
     parser.add_argument("--name", help="of the file of results (default aot_GPU)")

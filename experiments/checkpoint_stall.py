@@ -28,7 +28,7 @@ INTERVAL = 100 * 0.5
 
 def measure(ema_decay: float, saves: int) -> dict[str, Any]:
     """Sizes in bytes and seconds, medians over `saves` and the largest."""
-    config = imagenet.get_config(f"fp16,ema_decay={ema_decay},data.name=synthetic")
+    config = imagenet.get_config(f"fp16,recipe=cosine,ema_decay={ema_decay},data.name=synthetic")
     state = jax.jit(build(config).init_state)()
     change = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     stalls, times = [], []

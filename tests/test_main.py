@@ -70,7 +70,7 @@ MISTAKES = [
     ([FOLDER, "--config.data.on_error=ignore"], ["'ignore'", "raise or skip"]),
     ([FOLDER, "--config.data.preprocessing=mine"], ["'mine'", "official or official_fast or torch"]),
     ([FOLDER, "--config.data.threads=0"], ["data.threads is 0", "> 0"]),
-    ([IMAGENET + ":fp16,recipe=fast"], ["'fast'", "official, cosine"]),
+    ([IMAGENET + ":fp16,recipe=fast"], ["'fast'", "official, estimator, lars, cosine"]),
     ([DIGITS, "--process_id=0"], ["--coordinator and --num_processes missing", "--coordinator=HOST:PORT"]),
     ([DIGITS, "--distributed", "--process_id=0"], ["--distributed", "give it alone"]),
     ([DIGITS, "--coordinator=a:1", "--num_processes=2", "--process_id=2"], ["--process_id=2", "from 0 to 1"]),

@@ -125,3 +125,9 @@ def command() -> str:
     """The command line of this process, without the directories of this machine."""
     arguments = [re.sub(r"(^|=)/\S*/(?=[^/])", r"\1.../", argument) for argument in sys.argv[1:]]
     return " ".join([f"python -m experiments.{pathlib.Path(sys.argv[0]).stem}", *arguments])
+
+
+def config_flag(config: str, preset: str) -> str:
+    """--config=FILE:PRESET,key=value for 'FILE,key=value'."""
+    file, comma, rest = config.partition(",")
+    return f"--config={file}:{preset}{comma}{rest}"

@@ -132,6 +132,8 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "batch_size": batch,
         "num_devices": 1,
         "optimizer.learning_rate": learning_rate,
+        "label_smoothing": 0.0,
+        "model.zero_init_last": False,
         "optimizer.lr_reference_batch": 0,
         "optimizer.momentum": MOMENTUM,
         "optimizer.nesterov": True,
@@ -141,7 +143,7 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "schedule.warmup": 0,
     }
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return build(command_flags.parse(["versus", f"--config=configs/imagenet.py:{preset}", *flags]).config)
+    return build(command_flags.parse(["versus", f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config)
 
 
 def task(model: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Task:

@@ -74,11 +74,7 @@ def create(
       momentum: momentum of the running averages of batch normalization, in [0, 1).
       epsilon: epsilon of batch normalization.
       unbiased: running variances are estimates without bias, as in PyTorch and TensorFlow.
-      padding: of 3x3 convolutions of stride 2: 'pytorch', a row on both sides, or 'tensorflow', which at even sizes is
-        one after the map ('SAME').
-      pool_padding: the same of the max pool in the stem.
-      projection: 'shape': a shortcut has a projection where its shape changes; 'stage': at the head of every stage, in
-        cifar_resnet and resnet18 and 34 of the first too.
+      padding, pool_padding, projection: see `ResNet`; the defaults are PyTorch's, `OPTIONS` has all values.
       zero_init_last: start every block as the identity, by zeros in its last layer.
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
       axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
@@ -93,20 +89,11 @@ def create(
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be >= 1, got {num_classes}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
-    if not epsilon > 0:
-        raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+    _check(num_classes, momentum, epsilon, keep_float32)
     check_options({"padding": padding, "pool_padding": pool_padding, "projection": projection})
     wide = jnp.promote_types(policy.compute_dtype, jnp.float32)
     if fused and norm_policy is not None and norm_policy.compute_dtype != wide:
         raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norm_policy.compute_dtype)}")
-    try:
-        re.compile(keep_float32)
-    except re.error as error:
-        raise ValueError(f"keep_float32={keep_float32!r} is not a regular expression: {error}") from None
     blocks: dict[tuple[bool, bool], resnet.ModuleFn] = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
@@ -137,6 +124,19 @@ def create(
         fused=fused,
         platform=platform,
     )
+
+
+def _check(num_classes: int, momentum: float, epsilon: float, keep_float32: str) -> None:
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be >= 1, got {num_classes}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
+    if not epsilon > 0:
+        raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+    try:
+        re.compile(keep_float32)
+    except re.error as error:
+        raise ValueError(f"keep_float32={keep_float32!r} is not a regular expression: {error}") from None
 
 
 def check_options(options: Mapping[str, str]) -> None:

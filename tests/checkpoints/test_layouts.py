@@ -127,7 +127,8 @@ def test_bad_files_are_one_line(tmp_path):
         ("header.safetensors", whole[:50], "no whole safetensors file"),
         ("empty.safetensors", b"", "no whole safetensors file"),
         ("page.safetensors", b"<!doctype html><html>not found</html>" * 9, "no whole safetensors file"),
-        ("weights.h5", whole, "no file of weights; those end in .safetensors, .pth"),
+        ("weights.npz", whole, "no file of weights; those end in .safetensors, .pth"),
+        ("weights.h5", whole, "no whole file of Keras'"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(checkpoints.WeightsError, match=words) as error:

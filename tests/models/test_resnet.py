@@ -92,7 +92,7 @@ def test_forward_in_eval_mode(name, version, shape, options):
 
 
 def test_projections_of_every_stage():
-    """The original's ResNet of CIFAR has 16 * 16 + 2 * 16 parameters more than the paper's, in either version."""
+    """The original's ResNet of CIFAR has 16 * 16 + 2 * 16 parameters more than ours, of which version 2 has no norm."""
     for version, norms in (("1", 2), ("2", 0)):
         shapes = [shapes_of(small("cifar_resnet20", version, projection=p))["params"] for p in ("shape", "stage")]
         before, after = (sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) for params in shapes)

@@ -72,9 +72,34 @@ def test_the_cosine_recipe_on_one_device():
 def test_the_official_cifar_recipe():
     experiment = synthetic("cifar10", num_devices=1)
     assert experiment.steps_per_epoch == 390 and experiment.total_steps == 182 * 390
-    for epoch, rate in ((0, 0.1), (91, 0.1), (91.01, 0.01), (137, 0.001)):
-        np.testing.assert_allclose(experiment.learning_rate(epoch * 390), rate, rtol=1e-6)
+    # The original's boundaries: int(50000 / 128 * 91) steps, at which the rate is still the old one.
+    for step, rate in ((0, 0.1), (35546, 0.1), (35547, 0.01), (53125, 0.01), (53126, 0.001)):
+        np.testing.assert_allclose(experiment.learning_rate(step), rate, rtol=1e-6)
     assert experiment.model.stage_sizes == (9, 9, 9) and experiment.model.momentum == 0.997
+    count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(experiment.variable_shapes["params"]))
+    assert count == 855_770 + 16 * 16 + 2 * 16  # the paper's network, and the projection of the first stage
+
+
+@pytest.mark.parametrize(
+    ("batch", "peak", "warmup"), [(4096, 5.0, 5), (8192, 10.0, 5), (16384, 25.0, 5), (32768, 32.0, 14)]
+)
+def test_the_peaks_of_lars(batch, peak, warmup):
+    experiment = synthetic(f"imagenet,recipe=lars,batch_size={batch}", num_devices=1)
+    assert experiment.warmup_steps == int(warmup * 1281167 / batch)
+    np.testing.assert_allclose(experiment.learning_rate(experiment.warmup_steps), peak, rtol=1e-6)
+    np.testing.assert_allclose(experiment.learning_rate(experiment.total_steps), 1e-4, rtol=1e-5)
+
+
+def test_the_recipes_of_tensorflow_scale_by_128_in_float16_unless_told_otherwise():
+    for experiment, expected in (
+        ("imagenet", 128.0),
+        ("imagenet,recipe=estimator", 128.0),
+        ("cifar10", 128.0),
+        ("imagenet,precision.loss_scale=dynamic", "dynamic"),
+        ("imagenet,recipe=cosine", "dynamic"),
+    ):
+        assert synthetic(experiment, num_devices=1).precision.loss_scale == expected
+    assert synthetic("imagenet", "bf16", num_devices=1).precision.loss_scale == "none"
 
 
 def test_boundaries_of_fractional_epochs():

@@ -106,8 +106,8 @@ def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp
 def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
     """They have the same shapes, and a run's config tells them apart."""
     file = checkpoints.WeightsFile(tmp_path, {}, "transformers", version="1")
-    bottlenecks = checkpoints.Architecture(True, (3, 4, 6, 3), 3, 3)
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
+    bottlenecks = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "read", lambda path: file)
         patch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
