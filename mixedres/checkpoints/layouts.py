@@ -43,7 +43,7 @@ class Architecture:
     Attributes:
       bottleneck: three convolutions a block instead of two.
       stage_sizes: blocks per stage.
-      num_classes: outputs of the head.
+      num_classes: outputs of the head; 0 without one.
       channels: channels of the input images.
     """
 
@@ -61,7 +61,7 @@ def layout_of(names: Iterable[str]) -> str | None:
 
 
 def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture | None:
-    """The architecture of these tensors; None where the head or whole stages are missing."""
+    """The architecture of these tensors; None where the stem or whole stages are missing."""
     first = int(layout != "transformers")
     blocks: dict[int, set[int]] = {}
     convolutions = set()
@@ -71,11 +71,11 @@ def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture
         convolutions.add(convolution)
     bias = tensors.get(_head(layout)[1])
     stem = tensors.get(_name(("params", "stem_conv", "kernel"), layout))
-    if bias is None or stem is None or sorted(blocks) != list(range(first, first + len(blocks))):
+    if stem is None or sorted(blocks) != list(range(first, first + len(blocks))):
         return None
     stage_sizes = tuple(len(blocks[stage]) for stage in sorted(blocks))
     channels = stem.shape[2 if layout == "mixedres" else 1]
-    return Architecture(len(convolutions) == 3, stage_sizes, bias.shape[0], channels)
+    return Architecture(len(convolutions) == 3, stage_sizes, 0 if bias is None else bias.shape[0], channels)
 
 
 def to_tensors(variables: Mapping[str, Any], layout: str, batches: int | None = None) -> dict[str, np.ndarray]:
@@ -112,8 +112,8 @@ def from_tensors(
       layout: that of the tensors.
 
     Returns:
-      The variables, numpy arrays of the dtypes of `like`, and whether the head is among them: one with another number
-      of classes is left out.
+      The variables, numpy arrays of the dtypes of `like`, and whether the head is among them: it may be missing, and
+      one with another number of classes is left out.
 
     Raises:
       MismatchError: for tensors that are missing, left over, or of another shape.
@@ -123,7 +123,8 @@ def from_tensors(
     own = layout == "mixedres"
     wanted = {_name(path, layout): (path, leaf) for path, leaf in _leaves(like)}
     shapes = {name: leaf.shape if own else _to_torch_shape(leaf.shape) for name, (_, leaf) in wanted.items()}
-    has_head = not _has_other_classes(tensors, shapes, layout)
+    is_whole = bool(tensors.keys() & set(_head(layout)))
+    has_head = is_whole and not _has_other_classes(tensors, shapes, layout)
     if not has_head:
         for name in _head(layout):
             wanted.pop(name)

@@ -76,6 +76,8 @@ def variables(file: WeightsFile) -> dict[str, Any]:
     found, known = layouts.architecture(file.tensors, file.layout), name(file)
     if found is None or known is None:
         raise WeightsError(f"{file.path} is no network that mixedres has")
+    if not found.num_classes:
+        raise WeightsError(f"{file.path} has no head; train one with config.init_from")
     policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
     try:
         options = {"num_classes": found.num_classes, "policy": policy, "version": file.version, **file.options}
@@ -93,5 +95,8 @@ def variables(file: WeightsFile) -> dict[str, Any]:
 def describe(file: WeightsFile) -> str:
     """A description such as 'resnet50 of 1000 classes, layout torchvision'."""
     found = layouts.architecture(file.tensors, file.layout)
-    what = f"{name(file) or 'a network without a name'} of {found.num_classes} classes" if found else "no whole network"
+    if found is None:
+        return f"no whole network, layout {file.layout}"
+    head = f"of {found.num_classes} classes" if found.num_classes else "without a head"
+    what = f"{name(file) or 'a network without a name'} {head}"
     return f"{what}, layout {file.layout}"

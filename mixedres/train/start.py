@@ -5,11 +5,12 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from mixedres import models
 from mixedres._internal import jax_compat
@@ -18,6 +19,8 @@ from mixedres._internal.tree import fingerprint
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
+from mixedres.data import InputSpec
+from mixedres.data.images import preprocessing
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
@@ -127,7 +130,9 @@ def initial_weights(
     """
     continues = directory is not None and workdir.contents(directory)["checkpoints"] and not clean
     given = experiment.config.init_from
-    initial = load_weights(given, experiment.variable_shapes, experiment.model) if given and not continues else None
+    initial = None
+    if given and not continues:
+        initial = load_weights(given, experiment.variable_shapes, experiment.model, experiment.source.input_spec)
     group.assert_equal("weights", {"fingerprint": initial and fingerprint(initial.variables)})
     return initial
 
@@ -225,13 +230,16 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
         print(f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps")
 
 
-def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> InitialWeights:
+def load_weights(
+    given: str, like: dict[str, Any], model: models.ResNet, spec: InputSpec | None = None
+) -> InitialWeights:
     """Reads the weights that ``config.init_from`` names; see `mixedres.checkpoints.read`.
 
     Args:
       given: the path.
       like: {'params', 'batch_stats'} of the network, as shapes.
       model: the network.
+      spec: its input; the note says where the weights had another normalization.
 
     Raises:
       ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
@@ -250,8 +258,28 @@ def load_weights(given: str, like: dict[str, Any], model: models.ResNet) -> Init
         raise ConfigError(f"config.init_from: {error}") from None
     note = f"weights: {file.path} ({load.describe(file)})" + (f"; {file.note}" if file.note else "")
     if not has_head:
-        note += f"; the head is new: {model.num_classes} classes instead of {found.num_classes if found else 'others'}"
+        before = found.num_classes if found and found.num_classes else "none"
+        note += f"; the head is new: {model.num_classes} classes instead of {before}"
+    if spec is not None:
+        note += _other_normalization(file, spec)
     return InitialWeights(variables, note)
+
+
+def _other_normalization(file: WeightsFile, spec: InputSpec) -> str:
+    """What to say where the weights were trained on images with another mean or deviation."""
+    if file.input is None:
+        return ""
+    theirs, ours = ([given["mean"] or [], given["std"] or []] for given in (file.input, spec.to_json()))
+    if _alike(theirs, ours):
+        return ""
+    fits = [name for name in ("official", "torch") if _alike(theirs, preprocessing.get(name).normalization(3))]
+    advice = f"; set config.data.preprocessing={fits[0]}" if fits else ""
+    return f"; they are for images with other means or deviations than config.data.preprocessing gives here{advice}"
+
+
+def _alike(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
+    """Whether two pairs of means and deviations are the same, but for the digits that libraries differ in."""
+    return all(len(a) == len(b) and np.allclose(a, b, rtol=0.05, atol=1.0) for a, b in zip(one, other, strict=True))
 
 
 def _check_options(given: str, file: WeightsFile, found: layouts.Architecture | None, model: models.ResNet) -> None:

@@ -10,7 +10,6 @@ import fcntl
 import functools
 import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 
+from mixedres import checkpoints, convert, main
 from mixedres.models.normalize import normalization
 from mixedres.train import start
 from mixedres.train.builder import build
@@ -42,7 +42,7 @@ def found(tmp_path_factory):
 
 def results(shared, name):
     group = next(group for group in GROUPS if name in group)
-    folder = pathlib.Path(os.environ.get("ORIGINAL_RESULTS", shared / f"original-{group[0]}"))
+    folder = shared / f"original-{group[0]}"
     with open(shared / f"{group[0]}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
@@ -100,7 +100,7 @@ def flat(variables):
 
 def quickly(jitted, *args):
     """Compiles with less optimization: the program runs twice."""
-    return jitted.lower(*args).compile(compiler_options={"xla_backend_optimization_level": 1})
+    return jitted.lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
 
 
 @pytest.mark.parametrize(
@@ -215,3 +215,22 @@ def test_learning_rates(recipe, found):
         learning_rate = build(config).learning_rate
         steps, rates = theirs[key].T
         np.testing.assert_allclose([learning_rate(int(step)) for step in steps], rates, rtol=1e-6, atol=1e-12)
+
+
+def test_fine_tuning_one_step(found, tmp_path, capsys):
+    """From a checkpoint of r1; where the config has other shortcuts, its line says what to set."""
+    checkpoint, run = found("cifar_v1") / "checkpoint" / "model.ckpt-7", tmp_path / "run"
+    command = ["mixedres", "--config=cifar10:fp16,model=cifar_resnet20,data.name=synthetic,steps=1,batch_size=8"]
+    command += [f"--config.init_from={checkpoint}", "--config.num_devices=1", f"--workdir={run}"]
+    assert main.main([*command, "--config.model.projection=shape"]) == 2
+    assert "set config.model.projection=stage" in capsys.readouterr().err and not run.exists()
+    assert main.main(command) == 0
+    assert "cifar_resnet20 of 10 classes, layout mixedres); from TensorFlow (r1)" in capsys.readouterr().out
+
+
+def test_a_converted_checkpoint_knows_its_padding(found, tmp_path, capsys):
+    there = tmp_path / "out.safetensors"
+    assert convert.main(["convert", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
+    assert "these weights need pool_padding=tensorflow, projection=stage" in capsys.readouterr().out
+    file = checkpoints.read(there)
+    assert file.options == {"pool_padding": "tensorflow", "projection": "stage"} and file.input["resize"] == "official"

@@ -1,0 +1,277 @@
+"""Checkpoints of TensorFlow and files of Keras: what is read, and what is refused in one line.
+
+Whole networks of the official models are in tests/original; here are keras.applications', and what is not as it should
+be.
+"""
+
+import subprocess
+import sys
+
+import h5py
+import jax
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, convert, main, models, precision
+from mixedres.checkpoints import load, tensorflow_files, tensorflow_names
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return np.float32(RNG.normal(size=shape))
+
+
+def norm(name, features=4):
+    return {f"{name}/{leaf}": normal(features) for leaf in ("gamma", "beta", "moving_mean", "moving_variance")}
+
+
+def small_r1():
+    """Variables of a network of r1's names with one block in each of two stages, whose first number is not 0."""
+    found = {"scope/conv2d_3/kernel": normal(3, 3, 3, 4)} | norm("scope/batch_normalization_2")
+    number = 4
+    for channels in (4, 8):
+        for size, inputs in ((1, 4), (3, 4), (3, channels)):
+            found[f"scope/conv2d_{number}/kernel"] = normal(size, size, inputs, channels)
+            found |= norm(f"scope/batch_normalization_{number - 1}", channels)
+            number += 1
+    return found | {"scope/dense/kernel": normal(8, 10), "scope/dense/bias": normal(10)}
+
+
+def test_numbers_are_the_order_of_the_graph():
+    """Projection, convolutions of the block, next block; the same for norms, with that of the stem before them."""
+    variables = small_r1()
+    network = tensorflow_names.network(variables)
+    assert (network.version, network.options) == ("1.5", {"pool_padding": "tensorflow", "projection": "stage"})
+    for ours, theirs in (
+        ("params/stem_conv/kernel", "conv2d_3/kernel"),
+        ("params/block_layer1_1/conv_proj/kernel", "conv2d_4/kernel"),
+        ("params/block_layer1_1/conv2/kernel", "conv2d_6/kernel"),
+        ("params/block_layer2_1/conv1/kernel", "conv2d_8/kernel"),
+        ("params/stem_norm/scale", "batch_normalization_2/gamma"),
+        ("params/block_layer1_1/norm_proj/bias", "batch_normalization_3/beta"),
+        ("batch_stats/block_layer2_1/norm2/mean", "batch_normalization_8/moving_mean"),
+        ("batch_stats/block_layer2_1/norm2/var", "batch_normalization_8/moving_variance"),
+        ("params/head/bias", "dense/bias"),
+    ):
+        np.testing.assert_array_equal(network.tensors[ours], variables[f"scope/{theirs}"])
+    assert len(network.tensors) == len(variables)
+
+
+def test_what_is_not_of_the_network_is_named():
+    note = tensorflow_names.network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)}).note
+    assert note.endswith("left out, as they are not of the network: other/bias, tower/embedding")
+
+
+def test_biases_before_a_norm_become_a_part_of_its_mean():
+    """norm(conv(x) + bias) is the same number; and blue, green and red of the images become red, green and blue."""
+    variables = {"conv1_conv/kernel": normal(7, 7, 3, 4), "conv1_conv/bias": normal(4)} | norm("conv1_bn")
+    variables |= {"conv2_block1_1_conv/kernel": normal(1, 1, 4, 4), "conv2_block1_1_conv/bias": normal(4)}
+    variables |= norm("conv2_block1_1_bn") | {"predictions/kernel": normal(4, 2), "predictions/bias": normal(2)}
+    tensors = tensorflow_names.network(variables).tensors
+    pixels = normal(5, 7, 7, 3)
+    theirs = np.einsum("bijc,ijco->bo", pixels[..., ::-1], variables["conv1_conv/kernel"])
+    theirs = theirs + variables["conv1_conv/bias"] - variables["conv1_bn/moving_mean"]
+    ours = np.einsum("bijc,ijco->bo", pixels, tensors["params/stem_conv/kernel"])
+    np.testing.assert_allclose(ours - tensors["batch_stats/stem_norm/mean"], theirs, rtol=1e-4, atol=1e-4)
+    folded = variables["conv2_block1_1_bn/moving_mean"] - variables["conv2_block1_1_conv/bias"]
+    np.testing.assert_array_equal(tensors["batch_stats/block_layer1_1/norm1/mean"], folded)
+    np.testing.assert_array_equal(tensors["params/head/bias"], variables["predictions/bias"])
+    assert not [name for name in tensors if "conv" in name and name.endswith("bias")]
+
+
+def without(variables, part):
+    return {name: value for name, value in variables.items() if part not in name}
+
+
+def in_half(variables, name):
+    return variables | {name: variables[name].astype(np.float16)}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"conv2_block1_preact_bn/gamma": normal(4)}, "ResNet V2 of keras.applications, which is another network"),
+        (in_half(small_r1(), "scope/conv2d_3/kernel"), "scope/conv2d_3/kernel (float16)"),
+        ({"expanded_conv/depthwise/kernel": normal(3)}, "no ResNet of TensorFlow's official models"),
+        (without(small_r1(), "conv2d_9"), "6 convolutions, 7 batch norms and 1 dense"),
+        (without(small_r1(), "conv2d_5/") | {"scope/conv2d_5/bias": normal(4)}, "scope/conv2d_5/kernel"),
+    ],
+    ids=["V2", "float16", "another architecture", "a layer less", "a kernel less"],
+)
+def test_other_variables_are_refused(variables, words):
+    with pytest.raises(checkpoints.WeightsError) as error:
+        tensorflow_names.network(variables)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def made(folder, names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "words"),
+    [
+        (["model.ckpt-7.data-00000-of-00001"], "", "no .index file beside it"),
+        (["model.ckpt-7.data-00000-of-00001"], "model.ckpt-7", "has no model.ckpt-7.index beside it"),
+        (["model.ckpt-7.data-00000-of-00001"], "model.ckpt-7.data-00000-of-00001", "has no model.ckpt-7.index"),
+        (["saved_model.pb"], "", "SavedModel without variables, a frozen graph"),
+        (["frozen.pb"], "frozen.pb", "is a frozen graph"),
+        (["model.ckpt-7.meta", "model.ckpt-7.index"], "model.ckpt-7.meta", "name the checkpoint"),
+        (["a.ckpt-1.index", "a.ckpt-2.index"], "", "several checkpoints; name one of"),
+        ([], "", "nor a checkpoint of TensorFlow"),
+        (["weights.h5"], "weights.h5", "no whole file of Keras'"),
+        (["model.keras"], "model.keras", "no whole file of Keras'"),
+    ],
+)
+def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, words, tmp_path, capsys):
+    folder = made(tmp_path / "given", names)
+    command = ["--config=digits:fp32,model=cifar_resnet8,steps=1", f"--config.init_from={folder / given}"]
+    assert main.main(["mixedres", *command, f"--workdir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert convert.main(["convert", f"--from={folder / given}", f"--to={tmp_path / 'out.safetensors'}"]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
+def test_the_newest_checkpoint_of_a_folder_that_has_moved(tmp_path):
+    made(tmp_path, ["model.ckpt-1.index", "model.ckpt-2.index"])
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/run/model.ckpt-2"\n')
+    assert tensorflow_files.checkpoint_at(tmp_path) == tmp_path / "model.ckpt-2"
+    for given in ("model.ckpt-1", "model.ckpt-1.index"):
+        assert tensorflow_files.checkpoint_at(tmp_path / given) == tmp_path / "model.ckpt-1"
+    assert tensorflow_files.checkpoint_at(tmp_path / "model.ckpt-3") is None
+    saved = made(tmp_path / "saved", ["saved_model.pb", "variables/variables.index"])
+    assert tensorflow_files.checkpoint_at(saved) == saved / "variables" / "variables"
+
+
+def test_without_tensorflow_a_line_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    made(tmp_path, ["model.ckpt-1.index"])
+    with pytest.raises(checkpoints.WeightsError, match=r"pip install 'mixedres\[tf\]' to read it"):
+        checkpoints.read(tmp_path)
+
+
+def test_the_layouts_of_keras_files(tmp_path):
+    """Numbers below vars with the layer's name beside them, as Keras 3 writes; names with and without :0 before it."""
+    kernel, gamma, momentum = normal(1, 1, 2, 3), normal(3), normal(3)
+    with h5py.File(tmp_path / "a.weights.h5", "w") as file:
+        file["layers/conv2d/vars/0"] = kernel
+        file["layers/conv2d/vars"].attrs["name"] = "conv1_conv"
+        for index in range(4):
+            file[f"layers/batch_normalization/vars/{index}"] = gamma + index
+        file["layers/batch_normalization/vars"].attrs["name"] = "conv1_bn"
+        file["optimizer/vars/0"] = momentum
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["model_weights/conv1_conv/conv1_conv/kernel:0"] = kernel
+        file["model_weights/conv1_bn/conv1_bn/gamma"] = gamma
+        file["optimizer_weights/SGD/momentum:0"] = momentum
+    new, old = (tensorflow_files.read_keras(tmp_path / name) for name in ("a.weights.h5", "b.h5"))
+    assert sorted(old) == ["conv1_bn/gamma", "conv1_conv/kernel"]
+    leaves = ("beta", "gamma", "moving_mean", "moving_variance")
+    assert sorted(new) == [*(f"conv1_bn/{leaf}" for leaf in leaves), "conv1_conv/kernel"]
+    for found in (new, old):
+        np.testing.assert_array_equal(found["conv1_conv/kernel"], kernel)
+        np.testing.assert_array_equal(found["conv1_bn/gamma"], gamma)
+    np.testing.assert_array_equal(new["conv1_bn/moving_variance"], gamma + 3)
+
+
+def test_half_of_a_file_of_keras(tmp_path):
+    with h5py.File(tmp_path / "whole.h5", "w") as file:
+        file["conv1_conv/conv1_conv/kernel:0"] = normal(7, 7, 3, 64)
+    whole = (tmp_path / "whole.h5").read_bytes()
+    (tmp_path / "half.h5").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(checkpoints.WeightsError, match="no whole file of Keras'"):
+        checkpoints.read(tmp_path / "half.h5")
+
+
+APPLICATIONS = """
+import sys
+import keras, numpy as np
+network = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None)
+rng = np.random.default_rng(0)
+for v in network.weights:
+    if v.name in ("bias", "beta", "moving_mean"):
+        v.assign(rng.normal(0, 0.1, v.shape))
+    elif v.name in ("gamma", "moving_variance"):
+        v.assign(rng.uniform(0.8, 1.2, v.shape))
+images = rng.normal(0, 60, (4, 64, 64, 3)).astype("float32")
+np.savez(sys.argv[1] + "/found.npz", images=images, logits=network(images[..., ::-1], training=False))
+network.save_weights(sys.argv[1] + "/a.weights.h5")
+network.save(sys.argv[1] + "/b.keras")
+keras.applications.ResNet101(weights=None, include_top=False).save_weights(sys.argv[1] + "/notop.weights.h5")
+keras.applications.ResNet50V2(weights=None).save_weights(sys.argv[1] + "/v2.weights.h5")
+"""
+
+
+@pytest.mark.slow
+def test_keras_applications(tmp_path, monkeypatch):
+    """Its logits from its files; images there are blue, green and red."""
+    pytest.importorskip("keras", reason="needs Keras: pip install 'mixedres[examples]'")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    command = [sys.executable, "-c", APPLICATIONS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = np.load(tmp_path / "found.npz")
+    for name in ("a.weights.h5", "b.keras"):
+        file = load.read(tmp_path / name)
+        assert (load.name(file), file.version, file.options, file.epsilon) == ("resnet50", "1", {}, 1.001e-5)
+        options = {"version": file.version, "epsilon": file.epsilon, "policy": precision.get("fp32").policy}
+        model = models.create("resnet50", num_classes=10, precision="highest", **options)
+        apply = jax.jit(lambda variables, x, model=model: model.apply(variables, x, train=False))
+        logits = apply(load.variables(file), theirs["images"])
+        assert np.linalg.norm(logits - theirs["logits"]) < 2e-4 * np.linalg.norm(theirs["logits"])
+    backbone = load.read(tmp_path / "notop.weights.h5")
+    assert load.describe(backbone) == "resnet101 without a head, layout mixedres"
+    with pytest.raises(checkpoints.WeightsError, match=r"ResNet V2 of keras\.applications, which"):
+        load.read(tmp_path / "v2.weights.h5")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Folder with checkpoints of TensorFlow that are no network of ours, or not whole."""
+    tf = pytest.importorskip("tensorflow", reason="needs the extra tf")
+    folder = tmp_path_factory.mktemp("tensorflow")
+
+    def save(name, variables):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            made = [tf.compat.v1.get_variable(key, initializer=value) for key, value in variables.items()]
+            session.run(tf.compat.v1.global_variables_initializer())
+            tf.compat.v1.train.Saver(made).save(session, str(folder / name / "model.ckpt"))
+
+    save("whole", small_r1() | {"global_step": np.int64(3), "scope/conv2d_3/kernel/Momentum": normal(3, 3, 3, 4)})
+    save("slots", {f"{key}/Momentum": value for key, value in small_r1().items()})
+    save("half", {key: value.astype(np.float16) for key, value in small_r1().items()})
+    save("dense", {"dense/kernel": normal(3, 4), "dense/bias": normal(4)})
+    save("cut", small_r1())
+    data = folder / "cut" / "model.ckpt.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:100])
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("slots", "the state of an optimizer alone"),
+        ("half", "variables that are not float32"),
+        ("dense", "no ResNet of TensorFlow's official models"),
+        ("cut", "no whole checkpoint of TensorFlow"),
+    ],
+)
+def test_checkpoints_of_tensorflow_that_are_refused(name, words, written, tmp_path, capsys):
+    command = ["--config=digits:fp32,model=cifar_resnet8,steps=1", f"--config.init_from={written / name}"]
+    assert main.main(["mixedres", *command, f"--workdir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_tensorflow_has_its_variables_and_not_those_of_the_optimizer(written):
+    file = checkpoints.read(written / "whole")
+    assert file.note == "from TensorFlow (r1)" and len(file.tensors) == len(small_r1())
