@@ -96,6 +96,34 @@ def test_the_config_of_the_docs_is_a_config():
     assert run(example)["get_config"]("fp16,epochs=3").epochs == 3.0
 
 
+# The flags of TensorFlow's official ResNet that matter to its users.
+FLAGS = """
+data_dir model_dir clean resnet_size resnet_version train_epochs max_train_steps epochs_between_evals skip_eval
+eval_only stop_threshold batch_size num_gpus distribution_strategy worker_hosts task_index dtype loss_scale
+fp16_implementation use_synthetic_data pretrained_model_checkpoint_path fine_tune enable_lars label_smoothing
+weight_decay export_dir image_bytes_as_serving_input profile_steps datasets_num_private_threads all_reduce_alg
+data_format
+"""
+
+
+def test_the_examples_for_those_who_come_from_another_library():
+    page = ROOT / "docs" / "migration.md"
+    with jax.numpy_rank_promotion("allow"):
+        names = run("\n".join(python_blocks(page)))
+    assert names["loss"] < 0.2 and names["loss"].dtype == np.float32
+    params, steps, state = names["params"], (names["step"], names["by_hand"]), names["tx"].init(names["params"])
+    for step in steps:
+        assert "preferred_element_type=float16" in str(jax.make_jaxpr(step)(params, state))
+    moved = [step(params, state)[0]["w2"] for step in steps]  # equal up to the rounding of float16
+    assert np.abs(moved[0]).max() > 0
+    np.testing.assert_allclose(*moved, atol=2e-3 * np.abs(moved[0]).max())
+    assert names["train_state"].step == 1 and int(names["train_state"].opt_state.loss_scale.total_skipped) == 0
+    assert {g.dtype for g in jax.tree.leaves(names["bf16_grads"])} == {np.dtype(np.float32)}
+    assert "dot_general" in str(names["report"])
+    text = page.read_text()
+    assert [flag for flag in FLAGS.split() if not re.search(rf"^\| .*`--{flag}\b", text, re.MULTILINE)] == []
+
+
 def test_the_results_are_made_from_the_files():
     """python -m experiments.readme writes them."""
     assert f"{readme.BEGIN}\n\n{readme.summary()}\n\n{readme.END}" in README

@@ -29,6 +29,8 @@ WANDB_ID, WANDB = "wandb.json", "wandb"
 # The directory of traces for TensorBoard, which wants them in plugins/profile, and a trace in it by its first step.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
 _DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
+# What versions without the key did, where that is not its default.
+_BEFORE = {"batch_norm.unbiased": False}
 _RESUME = {key.path: key.resume for key in KEYS}
 
 
@@ -116,7 +118,7 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
     new = _as_json(config)
     keys = sorted(key for key in old.keys() | new.keys() if _RESUME.get(key) != FREE and (only is None or key in only))
-    old = {key: old.get(key, _DEFAULTS.get(key)) for key in keys}  # an older version had fewer keys
+    old = {key: old.get(key, _BEFORE.get(key, _DEFAULTS.get(key))) for key in keys}  # an older version had fewer keys
     changed = [key for key in keys if old[key] != new.get(key)]
     longer = [key for key in changed if _RESUME.get(key) == GROW and _is_more(new.get(key), old[key])]
     differing = [key for key in changed if key not in longer]
