@@ -70,7 +70,7 @@ def convert(given: Sequence[str]) -> None:
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror}); name another") from None
     if file.note:
-        print(f"warning: {file.note}")
+        print(f"note: {file.note}")
     print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
     found = checkpoints.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):

@@ -145,8 +145,7 @@ def _images(name: str, given: Options) -> Source:
     if given.num_classes is not None and given.num_classes < classes:
         raise ValueError(
             f"num_classes is {given.num_classes}, but the data has {classes} classes"
-            f"{' with the background' if given.background else ''}; leave it unset "
-            "(--config.data.num_classes=None)"
+            f"{' with the background' if given.background else ''}; set --config.data.num_classes={classes}, or more"
         )
     cpus = worker_processes.available_cpus()
     return loader.Loader(
