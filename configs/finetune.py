@@ -2,10 +2,10 @@
 
 python -m mixedres.main --config=configs/finetune.py:fp16 --config.init_from=WEIGHTS --config.data.dir=DIR
 
-WEIGHTS is the workdir of a run, a .safetensors or .pth file of torchvision's or timm's names, a folder that transformers
-saved, a checkpoint of TensorFlow's official ResNet, or a file of Keras' (docs/weights.md). The head is new where the
-number of classes differs. All layers learn, those near the images more slowly (layer_decay), for 20 epochs from a fifth
-of the rate of configs/folder.py.
+WEIGHTS is the workdir of a run, a .safetensors or .pth file of torchvision's or timm's names, a folder that
+transformers saved, a checkpoint of TensorFlow's official ResNet, or a file of Keras' (docs/weights.md). The head is new
+where the number of classes differs. All layers learn, those near the images more slowly (layer_decay), for 20 epochs
+from a fifth of the rate of configs/folder.py.
 
   --config.trainable=^/head/ --config.batch_norm.frozen   the head alone, on a backbone that keeps its bits
   --config.batch_norm.frozen                               all layers, normalized as the weights were trained: for small
