@@ -31,6 +31,17 @@ def contents(directory):
     return {path.name for path in directory.iterdir()}
 
 
+def test_a_run_of_a_version_without_unbiased_variances_goes_on_with_biased_ones(tmp_path):
+    """It had no such key, and did what is not the default now."""
+    claim(tmp_path)
+    old = json.loads((tmp_path / workdir.CONFIG).read_text())
+    del old["batch_norm.unbiased"], old["model.padding"]
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match=r"\(batch_norm.unbiased: False there, True now\)"):
+        claim(tmp_path)
+    claim(tmp_path, batch_norm__unbiased=False)
+
+
 def test_no_write_permission_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch):
     # The superuser may write anywhere, so the answer of the system is what is replaced.
     monkeypatch.setattr(os, "access", lambda path, mode: False)

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, main, models, train
+from mixedres import checkpoints, data, main, models, train
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
+from mixedres.data.images import preprocessing
 from mixedres.train import optimizers, start
 from mixedres.train.builder import build
 from tests.train import step_cases
@@ -114,6 +115,27 @@ def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
         patch.setattr(layouts, "architecture", lambda *_: bottlenecks)
         with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
             start.load_weights("there", {}, model)
+
+
+def test_other_padding_and_other_images_are_said(tmp_path):
+    """Padding changes no shape and the means of images none either: the first is refused, the second is a note."""
+    experiment = build(tiny())
+    model = models.create("resnet50", num_classes=3, policy=experiment.precision.policy)
+    bottlenecks = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
+    spec = data.InputSpec((224, 224, 3), (123.68, 116.78, 103.94), (1.0, 1.0, 1.0), 0.875, "official")
+    options = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
+    file = checkpoints.WeightsFile(tmp_path, {}, "mixedres", version="1.5", options=options, input=spec.to_json())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "read", lambda path: file)
+        patch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
+        patch.setattr(layouts, "architecture", lambda *_: bottlenecks)
+        wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
+        with pytest.raises(ConfigError, match=wanted):
+            start.load_weights("there", {}, model)
+        fitting = model.clone(padding="tensorflow", pool_padding="tensorflow")
+        assert "means" not in start.load_weights("there", {}, fitting, spec).note
+        torch = preprocessing.get("torch").input_spec(224)
+        assert start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
 
 
 def test_layer_decay_shrinks_with_the_distance_to_the_head():
