@@ -66,6 +66,7 @@ def network(variables: Mapping[str, np.ndarray]) -> Network:
         module, _, leaf = name.removesuffix(":0").rpartition("/")
         modules.setdefault(module, {})[leaf] = value
     kind, paths = _paths(modules)
+    _check_whole(paths)
     half = [f"{name} ({value.dtype})" for name, value in variables.items() if value.dtype.itemsize < 4]
     if half:
         raise WeightsError(
@@ -95,9 +96,20 @@ def network(variables: Mapping[str, np.ndarray]) -> Network:
     )
 
 
+def _check_whole(paths: Mapping[str, str]) -> None:
+    """Raises WeightsError unless each part of a network is there at most once, and its stem."""
+    taken: dict[str, str] = {}
+    for module, path in paths.items():
+        if path in taken:
+            raise WeightsError(f"holds several networks: {taken[path]} and {module} are the same layer of a ResNet")
+        taken[path] = module
+    if "stem_conv" not in taken:
+        raise WeightsError(f"holds a part of a network: its first convolution is missing, of {_listed(sorted(paths))}")
+
+
 def _paths(modules: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, dict[str, str]]:
     """Which ResNet it is, and {its module: ours}, such as {'conv2d_1': 'block_layer1_1/conv_proj'}."""
-    if any(re.fullmatch(r"conv\d_block\d+_preact_bn|post_bn", module) for module in modules):
+    if any(re.fullmatch(r"(?:.*/)?(conv\d_block\d+_preact_bn|post_bn)", module) for module in modules):
         raise WeightsError(
             "holds a ResNet V2 of keras.applications, which is another network than version 2 here: strides are in the "
             "last block of a stage, and the stem has a bias before a max pool that pads with zeros"
