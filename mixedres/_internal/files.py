@@ -1,11 +1,14 @@
 """Atomic writing, reading and locking of files."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import pathlib
-from typing import IO, Any
+import stat
+from typing import IO, Any, BinaryIO
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -29,6 +32,41 @@ def replace_text(path: pathlib.Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # before the name is there, or a loss of power could leave an empty file under it
     os.replace(partial, path)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file for reading, unbuffered: a pipe or a device, which may never end, is refused at once.
+
+    Raises:
+      OSError: where it is none or cannot be opened; with a reason and the file's name.
+    """
+    # What was opened is what is looked at, and opening a pipe must not wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        undo.pop_all()
+    return open(descriptor, "rb", buffering=0)
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """The content of a regular file.
+
+    Args:
+      path: of the file.
+      most: bytes that it may have; None: any number.
+
+    Raises:
+      OSError: as for `open_regular`, and where it is larger than `most`.
+    """
+    with open_regular(path) as file:
+        if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}", os.fspath(path))
+        return file.read()
 
 
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:

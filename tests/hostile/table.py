@@ -1,0 +1,84 @@
+"""The table of an adversary's findings: a case for each way in which a hostile world got further than one line.
+
+A case is a function of an empty directory, registered by `finding`; `test_findings` runs them all.
+"""
+
+import contextlib
+import dataclasses
+import io
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from tests import ROOT
+
+CASES: list["Case"] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Attributes:
+      finding: such as 'F5'.
+      check: takes an empty directory, fails an assertion where the finding is back.
+      slow: whether it belongs to the slow tests.
+    """
+
+    finding: str
+    check: Callable[[pathlib.Path], None]
+    slow: bool
+
+
+def finding(name: str, *, slow: bool = False) -> Callable[[Callable[[pathlib.Path], None]], None]:
+    """Registers the decorated function as a case of the finding `name`."""
+    return lambda check: CASES.append(Case(name, check, slow))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a command ended: its exit status and its lines."""
+
+    status: int
+    out: list[str]
+    err: list[str]
+
+
+def run(
+    *command: str | os.PathLike[str],
+    cwd: pathlib.Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 240,
+    **options: object,
+) -> Outcome:
+    """Runs ``python -m COMMAND...`` as a process of its own, with one device, and returns how it ended."""
+    full = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0", **(env or {})}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(os.fspath, command)],
+        cwd=cwd or ROOT,
+        env=full,
+        timeout=timeout,
+        capture_output=True,
+        errors="backslashreplace",
+        **options,
+    )
+    return Outcome(done.returncode, done.stdout.splitlines(), done.stderr.splitlines())
+
+
+def run_here(main: Callable[[Sequence[str]], int], *arguments: str | os.PathLike[str]) -> Outcome:
+    """Runs ``main(["mixedres", *arguments])`` in this process, which is faster, and returns how it ended."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main(["mixedres", *map(os.fspath, arguments)])
+    return Outcome(status, out.getvalue().splitlines(), err.getvalue().splitlines())
+
+
+def assert_one_line(outcome: Outcome, status: int, *words: str) -> None:
+    """`outcome` has this status, and its last line alone, without a traceback, has all the words."""
+    shown = "\n".join(outcome.err)
+    assert outcome.status == status, shown
+    assert "Traceback" not in shown
+    assert outcome.err, outcome.out
+    for word in words:
+        assert word in outcome.err[-1], (word, outcome.err[-1])

@@ -1,0 +1,16 @@
+"""Every finding of the adversary stays mended."""
+
+import pytest
+
+from tests.hostile.table import CASES
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{case.finding}-{case.check.__name__}", marks=[pytest.mark.slow] if case.slow else [])
+        for case in CASES
+    ],
+)
+def test_finding(case, tmp_path):
+    case.check(tmp_path)
