@@ -10,6 +10,8 @@ import pathlib
 import stat
 from typing import IO, Any, BinaryIO
 
+from mixedres._internal import console
+
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as JSON, which has no NaN and no infinity: a number that is not finite becomes null."""
@@ -90,7 +92,9 @@ def lock(path: pathlib.Path) -> IO[str]:
         file.close()
         raise
     except OSError as error:
-        print(f"warning: {path.parent} cannot be locked ({error.strerror}); make sure that nothing else starts there")
+        console.say(
+            f"warning: {path.parent} cannot be locked ({error.strerror}); make sure that nothing else starts there"
+        )
     return file
 
 

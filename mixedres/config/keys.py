@@ -200,6 +200,9 @@ KEYS = (
     Key("data.split_seed", int, 0, "random seed of the images held out", NOT_NEGATIVE),
     free("data.threads", int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE),
     free("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE),
+    free(
+        "data.max_pixels", int, None, "pixels of an image above which it is unreadable; not set: 178,956,970", POSITIVE
+    ),
     free("data.on_error", str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip")),
     Key("optimizer.name", str, "sgd", "sgd, lars or adamw"),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),

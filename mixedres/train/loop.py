@@ -63,7 +63,7 @@ class Loop:
           TrainingError: if the last checkpoint cannot be saved.
         """
         first_step, total_steps = int(self.state.step), self.experiment.total_steps
-        self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, first_step)
+        self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), first_step)
         # An evaluation that was cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
         batches.fill()  # the start of the pipeline does not count in the rate
@@ -75,7 +75,7 @@ class Loop:
                 self.profiler.before(done)
                 self.log.clock.start()
                 with self.profiler.step(done):
-                    batch = batches.take(in_flight.busy)
+                    batch = self._take(batches, in_flight, done)
                     self.group.progress(done)
                     self.sampler.look(done, self.state, batch)
                     self.state, metrics = self.train_step(self.state, batch)
@@ -84,7 +84,7 @@ class Loop:
                 self._record(finished)
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
-                self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, done)
+                self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
                 must_pause = self._must_pause(done)
                 self.profiler.after(done, pausing=must_pause)
                 if must_pause:
@@ -95,6 +95,21 @@ class Loop:
         assert self.evaluated is not None
         self._finish(self.evaluated["step"])
         return self.evaluated
+
+    def _take(self, batches: data.Prefetch[Any, Any], in_flight: InFlight, done: int) -> Any:
+        """The batch of step `done`; where a signal comes while it is waited for, the run ends with the step before."""
+        try:
+            return batches.take(in_flight.busy)
+        except data.GaveUp:
+            self._record(in_flight.drain())
+            self.log.clock.stop()
+            self._stopping = True
+            if done > 1:
+                self._pause(done - 1)
+            raise Stopped(self.stop_signal.requested or signal.SIGTERM, done - 1, self.saved.latest_step()) from None
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.stop_signal.requested is not None
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
@@ -124,7 +139,7 @@ class Loop:
             better = self._evaluate(done)
         ended = self._is_evaluated(done) and (done == self.experiment.total_steps or self._is_good_enough())
         # A single process may be asked to stop during the evaluation; many agree after the next step.
-        self._stopping |= self.stop_signal.requested is not None and self.group.count == 1
+        self._stopping |= self._is_asked_to_stop() and self.group.count == 1
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
         if self._stopping and not ended:
@@ -136,7 +151,7 @@ class Loop:
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether it is the best so far; a signal leaves it for the next start."""
         # One of many processes must not leave the evaluation alone: they agree after the next step.
-        should_stop = (lambda: self.stop_signal.requested) if self.group.count == 1 else (lambda: False)
+        should_stop = self._is_asked_to_stop if self.group.count == 1 else (lambda: False)
         steps = {"": self.eval_step}
         sums = evaluation.run(self.experiment, steps, self.state, should_stop=should_stop, group=self.group)
         if not sums:

@@ -15,6 +15,7 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data
+from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.progress import StepProgress
@@ -53,17 +54,17 @@ def train(
     if config.wandb and not wandb_writer.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     opened = start.open_run(experiment, directory, group, clean=clean)
-    with opened as (initial, finished), StopSignal() as stop_signal:
+    with opened as (initial, finished):
         if finished is not None:
-            print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+            console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
         summary.print_header(experiment, directory)
         with contextlib.ExitStack() as outlasting:
-            document = _train(experiment, directory, window, stop_signal, group, initial, outlasting)
+            document = _train(experiment, directory, window, group, initial, outlasting)
             if group.is_primary:
                 _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
-    print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
+    console.say(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
     return document
 
 
@@ -81,7 +82,6 @@ def _train(
     experiment: Experiment,
     directory: pathlib.Path,
     window: range,
-    stop_signal: StopSignal,
     group: SingleProcess,
     initial: InitialWeights | None,
     outlasting: contextlib.ExitStack,
@@ -90,8 +90,10 @@ def _train(
 
     `window`: the steps to trace.
     """
-    config = experiment.config
-    print("compiling ...", flush=True)
+    config, stop_signal = experiment.config, StopSignal()
+    if group.count > 1:  # many stop together, one alone has nothing to save before its first step
+        outlasting.enter_context(stop_signal)
+    console.say("compiling ...")
     programs = outlasting.enter_context(CompilationCounter())
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
     begun = start.find_start(experiment, saved, initial, set_aside=True)
@@ -104,9 +106,7 @@ def _train(
     started = time.perf_counter()
     train_step, eval_step, sampler = _compile(experiment, state)
     compile_seconds = time.perf_counter() - started
-    print(
-        f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}", flush=True
-    )
+    console.say(f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
 
     log = _open_log(experiment, directory, group, tracker, state, record)
     recorded: dict[str, Any] = {name: record.get(name) for name in ("evaluated", "best", "pending_eval")}
@@ -116,13 +116,17 @@ def _train(
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard
     )
+    if group.count == 1:
+        outlasting.enter_context(stop_signal)
     try:
-        with data.Prefetch(batches, experiment.shard_batch) as ready, group.loop():
+        # One of many processes must not stop alone while it waits for data; they agree after the next step.
+        give_up = (lambda: stop_signal.requested is not None) if group.count == 1 else (lambda: False)
+        with data.Prefetch(batches, experiment.shard_batch, give_up=give_up) as ready, group.loop():
             result = run.run(ready)
     finally:
         log.close()
         for problem in saved.close():
-            print(f"warning: {problem}")
+            console.say(f"warning: {problem}")
     _check_outcome(run.state, result)
     return summary.to_dict(experiment, run, first_step, result, compile_seconds, programs)
 

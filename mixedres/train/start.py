@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mixedres import models
-from mixedres._internal import jax_compat
+from mixedres._internal import console, jax_compat
 from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, WeightsError
 from mixedres._internal.tree import fingerprint
 from mixedres.checkpoints import layouts, load, workdir
@@ -176,7 +176,7 @@ def init_state(experiment: Experiment, initial: InitialWeights | None = None) ->
     init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick)
     if initial is None:
         return experiment.place_state(init())
-    print(initial.note)
+    console.say(initial.note)
     return experiment.place_state(initial.apply_to(init(), sharding))
 
 
@@ -210,7 +210,9 @@ def restore(
             f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
         ) from error
     if damaged:
-        print(f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}")
+        console.say(
+            f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}"
+        )
         if set_aside:
             saved.set_aside(damaged)
     if set_aside:
@@ -222,12 +224,14 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
     """Prints which changes since the checkpoint affect the run's numbers."""
     before, now = record["devices"], len(experiment.devices)
     if before != now and not experiment.config.batch_norm.sync:
-        print(
+        console.say(
             f"note: {before} devices before, {now} now: batch norm takes its statistics over "
             f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
         )
     if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
-        print(f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps")
+        console.say(
+            f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps"
+        )
 
 
 def load_weights(
