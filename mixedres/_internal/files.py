@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -12,6 +13,10 @@ from typing import IO, Any, BinaryIO
 
 from mixedres._internal import console
 
+# Bytes of a JSON file that is read: many times what the names of a million classes take.
+_LARGEST_JSON = 2**28
+CHECKSUMS = "checksums.json"
+
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as JSON, which has no NaN and no infinity: a number that is not finite becomes null."""
@@ -19,10 +24,10 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """The content of a JSON file; None for a file that does not exist or is not JSON."""
+    """The content of a JSON file; None for one that does not exist, is no regular file, is too large or not JSON."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json.loads(read_regular(path, _LARGEST_JSON))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -76,6 +81,26 @@ def nearest_existing(path: pathlib.Path) -> pathlib.Path:
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
+def write_checksums(directory: pathlib.Path) -> None:
+    """Writes the SHA-256 of every file below `directory` into its ``checksums.json``."""
+    names = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
+
+
+def checksums_hold(directory: pathlib.Path) -> bool:
+    """Whether every file exists and has its checksum; False without checksums."""
+    expected = read_json(directory / CHECKSUMS)
+    try:
+        return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def lock(path: pathlib.Path) -> IO[str]:
     """Opens a file and locks it until it is closed or the process ends.
 
@@ -85,7 +110,7 @@ def lock(path: pathlib.Path) -> IO[str]:
       BlockingIOError: where another process has the lock.
       OSError: where the file cannot be opened.
     """
-    file = path.open("a")
+    file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -3,13 +3,15 @@
 import dataclasses
 import pathlib
 import signal
+import time
 from typing import Any
 
 import jax
 
 from mixedres import data
-from mixedres._internal.errors import Stopped, TrainingError
+from mixedres._internal.errors import ConfigError, Stopped, TrainingError
 from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints.ownership import Claim
 from mixedres.train import evaluation, step
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite
@@ -22,6 +24,9 @@ from mixedres.train.gradients import Batch
 from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.log import RunLog
 
+# Seconds between two looks at the directory of the run.
+_LOOK_EVERY = 1.0
+
 
 @dataclasses.dataclass
 class Loop:
@@ -29,6 +34,7 @@ class Loop:
 
     Attributes:
       experiment, saved, log, sampler, profiler, stop_signal, group: the parts of the run; directory: the workdir.
+      claimed: the claim of the workdir; None in a process that does not write.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
@@ -39,6 +45,7 @@ class Loop:
 
     experiment: Experiment
     directory: pathlib.Path
+    claimed: Claim | None
     saved: Checkpoints
     log: RunLog
     sampler: Sampler
@@ -53,6 +60,7 @@ class Loop:
     pending_eval: int | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
+    _looked: float = 0.0
 
     def run(self, batches: data.Prefetch[Any, Any]) -> dict[str, Any]:
         """Runs to the end and returns the last evaluation; `batches` begin with the one of the next step.
@@ -82,6 +90,7 @@ class Loop:
                     finished = in_flight.push(done, metrics, batch)
                 self.log.waited = batches.waited
                 self._record(finished)
+                self._check_place(done)
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
                 self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
@@ -93,7 +102,9 @@ class Loop:
                     if self._pause(done):
                         break
         assert self.evaluated is not None
+        self._check_place(self.evaluated["step"], now=True)
         self._finish(self.evaluated["step"])
+        self._check_place(self.evaluated["step"], now=True)
         return self.evaluated
 
     def _take(self, batches: data.Prefetch[Any, Any], in_flight: InFlight, done: int) -> Any:
@@ -110,6 +121,36 @@ class Loop:
 
     def _is_asked_to_stop(self) -> bool:
         return self.stop_signal.requested is not None
+
+    def _check_place(self, done: int, *, now: bool = False) -> None:
+        """Ends the run where its directory was removed or moved: a result that nothing points to is lost.
+
+        Looks once a second, and `now`. The state after `done` steps is saved in a new directory under the old name.
+
+        Raises:
+          TrainingError: where the directory is not there any more.
+        """
+        if self.claimed is None or not (now or time.monotonic() - self._looked > _LOOK_EVERY):
+            return
+        self._looked = time.monotonic()
+        if not self.claimed.is_lost():
+            return
+        self.log.print(f"error: {self.directory} was removed or moved during the run; saving step {done} in a new one")
+        problem = f"--workdir={self.directory} was removed or moved during the run"
+        try:
+            self.claimed.renew(self.experiment.resolved, self.experiment.data)
+        except ConfigError as error:
+            raise TrainingError(f"{problem}; what came since its newest checkpoint is lost: {error}") from error
+        self.saved.finish(together=False)
+        self.saved.reload()
+        self._save(done)
+        failed = self.saved.finish(together=False)
+        if self.saved.latest_step() != done:
+            raise TrainingError("; ".join((problem, *failed)))
+        raise TrainingError(
+            f"{problem}; a new one there has the checkpoint of step {done}, and no metrics of before. Start the same "
+            "command again to go on from it, or put the old one back in its place"
+        )
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
@@ -177,6 +218,7 @@ class Loop:
             return
         record = {
             "config": self.experiment.resolved,
+            "data": self.experiment.data,
             "devices": len(self.experiment.devices),
             "evaluated": self.evaluated,
             "best": self.best,

@@ -19,7 +19,7 @@ from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.progress import StepProgress
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import loop, start, step, summary
 from mixedres.train.builder import build
@@ -54,13 +54,13 @@ def train(
     if config.wandb and not wandb_writer.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     opened = start.open_run(experiment, directory, group, clean=clean)
-    with opened as (initial, finished):
+    with opened as (initial, finished, claimed):
         if finished is not None:
             console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
         summary.print_header(experiment, directory)
         with contextlib.ExitStack() as outlasting:
-            document = _train(experiment, directory, window, group, initial, outlasting)
+            document = _train(experiment, directory, window, group, initial, claimed, outlasting)
             if group.is_primary:
                 _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
@@ -84,6 +84,7 @@ def _train(
     window: range,
     group: SingleProcess,
     initial: InitialWeights | None,
+    claimed: ownership.Claim | None,
     outlasting: contextlib.ExitStack,
 ) -> dict[str, Any]:
     """Trains and returns the summary; what is entered in `outlasting` ends after the summary is written.
@@ -100,7 +101,7 @@ def _train(
     state, record = begun.state, begun.record or {}
     saved.remove_partial()
     if group.is_primary:
-        workdir.begin(directory, experiment.resolved, experiment.data)
+        ownership.begin(directory, experiment.resolved, experiment.data)
     tracker = outlasting.enter_context(_tracker(experiment, directory)) if group.is_primary and config.wandb else None
     first_step = int(state.step)
     started = time.perf_counter()
@@ -111,7 +112,7 @@ def _train(
     log = _open_log(experiment, directory, group, tracker, state, record)
     recorded: dict[str, Any] = {name: record.get(name) for name in ("evaluated", "best", "pending_eval")}
     tracing = profiler.Profiler(window, directory, log, group)
-    parts = (experiment, directory, saved, log, sampler, tracing, stop_signal, group)
+    parts = (experiment, directory, claimed, saved, log, sampler, tracing, stop_signal, group)
     run = loop.Loop(*parts, train_step, eval_step, state, **recorded)
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard

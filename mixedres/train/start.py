@@ -16,7 +16,7 @@ from mixedres import models
 from mixedres._internal import console, jax_compat
 from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, WeightsError
 from mixedres._internal.tree import fingerprint
-from mixedres.checkpoints import layouts, load, workdir
+from mixedres.checkpoints import layouts, load, ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
@@ -86,11 +86,12 @@ def assert_same(experiment: Experiment, directory: pathlib.Path, group: SinglePr
 @contextlib.contextmanager
 def open_run(
     experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
-) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None]]:
+) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None, ownership.Claim | None]]:
     """Checks that the run may start in `directory`, claims it for the block, and enables the compilation cache.
 
     Yields:
-      The weights of `config.init_from` if the run starts from them, and the summary of a finished run; else None.
+      The weights of `config.init_from` if the run starts from them, the summary of a finished run, and the claim in
+      the process that writes; else None.
 
     Raises:
       ConfigError: if processes disagree, the weights do not fit, or the directory is not one of this run. Nothing has
@@ -99,10 +100,10 @@ def open_run(
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
     cache = compilation_cache(experiment.config.compilation_cache, directory, group)
-    with cache, _claim(experiment, directory, group, clean=clean):
+    with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
-        yield initial, group.broadcast("finished", finished)
+        yield initial, group.broadcast("finished", finished), claimed
 
 
 def _claim(
@@ -111,7 +112,7 @@ def _claim(
     """Claims `directory` in process 0; the others check that theirs is the same directory."""
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if group.is_primary:
-        lock = workdir.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
+        lock = ownership.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
     group.barrier("claimed")
     deadline = time.monotonic() + SHARED_WITHIN
     while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
@@ -190,13 +191,8 @@ def restore(
     Raises:
       ConfigError: if all are damaged, are of another network, or lie beyond the end of the run.
     """
-    latest = saved.latest_step()
-    if latest is None:
+    if saved.latest_step() is None:
         return None
-    if latest > experiment.total_steps:
-        raise ConfigError(
-            f"the newest checkpoint is of step {latest}, beyond the {experiment.total_steps} of this config"
-        )
     shapes, sharding = jax.eval_shape(experiment.init_state), experiment.replicated_sharding
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
     try:
@@ -209,6 +205,10 @@ def restore(
         raise ConfigError(
             f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
         ) from error
+    if int(state.step) > experiment.total_steps:
+        raise ConfigError(
+            f"the newest checkpoint is of step {int(state.step)}, beyond the {experiment.total_steps} of this config"
+        )
     if damaged:
         console.say(
             f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}"
