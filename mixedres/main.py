@@ -2,10 +2,10 @@
 
 import contextlib
 import os
-import pathlib
 from collections.abc import Sequence
 
 from mixedres._internal import command_line, console, process
+from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 
 USAGE = """\
@@ -59,7 +59,9 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     values = flags.parse(argv)
     presets = None if values.presets is None else _presets(values.presets)
     name = flags.default_workdir(argv, values.config) if values.workdir is None else values.workdir
-    directory = pathlib.Path(name).expanduser().absolute()
+    if "://" in name:
+        raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
+    directory = command_line.path(name).absolute()
     # Imported here so that a mistake in the flags need not wait for JAX, Orbax and the models.
     from mixedres.train import distributed, evaluation, run
 

@@ -83,6 +83,8 @@ def run(
     except ModuleNotFoundError as error:
         return _fail(program, 2, missing_package(error))
     except (MemoryError, RuntimeError) as error:
+        if "Unable to initialize backend" in str(error):  # JAX_PLATFORMS names what is not there
+            return _fail(program, 2, f"{' '.join(str(error).split())}; see JAX_PLATFORMS")
         if (line := environment.out_of_memory(error)) is None:
             raise
         return _fail(program, 1, "; ".join(filter(None, (line, smaller and f"set {smaller}", continues))))

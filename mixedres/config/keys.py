@@ -107,7 +107,14 @@ def one_of(*values: str) -> Range:
 
 def each(inner: Range) -> Range:
     """A tuple whose members are all in `inner`."""
-    return Range(lambda x: all(map(inner.allows, x)), f"a tuple, each of them {inner.description}")
+
+    def allows(x: Any) -> bool:
+        try:
+            return all(map(inner.allows, x))
+        except TypeError:  # members of another type
+            return False
+
+    return Range(allows, f"a tuple, each of them {inner.description}")
 
 
 # Numbers end up in int32 or float32, where 1e300 would be infinite.

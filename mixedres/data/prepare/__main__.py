@@ -174,7 +174,7 @@ def _summary(recipe: Recipe, data_dir: pathlib.Path, written: Mapping[str, Seque
 def _path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("name a directory")
-    return pathlib.Path(text).expanduser().absolute()
+    return command_line.path(text).absolute()
 
 
 def _name(text: str) -> str:
