@@ -1,13 +1,12 @@
 """The manners of every command: one-line errors with their exit status, and no traceback for a user's mistake."""
 
 import argparse
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mixedres._internal import console, environment
+from mixedres._internal import console, environment, files
 from mixedres._internal.errors import ConfigError, MixedresError
 from mixedres._internal.names import PRESETS
 
@@ -38,8 +37,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def path(given: str) -> pathlib.Path:
-    """The path that an argument names; ~ and ~user are home directories where these exist."""
-    return pathlib.Path(os.path.expanduser(given))
+    """The path that an argument names; raises ConfigError for a ~user who does not exist."""
+    try:
+        return files.expanded(given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
@@ -83,8 +85,6 @@ def run(
     except ModuleNotFoundError as error:
         return _fail(program, 2, missing_package(error))
     except (MemoryError, RuntimeError) as error:
-        if "Unable to initialize backend" in str(error):  # JAX_PLATFORMS names what is not there
-            return _fail(program, 2, f"{' '.join(str(error).split())}; see JAX_PLATFORMS")
         if (line := environment.out_of_memory(error)) is None:
             raise
         return _fail(program, 1, "; ".join(filter(None, (line, smaller and f"set {smaller}", continues))))

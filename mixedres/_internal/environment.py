@@ -95,6 +95,16 @@ def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB"
 
 
+def memory_needed(compiled: Any, devices: Sequence[Any]) -> tuple[int, int]:
+    """Bytes that a compiled program takes while it runs, and those there are: on a device, or on a host of devices."""
+    analysis = compiled.memory_analysis()
+    names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+    needed = sum(getattr(analysis, name, 0) for name in names) - getattr(analysis, "alias_size_in_bytes", 0)
+    local = [device for device in devices if device.process_index == devices[0].process_index]
+    there = device_memory(local[0])
+    return (needed, there) if there else (needed * len(local), host_memory())
+
+
 def _readable(number: float, unit: str) -> str:
     return gigabytes(number * {"b": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit[0]])
 

@@ -76,6 +76,18 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
         return file.read()
 
 
+def expanded(given: str) -> pathlib.Path:
+    """The path that a person wrote, in which ~ and ~user are home directories.
+
+    Raises:
+      ValueError: where there is no such user.
+    """
+    path = os.path.expanduser(given)
+    if path.startswith("~"):
+        raise ValueError(f"{given}: there is no user {path[1:].partition('/')[0]!r}; write ./{given} for a folder")
+    return pathlib.Path(path)
+
+
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:
     """`path`, which is absolute, or the nearest of its parents that exists; a broken link exists."""
     return next(place for place in (path, *path.parents) if os.path.lexists(place))

@@ -107,7 +107,7 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
       ConfigError: where the directory cannot be written or cannot hold a checkpoint, is in use, holds something else,
         or holds a run of another config or other data. Then nothing has been written or removed.
     """
-    _check_name(workdir)
+    check_name(workdir)
     with _writable(workdir):
         _check_writable(workdir)
         holds_run = _holds_run(workdir, clean=clean)
@@ -153,10 +153,14 @@ def _writable(workdir: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def _check_name(workdir: pathlib.Path) -> None:
+def check_name(workdir: pathlib.Path) -> None:
     """Raises ConfigError for a path in which no checkpoint can be written."""
     try:
         os.fsencode(workdir).decode()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(workdir / recorded.CHECKPOINTS)
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"--workdir={workdir} cannot be used ({error.strerror}); name another") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--workdir={workdir} is not UTF-8, which checkpoints need; name another") from None
 

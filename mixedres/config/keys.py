@@ -118,6 +118,7 @@ def each(inner: Range) -> Range:
 
 
 # Numbers end up in int32 or float32, where 1e300 would be infinite.
+SIDE = Range(lambda x: 0 < x <= 8192, "> 0 and <= 8192")
 POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
 NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
 GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
@@ -187,7 +188,7 @@ KEYS = (
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder or tfds:NAME"),
     free("data.dir", str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets"),
-    Key("data.image_size", int, 224, "height and width of the network's input", POSITIVE),
+    Key("data.image_size", int, 224, "height and width of the network's input", SIDE),
     Key("data.num_classes", int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE),
     Key("data.train_examples", int, None, "length of an epoch of synthetic data", POSITIVE),
     Key("data.background", bool, False, "an additional class 0, without examples, as in TensorFlow's r1"),

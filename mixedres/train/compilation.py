@@ -13,8 +13,8 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from mixedres._internal import console
-from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import nearest_existing
+from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.files import expanded, nearest_existing
 from mixedres.train.distributed import SINGLE, SingleProcess
 
 # The directory beside the workdir: runs that differ in a seed share their programs.
@@ -76,7 +76,8 @@ def _directory(setting: str, workdir: pathlib.Path) -> str | None:
         return None
     if setting == "auto":
         return _own_directory(workdir.absolute().parent / NAME)
-    directory = pathlib.Path(os.path.expanduser(setting)).absolute()
+    with errors("config.compilation_cache"):
+        directory = expanded(setting).absolute()
     existing = nearest_existing(directory)
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return str(directory)

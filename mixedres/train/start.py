@@ -97,6 +97,7 @@ def open_run(
       ConfigError: if processes disagree, the weights do not fit, or the directory is not one of this run. Nothing has
         been written then.
     """
+    ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
     cache = compilation_cache(experiment.config.compilation_cache, directory, group)

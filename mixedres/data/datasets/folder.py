@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from mixedres._internal.files import read_regular
+from mixedres._internal.files import expanded, read_regular
 from mixedres.data.examples import MAX_BYTES, Dataset, Example
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
@@ -75,7 +75,7 @@ def scan(
       ValueError: for a folder that does not exist, has no images or a class without images, and for a class of the
         evaluation part that the training part does not have.
     """
-    root = pathlib.Path(os.path.expanduser(directory)).absolute()
+    root = expanded(os.fspath(directory)).absolute()
     if not root.is_dir():
         raise ValueError(f"no folder {root}; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg")
     train_folder = _part(root, train_split, TRAIN_FOLDERS)
