@@ -23,8 +23,19 @@ def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """
     huge_pages.ask()
     console.prepare()
+    sys.unraisablehook, threading.excepthook = _drop_known(sys.unraisablehook), _drop_known(threading.excepthook)
     end_at_once()
     leave(main(sys.argv))
+
+
+def _drop_known(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """`hook`, but for what Orbax' coroutines say of their loop long after a save that failed, which was reported."""
+
+    def filtered(unraised: Any) -> None:
+        if str(unraised.exc_value) != "Event loop is closed":
+            hook(unraised)
+
+    return filtered
 
 
 def end_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -69,13 +70,16 @@ class Claim:
         return False
 
     def renew(self, config: dict[str, Any], data: dict[str, Any] | None) -> None:
-        """Makes the directory again where nothing stands in its place, with the files of `begin`.
+        """Makes the directory again where nothing stands in its place, with the files of `begin`; no save is under way.
 
         Raises:
           ConfigError: where that is not possible.
         """
         with _writable(self._workdir):
-            self._workdir.mkdir(parents=True)
+            self._workdir.mkdir(parents=True, exist_ok=True)
+            # A save that was under way may have made it again.
+            if {path.name for path in self._workdir.iterdir()} - {CHECKPOINTS}:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             self._file.close()
             self._file = _lock(self._workdir)
             self._sign()

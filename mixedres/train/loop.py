@@ -137,11 +137,11 @@ class Loop:
             return
         self.log.print(f"error: {self.directory} was removed or moved during the run; saving step {done} in a new one")
         problem = f"--workdir={self.directory} was removed or moved during the run"
+        self.saved.finish(together=False)
         try:
             self.claimed.renew(self.experiment.resolved, self.experiment.data)
         except ConfigError as error:
             raise TrainingError(f"{problem}; what came since its newest checkpoint is lost: {error}") from error
-        self.saved.finish(together=False)
         self.saved.reload()
         self._save(done)
         failed = self.saved.finish(together=False)
