@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from mixedres import models, precision
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, WeightsError
+from mixedres._internal.files import read_regular
 from mixedres._internal.mesh import check_devices
 from mixedres.checkpoints import layouts, load, weights
 from mixedres.config import unflatten
@@ -18,6 +19,9 @@ from mixedres.config.precision import precision_of
 from mixedres.data import InputSpec
 from mixedres.data.images import preprocessing
 from mixedres.models import normalize
+
+# Bytes of a file of class names.
+_MOST_LABELS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +128,7 @@ def _spec(
 def _class_names(given: str) -> tuple[str, ...]:
     path = command_line.path(given)
     try:
-        text = path.read_text()
+        text = read_regular(path, _MOST_LABELS).decode()
         if path.suffix == ".json":
             found = json.loads(text)
             if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
@@ -132,6 +136,6 @@ def _class_names(given: str) -> tuple[str, ...]:
             return tuple(found)
     except OSError as error:
         raise ValueError(f"--labels={given} cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--labels={given}: {error}") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

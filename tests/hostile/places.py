@@ -157,7 +157,7 @@ def a_run_without_a_result_gives_way(place):
         ownership.claim(place, config | {"batch_size": 8}, clean=False)
 
 
-@finding("F8")
+@finding("F8", slow=True)
 def more_than_the_memory(place):
     """Said after the compilation, before a batch of 79 GB is made."""
     big = ("--config.data.name=synthetic", "--config.data.num_classes=10", "--config.data.train_examples=1000000")
