@@ -80,6 +80,7 @@ class Run:
         status = self.process.wait()
         left = self._left()
         self._reader.join()
+        self.process.stdout.close()
         if left:
             sys.exit(f"{PATIENCE:g} s after status {status} there still are {left}")
         return status
@@ -188,7 +189,7 @@ def on_a_full_disk(workdir: pathlib.Path, options: tuple[str, ...], seconds: flo
     said = log.read_text()
     problems = [line for line in said.splitlines() if "Traceback" in line or "Error" in line]
     if status or problems or not alive or began != during:
-        sys.exit(f"full disk: status {status}, steps {began} to {during}, {problems or said[-500:]}")
+        sys.exit(f"full disk: status {status}, steps {began} to {during}, {problems[:3] or said[-500:]}"[:2000])
     return {"interruptions": 1, "statuses": [status], "last_written_step": began}
 
 

@@ -30,7 +30,7 @@ def test_killed_in_every_way(options, tmp_path):
 
 def test_a_disk_that_is_full_for_a_while(options, tmp_path):
     """As a limit on the size of files, which a log on the same disk meets, too."""
-    long = (*options, "--config.steps=2000")
+    long = (*options, "--config.steps=1500")
     interruptions.finish(long, tmp_path / "whole")
-    interruptions.on_a_full_disk(tmp_path / "run", long, 2.0)
+    interruptions.on_a_full_disk(tmp_path / "run", long, 0.7)
     assert interruptions.outcome(tmp_path / "run") == interruptions.outcome(tmp_path / "whole")
