@@ -18,6 +18,7 @@ from mixedres.config import unflatten
 from mixedres.config.precision import precision_of
 from mixedres.data import InputSpec
 from mixedres.data.images import preprocessing
+from mixedres.data.input_spec import MOST_SIDE
 from mixedres.models import normalize
 
 # Bytes of a file of class names.
@@ -106,8 +107,8 @@ def _spec(
 ) -> tuple[InputSpec, tuple[str, ...]]:
     """The network's input, and notes on it; raises ValueError where it is not an image."""
     family, run, notes = options.preprocessing, file.run or {}, ()
-    if options.image_size is not None and options.image_size < 1:
-        raise ValueError(f"--image_size={options.image_size} must be at least 1")
+    if options.image_size is not None and not 1 <= options.image_size <= MOST_SIDE:
+        raise ValueError(f"--image_size={options.image_size} must be from 1 to {MOST_SIDE}")
     known = InputSpec.from_json(file.input) if file.input else None
     if known and known.shape[2] != channels:
         raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {known.shape[2]}")
