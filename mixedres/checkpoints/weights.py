@@ -195,7 +195,7 @@ def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | 
     # In memory, and not mapped: a file that becomes shorter while it is read would end the process.
     data = read_regular(file)
     try:
-        found = safetensors.deserialize(data)
+        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         about = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
     except (safetensors.SafetensorError, ValueError, AttributeError, RecursionError) as error:

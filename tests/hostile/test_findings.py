@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hostile import mistakes, output, places, waits  # noqa: F401
+from tests.hostile import files, mistakes, output, places, waits  # noqa: F401
 from tests.hostile.table import CASES
 
 

@@ -1,0 +1,257 @@
+"""Data sets and weights that ask for code, memory, or numbers that are none."""
+
+import gzip
+import io
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, main
+from mixedres._internal.errors import WeightsError
+from mixedres.data.datasets import cifar10, cifar10_pickle, records, tfds
+from mixedres.predict import __main__ as predict
+from tests import ROOT
+from tests.data import made
+from tests.data.datasets import test_cifar10
+from tests.hostile.table import assert_one_line, environment, finding, run_here, tiny_weights
+
+
+def data_set(place):
+    return made.prepare(place / "DATA", "flowers", {"train": made.examples(6), "test": made.examples(3)})
+
+
+@finding("F1")
+def a_data_set_that_names_a_module(place):
+    directory = data_set(place)
+    (place / "DATA" / "flowers" / "evil.py").write_text(f"open({str(place / 'owned')!r}, 'w')")
+    whole = json.loads((directory / "features.json").read_text())
+    evil = "DATA.flowers.evil.Image"
+    features = whole["featuresDict"]["features"]
+    cases = [whole | {"pythonClassName": evil}, {"type": evil, "content": {}}]
+    cases += [
+        whole | {"featuresDict": {"features": features | {"image": features["image"] | {key: evil}}}}
+        for key in ("pythonClassName", "python_class_name")
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(str(place))
+        for case in cases:
+            (directory / "features.json").write_text(json.dumps(case))
+            outcome = run_here(
+                main.main, "--config=tfds:fp32", "--config.data.name=tfds:flowers", "--config.data.dir=DATA"
+            )
+            assert_one_line(outcome, 2, f"asks for {evil}")
+    assert not (place / "owned").exists() and "DATA" not in sys.modules
+
+
+@finding("F1")
+def metadata_that_is_no_metadata(place):
+    directory = data_set(place)
+    for name in ("features.json", "dataset_info.json"):
+        whole = (directory / name).read_text()
+        for damage in ("[" * 200000, "1" * 5000, "null", "{", '{"splits": 3}'):
+            (directory / name).write_text(damage)
+            with pytest.raises(ValueError) as caught:
+                tfds.open_data_set("flowers", str(place / "DATA"))
+            assert str(directory) in str(caught.value) and "\n" not in str(caught.value)
+        (directory / name).write_text(whole)
+    info = json.loads((directory / "dataset_info.json").read_text())
+    info["splits"][0]["shardLengths"] = ["3", str(2**60)]
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(ValueError, match="examples in files of"):
+        tfds.open_data_set("flowers", str(place / "DATA"))
+
+
+def hostile_pickles():
+    """Pickles of batches that use NumPy to get at memory, or ask for much of it."""
+    kind, dtype = b"cnumpy\nndarray\n", b"cnumpy\ndtype\n(X\x01\x00\x00\x00Ott"
+    yield b"\x80\x03" + kind + b"(K\x01\x85" + dtype[:-1] + b"RC\x08AAAAAAAAtR."
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n" + kind + b"K\x00\x85C\x01b\x87R"
+    objects = (
+        b"cnumpy\ndtype\nX\x02\x00\x00\x00O8\x85R(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    forged = empty + b"(K\x01K\x01\x85" + objects + b"\x89C\x08AAAAAAAAtb"
+    planes = pickle.dumps(np.zeros((1, 3072), np.uint8), 3)[2:-1]
+    yield b"\x80\x03}(C\x04data" + planes + b"C\x06labels" + forged + b"u."
+    yield b"\x80\x03}(C\x04data" + forged + b"C\x06labels](K\x01eu."
+    yield b"\x80\x04r\xff\xff\xff\x7f."  # a place in a memo of two thousand million
+    yield b"\x80\x05\x96" + b"\xff" * 7 + b"\x7f."  # bytes of any length
+    yield b"(" * 200000 + b"t" * 200000 + b"."
+    yield b"I" + b"9" * 5000 + b"\n."
+
+
+@finding("F5")
+def pickles_that_use_any_address(place):
+    """In a process of its own, which must not crash, with a gigabyte for itself."""
+    for index, content in enumerate(hostile_pickles()):
+        (place / f"{index}.pickle").write_bytes(content)
+    code = (
+        "import pathlib, resource, sys\n"
+        "from mixedres.data.datasets import cifar10\n"
+        "used = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.pickle')):\n"
+        "    try:\n"
+        "        cifar10._pickled(path.read_bytes(), 'data_batch_1')\n"
+        "    except ValueError as error:\n"
+        "        assert '\\n' not in str(error) and len(str(error)) < 300\n"
+        "        print(path.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(place)], env=environment(), cwd=ROOT, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.splitlines()) == len(list(hostile_pickles()))
+
+
+@finding("F5")
+def arrays_are_made_of_their_bytes_alone(place):
+    planes, labels = np.arange(2 * 3072).reshape(2, 3072).astype(np.uint8), [3, 4]
+    for batch in (
+        b"\x80\x02" + test_cifar10.python2({b"data": planes, b"labels": labels}) + b".",
+        *(pickle.dumps({b"data": planes, b"labels": labels}, protocol) for protocol in (2, 3, 4)),
+    ):
+        found, numbers = cifar10_pickle.read(batch)
+        np.testing.assert_array_equal(found, planes)
+        np.testing.assert_array_equal(numbers, labels)
+
+
+@finding("F16")
+def an_archive_that_unpacks_to_more_than_the_data_set(place):
+    file = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        member = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+        member.size = 210_000_000
+        tar.addfile(member, io.BytesIO(bytes(member.size)))
+    (place / "cifar-10-binary.tar.gz").write_bytes(file.getvalue())
+    with pytest.raises(ValueError, match="more than 200,000,000 bytes"):
+        cifar10.load(str(place))
+
+
+@finding("F6")
+def tensors_that_are_no_weights(place):
+    good = checkpoints.read(tiny_weights(place / "good.safetensors")).tensors
+    name = "params/head/kernel"
+    kinds = [np.int64, np.uint16, np.bool_, np.complex64]
+    for kind in kinds:
+        checkpoints.write(place / "bad.safetensors", good | {name: good[name].astype(kind)})
+        outcome = run_here(predict.main, f"--from={place}/bad.safetensors", place)
+        assert outcome.status == 2
+        with pytest.raises(WeightsError, match=f"{name} is .*; weights are float16, bfloat16, float32, float64"):
+            checkpoints.read(place / "bad.safetensors")
+    for value in (np.nan, np.inf, 1e300):
+        checkpoints.write(place / "bad.safetensors", good | {name: np.full(good[name].shape, value)})
+        with pytest.raises(WeightsError, match="numbers that are not finite in float32"):
+            checkpoints.read(place / "bad.safetensors")
+
+
+def safetensors_of(header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@finding("F14")
+def headers_that_are_none(place):
+    def entry(kind, shape, size):
+        return {"dtype": kind, "shape": shape, "data_offsets": [0, size]}
+
+    name = "layer1.0.conv1.weight"
+    cases = [
+        safetensors_of({name: entry(kind, [4], 4)}, bytes(4)) for kind in ("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
+    ]
+    cases += [
+        safetensors_of(b"[" * 200000),
+        safetensors_of({name.replace("0", "9" * 5000): entry("F32", [1], 4)}, bytes(4)),
+        safetensors_of({name: entry("F32", [1], 4), "__metadata__": {"mixedres": "[" * 200000}}, bytes(4)),
+        safetensors_of({name: entry("F32", [2**62, 2**62], 4)}, bytes(4)),
+        struct.pack("<Q", 2**60),
+        b"",
+    ]
+    for content in cases:
+        (place / "bad.safetensors").write_bytes(content)
+        with pytest.raises(WeightsError) as caught:
+            checkpoints.read(place / "bad.safetensors")
+        assert "\n" not in str(caught.value)
+
+
+@finding("F14")
+def shapes_and_facts_out_of_range(place):
+    good = checkpoints.read(tiny_weights(place / "good.safetensors")).tensors
+    stem = "params/stem_conv/kernel"
+    for shape in ((432,), (), (1, 1, 1, 1, 432)):
+        checkpoints.write(place / "bad.safetensors", good | {stem: np.zeros(shape, np.float32)})
+        assert_one_line(
+            run_here(predict.main, f"--from={place}/bad.safetensors", place / "good.safetensors"), 2, "bad.safetensors"
+        )
+    whole = {"shape": [32, 32, 3], "mean": None, "std": None, "crop_pct": 1.0, "resize": "area"}
+    for change in (
+        {"shape": [10**6, 10**6, 3]},
+        {"shape": [10**30, 10**30, 3]},
+        {"shape": [32, 32]},
+        {"shape": 32},
+        {"crop_pct": "x"},
+        {"crop_pct": 1e999},
+        {"mean": [1e999] * 3, "std": [1.0] * 3},
+        {"mean": [0.0] * 3, "std": [0.0] * 3},
+        {"resize": [1]},
+        {"mean": "xyz", "std": "xyz"},
+    ):
+        checkpoints.write(place / "bad.safetensors", good, {"input": whole | change})
+        outcome = run_here(predict.main, f"--from={place}/bad.safetensors", place / "good.safetensors")
+        assert outcome.status == 2 and len(outcome.err) == 1, (change, outcome.err)
+    for size in ("1000000", str(10**30), "0", "-1"):
+        outcome = run_here(
+            predict.main, f"--from={place}/good.safetensors", f"--image_size={size}", place / "good.safetensors"
+        )
+        assert_one_line(outcome, 2, "must be from 1 to 8192")
+
+
+@finding("F17")
+def records_with_other_checksums(place):
+    path = place / "toy.tfrecord"
+    contents = [b"one", b"two" * 1000, b""]
+    made.write_tfrecord(path, contents)
+    whole = path.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        files = records.TFRecordFiles([records.Part(str(path))])
+        assert [files[index] for index in range(3)] == contents
+        for place_of, index in ((12, 0), (12 + 3, 0), (12 + 3 + 4 + 12 + 1500, 1)):
+            path.write_bytes(whole[:place_of] + bytes([whole[place_of] ^ 1]) + whole[place_of + 1 :])
+            files = records.TFRecordFiles([records.Part(str(path))])
+            with pytest.raises(ValueError, match=f"record {index} in .* does not have its checksum"):
+                files[index]
+            records._descriptor.cache_clear()
+        for damage in (bytes(64), whole[:8] + b"\xef\xbe\xad\xde" + whole[12:], bytes([2]) + whole[1:]):
+            path.write_bytes(damage)
+            with pytest.raises(ValueError, match="is damaged after 0 records"):
+                records.TFRecordFiles([records.Part(str(path))])
+
+
+@finding("F17")
+def an_index_of_other_records(place):
+    path = place / "toy.tfrecord"
+    made.write_tfrecord(path, [b"one", b"two"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        records.TFRecordFiles([records.Part(str(path))])
+        (cache,) = (place / "cache" / "mixedres").iterdir()
+        for ranges, counts in (
+            (np.array([[12, 2**40]]), [1]),
+            (np.array([[-5, 3]]), [1]),
+            (np.zeros((1, 3)), [1]),
+            (np.zeros((2, 2), np.int64), [7]),
+            (np.array([["a", "b"]]), [1]),
+        ):
+            np.savez(cache, ranges=ranges, counts=counts)
+            files = records.TFRecordFiles([records.Part(str(path))])
+            assert [files[index] for index in range(len(files))] == [b"one", b"two"]
