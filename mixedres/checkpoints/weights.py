@@ -270,5 +270,7 @@ def _check_zip(file: pathlib.Path, opened: BinaryIO) -> None:
 def _numpy(tensor: Any) -> np.ndarray:
     import torch
 
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():  # a view that repeats its numbers
+        raise TypeError(f"one of shape {tuple(tensor.shape)} repeats a few numbers")
     # numpy has no bfloat16 of its own; float32 represents every bfloat16.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()

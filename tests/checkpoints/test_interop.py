@@ -1,7 +1,10 @@
 """Against PyTorch and Hugging Face's transformers: the same numbers from the same weights, there and back."""
 
+import io
 import json
 import pathlib
+import struct
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 
 from mixedres import checkpoints, convert, main, models, precision
+from mixedres._internal.errors import WeightsError
 from mixedres.checkpoints import load
 from tests.data import made
 
@@ -187,6 +191,83 @@ def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch):
     with pytest.raises(checkpoints.WeightsError, match="code that it wants to run, not weights alone, and was refused"):
         checkpoints.read(tmp_path / "bad.pth")
     assert not (tmp_path / "was_here").exists()
+
+
+def with_pickle(content):
+    """A file of `torch.save` with another pickle in it, and a storage of 144 floats."""
+    file, changed = io.BytesIO(), io.BytesIO()
+    torch.save({"layer1.0.conv1.weight": torch.zeros(4, 4, 3, 3)}, file)
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, content if name.endswith("data.pkl") else old.read(name))
+    return changed.getvalue()
+
+
+def forged(size, stride, offset=0, numel=144):
+    """A pickle of a tensor of this shape in a storage of so many floats, whatever the file has."""
+
+    def integer(value):
+        return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
+
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + integer(numel) + b"tQ"
+    shape, strides = (b"(" + b"".join(map(integer, values)) + b"t" for values in (size, stride))
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + integer(offset) + shape + strides
+    return b"\x80\x02}(" + text("layer1.0.conv1.weight") + tensor + b"\x89ccollections\nOrderedDict\n)RtRu."
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "options"),
+    [
+        ((10**6,), (1,), {}),
+        ((4,), (1,), {"offset": 10**9}),
+        ((4,), (10**9,), {}),
+        ((4,), (-1,), {}),
+        ((-4,), (1,), {}),
+        ((2**60,), (0,), {}),
+        ((2**33, 4), (0, 0), {}),
+        ((2**32, 2**32), (2**31, 1), {}),
+        ((4,), (1,), {"numel": 2**50}),
+        ((4,), (1,), {"numel": 2**33}),
+    ],
+)
+def test_a_tensor_beyond_its_storage_is_refused(size, stride, options, tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(with_pickle(forged((4, 4, 3, 3), (36, 9, 3, 1))))
+    assert checkpoints.read(path).tensors["layer1.0.conv1.weight"].shape == (4, 4, 3, 3)
+    path.write_bytes(with_pickle(forged(size, stride, **options)))
+    with pytest.raises(WeightsError) as caught:
+        checkpoints.read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02cnumpy\nndarray\n(K\x01\x85cnumpy\ndtype\nX\x01\x00\x00\x00O\x85RU\x08AAAAAAAAtR.",
+        b"cos\nsystem\n(S'ls'\ntR.",
+        b"\x80\x02" + b"(" * 10**5 + b"t" * 10**5 + b".",
+        b"\x80\x02}r\xff\xff\xff\x7f.",
+        b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        b"\x80\x02ctorch\nTensor\n(\x8a\x05\x00\x00\x00\x00\x04tR.",
+    ],
+)
+def test_a_pickle_that_wants_memory_or_code_is_refused(content, tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(with_pickle(content))
+    with pytest.raises(WeightsError) as caught:
+        checkpoints.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_unpacks_to_more_than_itself_is_refused(tmp_path):
+    path = tmp_path / "weights.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("weights/data/0", bytes(10**7))
+    with pytest.raises(WeightsError, match="unpacks to 10,000,000 bytes"):
+        checkpoints.read(path)
 
 
 def test_bfloat16_weights_become_the_same_float32(saved, tmp_path):
