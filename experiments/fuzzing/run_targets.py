@@ -106,7 +106,7 @@ def checkpoints(intact: pathlib.Path) -> list[Target]:
             saved.close()
 
     def predict(place: pathlib.Path) -> None:
-        load.variables(load.read(place))
+        load.read(place)
 
     return [resume, predict]
 

@@ -3,7 +3,7 @@
 python -m experiments.fuzzing.worker MODULE FORMAT CORPUS SCRATCH SEED FIRST COUNT LIMIT
 
 MODULE has the dictionary `FORMATS`. SCRATCH/input holds the mutant of the moment, and stays behind where the process is
-lost. Every report is a line of JSON on the standard output; the mutation under way is the one after the last report.
+lost; SCRATCH/failed-NUMBER gets those that failed. Every report is a line of JSON on the standard output; the mutation under way is the one after the last report.
 LIMIT is in bytes of address space: of the process, or where it imports JAX, which takes much and uses little of it, of
 what comes after the imports.
 """
@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
     targets = chosen.targets(intact)
     folder = _Folder(place / "input", intact / chosen.base if chosen.base else None)
     for target in targets if chosen.base else ():  # what is imported at the first call belongs to the imports
-        report({"warm_up": judge(_called(target, folder.path)).text})
+        verdict = judge(_called(target, folder.path))
+        report({"warm_up": verdict.outcome, "text": verdict.text})
     if chosen.uses_jax:
         _limit_memory(int(limit) + _status("VmSize"))
     report({"ready": True})
@@ -54,13 +55,23 @@ def main(argv: list[str]) -> None:
             if verdicts[-1].outcome == "failed":
                 break
         worst = min(verdicts, key=lambda verdict: ("failed", "accepted", "refused").index(verdict.outcome))
-        sums = {path: content and zlib.crc32(content) for path, content in changes.items()}
+        sums = {path: None if content is None else zlib.crc32(content) for path, content in changes.items()}
         line: dict[str, Any] = {"number": number, "seconds": seconds, "sums": sums, **worst._asdict()}
         if number % 100 == 0 or worst.outcome == "failed" or number == int(first) + int(count) - 1:
             line["peak"] = _status("VmHWM")
+        if worst.outcome == "failed":
+            _keep(changes, place / f"failed-{number}")
         report(line)
         folder.restore(changes)
     os._exit(0)  # threads of libraries need not be waited for
+
+
+def _keep(changes: dict[str, bytes | None], folder: pathlib.Path) -> None:
+    """Writes what is mutated where the next mutant does not change it."""
+    for name, content in changes.items():
+        if content is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
 
 
 def _called(target: Callable[[pathlib.Path], None], path: pathlib.Path) -> Callable[[], None]:
