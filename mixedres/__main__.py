@@ -1,10 +1,9 @@
 """The console script `mixedres`: one subcommand for each `python -m mixedres.*`."""
 
 import importlib
-import sys
 from collections.abc import Sequence
 
-from mixedres._internal import command_line, huge_pages
+from mixedres._internal import command_line, console, process
 
 USAGE = """\
 mixedres COMMAND ...
@@ -37,10 +36,10 @@ def run(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status."""
     name = argv[1] if argv[1:] else "--help"
     if name in command_line.HELP:
-        print(USAGE, end="")
+        console.show(*USAGE.splitlines())
         return 0
     if name not in _COMMANDS:
-        print(f"mixedres: {name!r} is not a command; use one of {', '.join(_COMMANDS)}", file=sys.stderr)
+        console.complain(f"mixedres: {name!r} is not a command; use one of {', '.join(_COMMANDS)}")
         return 2
     module, first = _COMMANDS[name]
     return importlib.import_module(module).main([f"mixedres {name}", *first, *argv[2:]])
@@ -48,8 +47,7 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Runs the process's own command line and ends the process."""
-    huge_pages.ask()
-    command_line.leave(run(sys.argv))
+    process.start(run)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres._internal.files import write_json
 from mixedres._internal.names import LAYOUTS
@@ -61,6 +60,7 @@ def convert(given: Sequence[str]) -> None:
     try:
         file = checkpoints.read(command_line.path(options.source))
         tensors = converted(file, layout)
+        process.raise_interrupts()
         if is_file:
             checkpoints.write(options.to, tensors, file.metadata)
         else:
@@ -70,19 +70,21 @@ def convert(given: Sequence[str]) -> None:
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror}); name another") from None
     if file.note:
-        print(f"note: {file.note}")
-    print(f"{len(tensors)} tensors, layout {layout}: {options.to}")
+        console.show(f"note: {file.note}")
+    console.show(f"{len(tensors)} tensors, layout {layout}: {options.to}")
     found = checkpoints.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):
-        print(f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries use 1e-05 by default")
+        console.show(
+            f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries use 1e-05 by default"
+        )
     if layout != "mixedres" and file.options:
         needs = ", ".join(f"{name}={value}" for name, value in sorted(file.options.items()))
-        print(f"warning: these weights need {needs}, which networks of other libraries do not have")
+        console.show(f"warning: these weights need {needs}, which networks of other libraries do not have")
     if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
-        print(
-            "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would"
+        console.show(
+            "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would",
+            "         load them and compute something else; the stride belongs on a block's first convolution",
         )
-        print("         load them and compute something else; the stride belongs on a block's first convolution")
 
 
 def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], sidecar_files: dict[str, Any]) -> None:
@@ -135,4 +137,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command_line.leave(main(sys.argv))
+    process.start(main)

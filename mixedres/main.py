@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import pathlib
-import sys
 from collections.abc import Sequence
 
-from mixedres._internal import command_line, huge_pages
+from mixedres._internal import command_line, console, process
+from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 
 USAGE = """\
@@ -35,6 +34,10 @@ exit status: 0 finished; 1 the run failed; 2 a mistake in the command, nothing w
 were not finite, and WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 4 another process of the run
 was lost; 130 and 143 stopped by Ctrl-C and SIGTERM after saving: the same command continues from there
 """
+_SMALLER = (
+    "a smaller --config.batch_size, --config.microbatches=2 or more, a smaller --config.data.image_size, or fewer "
+    "--config.data.threads"
+)
 _CONTINUES = "a run continues from its newest checkpoint when started again without --clean"
 
 
@@ -48,7 +51,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
       MixedresError: where it fails; `USAGE` explains the statuses.
     """
     if command_line.HELP & set(arguments):
-        print(USAGE + _key_help())
+        console.show(*USAGE.splitlines(), *_key_help())
         return
     from mixedres.config import flags
 
@@ -56,7 +59,9 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     values = flags.parse(argv)
     presets = None if values.presets is None else _presets(values.presets)
     name = flags.default_workdir(argv, values.config) if values.workdir is None else values.workdir
-    directory = pathlib.Path(name).expanduser().absolute()
+    if "://" in name:
+        raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
+    directory = command_line.path(name).absolute()
     # Imported here so that a mistake in the flags need not wait for JAX, Orbax and the models.
     from mixedres.train import distributed, evaluation, run
 
@@ -65,17 +70,20 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
+        if presets is not None or values.mode == "eval":
+            process.raise_interrupts()
         if presets is not None:
             evaluation.compare(values.config, directory, presets, group=group)
         elif values.mode == "eval":
             evaluation.evaluate(values.config, directory, group=group)
         else:
+            console.lose_stdout()
             run.train(values.config, directory, clean=values.clean, group=group)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status, which `USAGE` explains."""
-    return command_line.run("mixedres", train_or_evaluate, argv[1:], continues=_CONTINUES)
+    return command_line.run("mixedres", train_or_evaluate, argv[1:], continues=_CONTINUES, smaller=_SMALLER)
 
 
 def _presets(text: str) -> list[str]:
@@ -84,18 +92,20 @@ def _presets(text: str) -> list[str]:
     return command_line.presets("--presets", names, also="all, or ")
 
 
-def _key_help() -> str:
+def _key_help() -> list[str]:
     try:
         from mixedres.config.keys import KEYS
     except ModuleNotFoundError as error:
-        return f"\nthe keys of the config are listed here when this is installed: {command_line.missing_package(error)}"
+        return [
+            "",
+            f"the keys of the config are listed here when this is installed: {command_line.missing_package(error)}",
+        ]
     lines = ["", "keys of the config, with their defaults before the config file sets them:"]
     for key in KEYS:
         default = "not set" if key.default is None else repr(key.default)
         lines.append(f"  {key.path:<32} {key.doc} ({default})")
-    return "\n".join(lines)
+    return lines
 
 
 if __name__ == "__main__":
-    huge_pages.ask()
-    command_line.leave(main(sys.argv))
+    process.start(main)

@@ -1,11 +1,10 @@
 """The command that repeats a step whose numbers were not finite."""
 
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mixedres._internal import command_line, huge_pages
+from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 
@@ -38,21 +37,22 @@ def replay(given: Sequence[str]) -> None:
     experiment = build(unflatten(in_preset(saved.config, preset)))
     with compilation_cache(experiment.config.compilation_cache, workdir):
         state = nonfinite.restore(experiment, saved)
-        print(
+        console.say(
             f"step {saved.step} of {workdir}, {experiment.config.model.name} in {experiment.precision.name} at loss "
             f"scale {float(state.loss_scale.loss_scale):g}; examining ...",
-            flush=True,
         )
         finding = nonfinite.examine(experiment, state, saved.batch)
     if finding.origin is None and preset is not None:
-        print(f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}")
+        console.show(
+            f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}"
+        )
         return
     for line in diagnosis.products_before(finding):
-        print(f"  {line}")
-    print(diagnosis.location(finding, len(experiment.devices)))
-    print(diagnosis.cause(finding, experiment.precision.name, state.loss_scale))
+        console.show(f"  {line}")
+    console.show(diagnosis.location(finding, len(experiment.devices)))
+    console.show(diagnosis.cause(finding, experiment.precision.name, state.loss_scale))
     if finding.nonfinite_results:
-        print(f"not finite in the end: {len(finding.nonfinite_results)} of loss and gradients")
+        console.show(f"not finite in the end: {len(finding.nonfinite_results)} of loss and gradients")
 
 
 def parse(given: Sequence[str]) -> tuple[pathlib.Path, str | None]:
@@ -89,5 +89,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    huge_pages.ask()
-    command_line.leave(main(sys.argv))
+    process.start(main)

@@ -1,12 +1,12 @@
 """The manners of every command: one-line errors with their exit status, and no traceback for a user's mistake."""
 
 import argparse
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from mixedres._internal import console, environment, files
 from mixedres._internal.errors import ConfigError, MixedresError
 from mixedres._internal.names import PRESETS
 
@@ -37,8 +37,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def path(given: str) -> pathlib.Path:
-    """The path that an argument names; ~ and ~user are home directories where these exist."""
-    return pathlib.Path(os.path.expanduser(given))
+    """The path that an argument names; raises ConfigError for a ~user who does not exist."""
+    try:
+        return files.expanded(given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
@@ -49,17 +52,25 @@ def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequence[str], *, continues: str = "") -> int:
+def run(
+    program: str,
+    command: Callable[[Sequence[str]], Any],
+    arguments: Sequence[str],
+    *,
+    continues: str = "",
+    smaller: str = "",
+) -> int:
     """Calls a command with its arguments and returns its exit status; prints one line where it fails.
 
     Statuses: that of a `MixedresError`; 130 for Ctrl-C; 2 for a file that was named and cannot be read or written, 1
-    where the output cannot be written; 2 for a package that is not installed.
+    where the output cannot be written or the memory does not suffice; 2 for a package that is not installed.
 
     Args:
       program: the beginning of the line.
       command: takes the arguments.
       arguments: without the program's name.
       continues: how to go on after an interruption; a file error then has status 1, because work was under way.
+      smaller: what to set where the memory does not suffice.
     """
     try:
         command(arguments)
@@ -69,10 +80,14 @@ def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequen
     except KeyboardInterrupt:
         return _fail(program, 130, "; ".join(filter(None, ("interrupted", continues))))
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        _give_up_stdout()
+        console.give_up_stdout()
         return 1
     except ModuleNotFoundError as error:
         return _fail(program, 2, missing_package(error))
+    except (MemoryError, RuntimeError) as error:
+        if (line := environment.out_of_memory(error)) is None:
+            raise
+        return _fail(program, 1, "; ".join(filter(None, (line, smaller and f"set {smaller}", continues))))
     except OSError as error:
         reason = error.strerror or str(error)
         if continues:
@@ -81,7 +96,7 @@ def run(program: str, command: Callable[[Sequence[str]], Any], arguments: Sequen
             )
         if error.filename is not None:
             return _fail(program, 2, f"{error.filename}: {reason}")
-        _give_up_stdout()  # without a name it is the output
+        console.give_up_stdout()  # without a name it is the output
         return _fail(program, 1, f"stdout: {reason}")
     return 0
 
@@ -94,25 +109,6 @@ def missing_package(error: ModuleNotFoundError) -> str:
     return f"the package {name} is not installed; pip install 'mixedres[{_EXTRAS.get(name, 'train')}]'"
 
 
-def leave(status: int) -> NoReturn:
-    """Ends the process with `status`.
-
-    After an interruption, and after an error with other processes around, it skips the interpreter's own shutdown: that
-    can crash where Ctrl-C came during a compilation (segmentation fault, seen with JAX 0.10.2), or wait for the others.
-    """
-    jax = sys.modules.get("jax")
-    if status > 128 or (status and jax is not None and jax.distributed.is_initialized()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 def _fail(program: str, status: int, line: str) -> int:
-    print(f"{program}: {line}", file=sys.stderr)
+    console.complain(console.shortened(f"{program}: {line}"))
     return status
-
-
-def _give_up_stdout() -> None:
-    """Redirects stdout to nothing: Python flushes it once more at its end, and would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

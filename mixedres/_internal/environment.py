@@ -1,8 +1,10 @@
 """The machine and the versions that a result was made with."""
 
 import importlib.metadata
+import os
 import pathlib
 import platform
+import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -67,3 +69,55 @@ def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
         "step_temp_bytes": getattr(analysis, "temp_size_in_bytes", None),
         "step_argument_bytes": getattr(analysis, "argument_size_in_bytes", None),
     }
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """What was asked for and what there is, where `error` is that of memory that ran out; else None."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
+        return None
+    asked = re.search(r"allocat\w* (\d[\d.]*) ?(bytes|[KMGT]i?B)", text)
+    wanted = "" if asked is None else f": {_readable(float(asked[1]), asked[2])} more were asked for"
+    places = [f"this machine has {gigabytes(host_memory())}"]
+    jax = sys.modules.get("jax")
+    if jax is not None and not isinstance(error, MemoryError):
+        kinds = {
+            f"a {device.device_kind} has {gigabytes(limit)}": 0
+            for device in jax.local_devices()
+            if (limit := device_memory(device))
+        }
+        places = list(kinds) or places
+    return f"the memory does not suffice{wanted}; {', '.join(places)}"
+
+
+def gigabytes(count: float) -> str:
+    """Such as '1.5 GB', of a number of bytes."""
+    return f"{count / 1e9:,.1f} GB"
+
+
+def memory_needed(compiled: Any, devices: Sequence[Any]) -> tuple[int, int]:
+    """Bytes that a compiled program takes while it runs, and those there are: on a device, or on a host of devices."""
+    analysis = compiled.memory_analysis()
+    names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+    needed = sum(getattr(analysis, name, 0) for name in names) - getattr(analysis, "alias_size_in_bytes", 0)
+    local = [device for device in devices if device.process_index == devices[0].process_index]
+    there = device_memory(local[0])
+    return (needed, there) if there else (needed * len(local), host_memory())
+
+
+def _readable(number: float, unit: str) -> str:
+    return gigabytes(number * {"b": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[unit[0]])
+
+
+def device_memory(device: Any) -> int:
+    """Bytes that JAX may use on a `jax.Device`; 0 where it works in the host's memory."""
+    return (device.memory_stats() or {}).get("bytes_limit", 0)
+
+
+def host_memory() -> int:
+    """Bytes of memory that the host has, by its size and by the limit of its container (cgroup v2)."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(size, int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return size

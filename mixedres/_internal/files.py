@@ -3,12 +3,19 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
 import pathlib
 import stat
 from typing import IO, Any, BinaryIO
+
+from mixedres._internal import console
+
+# Bytes of a JSON file that is read: many times what the names of a million classes take.
+_LARGEST_JSON = 2**28
+CHECKSUMS = "checksums.json"
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -17,10 +24,10 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """The content of a JSON file; None for a file that does not exist or is not JSON."""
+    """The content of a JSON file; None for one that does not exist, is no regular file, is too large or not JSON."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json.loads(read_regular(path, _LARGEST_JSON))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -69,9 +76,41 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
         return file.read()
 
 
+def expanded(given: str) -> pathlib.Path:
+    """The path that a person wrote, in which ~ and ~user are home directories.
+
+    Raises:
+      ValueError: where there is no such user.
+    """
+    path = os.path.expanduser(given)
+    if path.startswith("~"):
+        raise ValueError(f"{given}: there is no user {path[1:].partition('/')[0]!r}; write ./{given} for a folder")
+    return pathlib.Path(path)
+
+
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:
     """`path`, which is absolute, or the nearest of its parents that exists; a broken link exists."""
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
+
+
+def write_checksums(directory: pathlib.Path) -> None:
+    """Writes the SHA-256 of every file below `directory` into its ``checksums.json``."""
+    names = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
+
+
+def checksums_hold(directory: pathlib.Path) -> bool:
+    """Whether every file exists and has its checksum; False without checksums."""
+    expected = read_json(directory / CHECKSUMS)
+    try:
+        return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lock(path: pathlib.Path) -> IO[str]:
@@ -83,14 +122,16 @@ def lock(path: pathlib.Path) -> IO[str]:
       BlockingIOError: where another process has the lock.
       OSError: where the file cannot be opened.
     """
-    file = path.open("a")
+    file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise
     except OSError as error:
-        print(f"warning: {path.parent} cannot be locked ({error.strerror}); make sure that nothing else starts there")
+        console.say(
+            f"warning: {path.parent} cannot be locked ({error.strerror}); make sure that nothing else starts there"
+        )
     return file
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import tqdm
 
+from mixedres._internal import console
+
 
 class StepProgress:
     """Steps of training, with rate and time left."""
@@ -53,9 +55,10 @@ class StepProgress:
         """Prints a line that stays."""
         self._last_line = time.perf_counter()
         if self._bar.disable:
-            print(text, flush=True)
+            console.say(text)
         else:
-            self._bar.write(text)
+            with self._bar.external_write_mode():  # the bar makes room for the line
+                console.say(text)
 
     def close(self) -> None:
         """Removes the bar."""
@@ -67,7 +70,8 @@ LINE_EVERY = 30.0  # seconds
 
 def say(line: str) -> None:
     """One line for the person, on stderr, past a bar that may be on the screen."""
-    tqdm.tqdm.write(f"mixedres: {line}", file=sys.stderr)
+    with tqdm.tqdm.external_write_mode(sys.stderr):
+        console.complain(f"mixedres: {line}")
 
 
 class ImageProgress:

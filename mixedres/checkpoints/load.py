@@ -9,10 +9,10 @@ import jmp
 
 from mixedres import models
 from mixedres._internal.errors import WeightsError
-from mixedres._internal.files import read_json
 from mixedres.checkpoints import layouts, weights, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
+from mixedres.config import recorded
 
 
 def read(path: pathlib.Path) -> WeightsFile:
@@ -24,7 +24,7 @@ def read(path: pathlib.Path) -> WeightsFile:
       WeightsError: where there are none, or they cannot be read.
     """
     try:
-        is_run = (path / workdir.CHECKPOINTS).is_dir() and (path / workdir.CONFIG).is_file()
+        is_run = (path / workdir.CHECKPOINTS).is_dir() and recorded.read(path) is not None
         return _read_run(path) if is_run else weights.read(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({error.strerror or error})") from None
@@ -40,9 +40,8 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         raise WeightsError(str(error)) from None
     finally:
         saved.close()
-    config, data = record["config"], read_json(directory / workdir.DATA)
+    config, data = record["config"], recorded.read_data(directory) or {}
     options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
-    data = data if isinstance(data, dict) else {}
     variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
     return WeightsFile(
         directory,

@@ -11,7 +11,6 @@ failing disk or an incomplete copy is found before anything is used.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -28,34 +27,11 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from mixedres._internal.errors import OtherModelError
-from mixedres._internal.files import write_json
+from mixedres._internal.files import checksums_hold, write_checksums
 from mixedres._internal.tree import named_leaves
+from mixedres.config import recorded
 
-CHECKSUMS = "checksums.json"
-
-
-def write_checksums(directory: pathlib.Path) -> None:
-    """Writes the sum of every file below `directory` into its ``checksums.json``."""
-    names = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-    write_json(directory / CHECKSUMS, {name: _sha256(directory / name) for name in names})
-
-
-def checksums_hold(directory: pathlib.Path) -> bool:
-    """Whether every file exists and has its checksum; False without checksums."""
-    try:
-        expected = json.loads((directory / CHECKSUMS).read_text())
-        return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# Orbax' directory of the one item that we save.
-_ITEM = "default"
+_ITEM = recorded.ITEM
 
 
 class _Checksummed(ocp.StandardCheckpointHandler):
@@ -136,10 +112,10 @@ class Checkpoints:
         failures, self._failures = self._failures, []
         return failures
 
-    def finish(self) -> list[str]:
-        """Waits, in every process, until everything is on disk; returns as `poll`."""
+    def finish(self, *, together: bool = True) -> list[str]:
+        """Waits, in every process unless not `together`, until everything is on disk; returns as `poll`."""
         self._drain()
-        if jax.process_count() > 1:
+        if together and jax.process_count() > 1:
             multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
             self._manager.reload()
         return self.poll()
@@ -177,10 +153,15 @@ class Checkpoints:
             multihost_utils.sync_global_devices("mixedres: damaged checkpoints set aside")
         self._manager.reload()
 
+    def reload(self) -> None:
+        """Looks anew what is on the disk."""
+        self._manager.reload()
+
     def remove_partial(self) -> None:
         """Removes the rest of an interrupted save; not to be called during a save."""
-        for path in self.directory.glob("[0-9]*.orbax-checkpoint-tmp*") if jax.process_index() == 0 else ():
-            shutil.rmtree(path, ignore_errors=True)
+        for path in self.directory.glob("[0-9]*") if jax.process_index() == 0 else ():
+            if recorded.PARTIAL.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> list[str]:
         """Ends Orbax's threads once everything is on disk, without waiting for other processes; returns as `poll`."""

@@ -1,24 +1,21 @@
 """The directory of a run: its files, and whether a new start may continue in it."""
 
-import contextlib
 import json
-import os
 import pathlib
-import shutil
-from collections.abc import Collection, Iterator
-from typing import IO, Any
+from collections.abc import Collection
+from typing import Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import is_locked, lock, nearest_existing, read_json, write_json
+from mixedres._internal.files import is_locked, read_regular
 from mixedres.config import recorded
 from mixedres.config.keys import FREE, GROW, KEYS
 
 CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
     recorded.FILE,
-    "data.json",
+    recorded.DATA,
     "metrics.jsonl",
     "summary.json",
-    "checkpoints",
+    recorded.CHECKPOINTS,
     ".lock",
 )
 # Directory of a step that was not finite, and its name while it is written.
@@ -32,49 +29,6 @@ _DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else 
 # What versions without the key did, where that is not its default.
 _BEFORE = {"batch_norm.unbiased": False}
 _RESUME = {key.path: key.resume for key in KEYS}
-
-
-def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> IO[str]:
-    """Locks `workdir` for a run with `config`: a new one, or the continuation of the one in it. `begin` comes next.
-
-    Args:
-      workdir: an absolute path.
-      config: of this start, flat and resolved.
-      data: identity of the data, see `check_data`; None: it is not compared.
-      clean: remove an earlier run first. Only what a run writes is removed; a directory with files and no run in it is
-        refused.
-
-    Returns:
-      The lock: the run owns the directory until it is closed, or until its process ends.
-
-    Raises:
-      ConfigError: where the directory cannot be written, is in use, holds something else, or holds a run of another
-        config or other data. Then nothing has been written or removed.
-    """
-    with _writable(workdir):
-        _check_writable(workdir)
-        if _check_contents(workdir) and not clean:
-            check_same(workdir, config)
-            check_data(workdir, data or {})
-        workdir.mkdir(parents=True, exist_ok=True)
-        claimed = _lock(workdir)
-        if clean:
-            _remove_run(workdir)
-    return claimed
-
-
-def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | None = None) -> None:
-    """Writes the run's config and data into `workdir`, which has been claimed.
-
-    Raises:
-      ConfigError: where it cannot be written.
-    """
-    with _writable(workdir):
-        if data is not None and recorded.read(workdir) is None:
-            write_json(workdir / DATA, data)
-        (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
-        if recorded.read(workdir) != _as_json(config):
-            write_json(workdir / CONFIG, config)
 
 
 def in_use(workdir: pathlib.Path) -> bool:
@@ -93,16 +47,6 @@ def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | 
     return read_summary(workdir)
 
 
-@contextlib.contextmanager
-def _writable(workdir: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"--workdir={workdir} cannot be written ({error.strerror}); name another with --workdir=DIR"
-        ) from error
-
-
 def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[str] | None = None) -> bool:
     """Raises `ConfigError` unless `workdir` holds a run that `config` may continue, and lists the differences.
 
@@ -116,7 +60,7 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
     old = recorded.read(workdir)
     if old is None:
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
-    new = _as_json(config)
+    new = json.loads(json.dumps(config))  # as read back from a file, where tuples are lists
     keys = sorted(key for key in old.keys() | new.keys() if _RESUME.get(key) != FREE and (only is None or key in only))
     old = {key: old.get(key, _BEFORE.get(key, _DEFAULTS.get(key))) for key in keys}  # an older version had fewer keys
     changed = [key for key in keys if old[key] != new.get(key)]
@@ -140,11 +84,11 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
       data: 'class_names', 'train_examples', 'eval_examples' and a 'fingerprint' of the examples and their order.
       classes_only: compare only the class names; an evaluation may use other images.
     """
-    old = read_json(workdir / DATA)
+    old = recorded.read_data(workdir)
     same = ("class_names", "train_examples", "eval_examples", "fingerprint")
-    if not data or not isinstance(old, dict) or all(old.get(key) == data.get(key) for key in same):
+    if not data or old is None or all(old.get(key) == data.get(key) for key in same):
         return
-    there, now = old.get("class_names", []), data["class_names"]
+    there, now = [str(name) for name in old["class_names"]], data["class_names"]
     if there != now:
         new, gone = [name for name in now if name not in there], [name for name in there if name not in now]
         listed = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
@@ -164,83 +108,24 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
 
 def contents(workdir: pathlib.Path) -> dict[str, Any]:
     """The state of the directory that all processes must agree on: path, whether it was claimed, checkpoints."""
-    found = (workdir / CHECKPOINTS).glob("[0-9]*")
-    steps = sorted(int(path.name) for path in found if path.name.isdecimal())
-    return {"directory": str(workdir), "claimed": (workdir / LOCK).exists(), "checkpoints": steps}
+    claimed = (workdir / LOCK).exists()
+    return {"directory": str(workdir), "claimed": claimed, "checkpoints": recorded.steps(workdir)}
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The summary of a finished run; None where there is none yet."""
     try:
-        return json.loads((workdir / SUMMARY).read_text())
+        found = json.loads(read_regular(workdir / SUMMARY))
+        if not isinstance(found, dict):
+            raise ValueError
+        return found
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         raise ConfigError(
             f"{workdir / SUMMARY} is not readable as JSON; remove it, or start over with --clean"
         ) from None
 
 
-def _as_json(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` as read back from a file, where tuples are lists."""
-    return json.loads(json.dumps(config))
-
-
 def _is_more(new: Any, old: Any) -> bool:
     return isinstance(new, int | float) and isinstance(old, int | float) and new > old
-
-
-def _check_writable(workdir: pathlib.Path) -> None:
-    existing = nearest_existing(workdir)
-    if not existing.is_dir():
-        raise NotADirectoryError(20, "not a directory", str(existing))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(13, "no write permission", str(existing))
-
-
-def _check_contents(workdir: pathlib.Path) -> bool:
-    """Whether the directory holds a run; raises ConfigError where it holds other files."""
-    if recorded.read(workdir) is not None:
-        checkpoints = workdir / CHECKPOINTS
-        if checkpoints.exists() and not checkpoints.is_dir():
-            raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")
-        return True
-    # A start that was killed at once leaves its lock and a file it had not finished.
-    if workdir.exists() and any(
-        path.name not in (LOCK, CONFIG + ".part", DATA, DATA + ".part") for path in workdir.iterdir()
-    ):
-        raise ConfigError(
-            f"--workdir={workdir} holds files but no run of mixedres, so nothing was written or removed; "
-            "name an empty or a new directory"
-        )
-    return False
-
-
-def _lock(workdir: pathlib.Path) -> IO[str]:
-    try:
-        return lock(workdir / LOCK)
-    except BlockingIOError:
-        raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
-
-
-def _remove_run(workdir: pathlib.Path) -> None:
-    """Removes what a run writes: its files, and the numbered directories in its checkpoints.
-
-    The config goes last: after a kill in between, the rest is still a run, which can be removed.
-    """
-    for name in (*NONFINITE, WANDB):
-        shutil.rmtree(workdir / name, ignore_errors=True)
-    for path in (workdir / PROFILE).glob(TRACES):
-        shutil.rmtree(path)
-    for path in (workdir / PROFILE / TRACES).parents[:3]:  # and what they were in, unless it holds more
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
-    checkpoints = workdir / CHECKPOINTS
-    if checkpoints.is_dir():
-        for path in (*checkpoints.glob("[0-9]*"), *checkpoints.glob("damaged-[0-9]*")):
-            shutil.rmtree(path)
-        if not any(checkpoints.iterdir()):
-            checkpoints.rmdir()
-    for pattern in (SUMMARY, METRICS, EVENTS, "*.part", WANDB_ID, DATA, CONFIG):
-        for path in workdir.glob(pattern):
-            path.unlink()

@@ -1,14 +1,17 @@
 """The flags of a training command as a config."""
 
+import os
 import pathlib
 import re
 import traceback
+import warnings
 from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import open_regular
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config import check_key, validate
 from mixedres.config.keys import KEYS
@@ -28,10 +31,13 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         if argument.startswith("--config."):
             check_key(argument.removeprefix("--config.").partition("=")[0])
     argv = _with_config_of_run(_with_shipped_recipe(argv))
+    _check_file(given(argv).partition(":")[0])
     values = _define(argv)
     try:
-        rest = values(list(argv))
-        getattr(values.config, "seed", None)  # an unreadable file raises only when it is used
+        with warnings.catch_warnings():  # Python may have been told to turn those of the loader into errors
+            warnings.simplefilter("ignore", DeprecationWarning)
+            rest = values(list(argv))
+            getattr(values.config, "seed", None)  # an unreadable file raises only when it is used
     except flags.UnrecognizedFlagError as error:
         raise ConfigError(f"flag --{error.flagname} is unknown; --help lists them all") from None
     except flags.IllegalFlagValueError as error:
@@ -43,6 +49,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
             f"--config={given(argv)} cannot be read; name a file such as configs/digits.py:fp16 or one of the shipped "
             f"recipes: {', '.join(recipes())}"
         ) from None
+    except SystemExit:
+        raise ConfigError(f"--config={given(argv)} ends the program; a config file must return a ConfigDict") from None
     except SyntaxError as error:
         raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
     except ConfigError:
@@ -56,6 +64,16 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         raise ConfigError(f"--config={given(argv)}, line {line}: {type(error).__name__}: {error}") from None
     _check(values, rest, argv)
     return values
+
+
+def _check_file(path: str) -> None:
+    """Raises ConfigError for a config file that is a pipe, a device or a directory; a missing one is noticed later."""
+    try:
+        if os.path.exists(path):
+            open_regular(path).close()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--config={path} cannot be read ({reason}); name a file such as configs/digits.py") from None
 
 
 def _define(argv: Sequence[str]) -> flags.FlagValues:

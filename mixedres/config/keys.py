@@ -107,10 +107,18 @@ def one_of(*values: str) -> Range:
 
 def each(inner: Range) -> Range:
     """A tuple whose members are all in `inner`."""
-    return Range(lambda x: all(map(inner.allows, x)), f"a tuple, each of them {inner.description}")
+
+    def allows(x: Any) -> bool:
+        try:
+            return all(map(inner.allows, x))
+        except TypeError:  # members of another type
+            return False
+
+    return Range(allows, f"a tuple, each of them {inner.description}")
 
 
 # Numbers end up in int32 or float32, where 1e300 would be infinite.
+SIDE = Range(lambda x: 0 < x <= 8192, "> 0 and <= 8192")
 POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
 NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
 GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
@@ -180,7 +188,7 @@ KEYS = (
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
     Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder or tfds:NAME"),
     free("data.dir", str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets"),
-    Key("data.image_size", int, 224, "height and width of the network's input", POSITIVE),
+    Key("data.image_size", int, 224, "height and width of the network's input", SIDE),
     Key("data.num_classes", int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE),
     Key("data.train_examples", int, None, "length of an epoch of synthetic data", POSITIVE),
     Key("data.background", bool, False, "an additional class 0, without examples, as in TensorFlow's r1"),
@@ -200,6 +208,9 @@ KEYS = (
     Key("data.split_seed", int, 0, "random seed of the images held out", NOT_NEGATIVE),
     free("data.threads", int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE),
     free("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE),
+    free(
+        "data.max_pixels", int, None, "pixels of an image above which it is unreadable; not set: 178,956,970", POSITIVE
+    ),
     free("data.on_error", str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip")),
     Key("optimizer.name", str, "sgd", "sgd, lars or adamw"),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),

@@ -4,7 +4,7 @@ from mixedres._internal.errors import DataError
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.load import NAMES, Options, load
-from mixedres.data.prefetch import Prefetch
+from mixedres.data.prefetch import GaveUp, Prefetch
 from mixedres.data.sources import Batch, InMemory, Shard, Source, Synthetic
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Dataset",
     "Example",
     "Examples",
+    "GaveUp",
     "InMemory",
     "InputSpec",
     "Options",

@@ -4,6 +4,9 @@ import dataclasses
 import hashlib
 from typing import NamedTuple, Protocol
 
+# Bytes of the largest file that is taken for one: more than any image that is decoded has.
+MAX_BYTES = 2**30
+
 
 class Example(NamedTuple):
     """One example: the stored file of an image, and its class."""

@@ -35,6 +35,7 @@ class Options:
       threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
       workers: decoding processes; 0: threads of this process decode.
       on_error: what to do with an image that cannot be read: 'raise' or 'skip'.
+      max_pixels: that a stored image may have; a larger one cannot be read. None: 178,956,970, the limit.
     """
 
     image_size: int
@@ -55,6 +56,7 @@ class Options:
     threads: int | None = None
     workers: int = 0
     on_error: str = "raise"
+    max_pixels: int | None = None
 
 
 def load(name: str, **options: Any) -> Source:
@@ -68,7 +70,7 @@ def load(name: str, **options: Any) -> Source:
       ValueError: for an unknown name, and for data that is not there or cannot be used; the message says what to do.
     """
     given = Options(**options)
-    for field, least in (("image_size", 1), ("threads", 1), ("workers", 0)):
+    for field, least in (("image_size", 1), ("threads", 1), ("workers", 0), ("max_pixels", 1)):
         value = getattr(given, field)
         if value is not None and value < least:
             raise ValueError(f"{field} must be >= {least}, got {value}")
@@ -126,7 +128,7 @@ def _synthetic_normalization(given: Options) -> tuple[tuple[float, ...] | None, 
 def _images(name: str, given: Options) -> Source:
     """A loader of stored images."""
     from mixedres.data.datasets import folder, tfds
-    from mixedres.data.images import loader, preprocessing, worker_processes
+    from mixedres.data.images import decode, loader, preprocessing, worker_processes
 
     if given.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {given.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
@@ -157,6 +159,7 @@ def _images(name: str, given: Options) -> Source:
         threads=given.threads or max(1, cpus // max(1, given.workers)),
         workers=given.workers,
         on_error=given.on_error,
+        max_pixels=min(given.max_pixels or decode.MAX_PIXELS, decode.MAX_PIXELS),
     )
 
 

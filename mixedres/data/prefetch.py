@@ -14,7 +14,11 @@ Device = TypeVar("Device")
 # Seconds between two checks whether the device has run out of work: fine enough for a step, and free.
 _POLL = 0.001
 # Seconds that `close` waits for a batch in preparation; a read that hangs must not hold up the process.
-_PATIENCE = 30.0
+_PATIENCE = 5.0
+
+
+class GaveUp(Exception):
+    """A wait for a batch that was given up."""
 
 
 class Prefetch(Generic[Host, Device]):
@@ -27,16 +31,23 @@ class Prefetch(Generic[Host, Device]):
       waited: seconds in `take` during which the device had nothing to do.
     """
 
-    def __init__(self, batches: Iterable[Host], put: Callable[[Host], Device], depth: int = 2):
+    def __init__(
+        self,
+        batches: Iterable[Host],
+        put: Callable[[Host], Device],
+        depth: int = 2,
+        give_up: Callable[[], bool] = lambda: False,
+    ):
         """Starts.
 
         Args:
           batches: finite or endless; only the thread touches it from now on, and closes it where it has a `close`.
           put: moves a batch to the device, such as `jax.device_put`.
           depth: >= 1.
+          give_up: asked while a batch is waited for; where it returns True, the wait ends with `GaveUp`.
         """
         self.waited = 0.0
-        self._batches, self._put = iter(batches), put
+        self._batches, self._put, self._give_up = iter(batches), put, give_up
         self._ready: queue.Queue[tuple[Device | None, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._finished = False
@@ -50,7 +61,7 @@ class Prefetch(Generic[Host, Device]):
         return self.take()
 
     def take(self, busy: Callable[[], bool] = lambda: False) -> Device:
-        """The next batch; raises what the source raised, and StopIteration at its end.
+        """The next batch; raises what the source raised, StopIteration at its end, and `GaveUp`.
 
         Args:
           busy: whether the device still has work; waiting counts only while it has none.
@@ -65,7 +76,8 @@ class Prefetch(Generic[Host, Device]):
                 batch, error = self._ready.get(timeout=_POLL)
                 break
             except queue.Empty:
-                continue
+                if self._give_up():
+                    raise GaveUp from None
         else:
             raise StopIteration  # closed by another thread
         if idle_since is not None:
@@ -76,8 +88,8 @@ class Prefetch(Generic[Host, Device]):
         return batch  # type: ignore[return-value]
 
     def fill(self) -> None:
-        """Waits until a batch is there, or the source has ended or failed; not counted in `waited`."""
-        while self._ready.empty() and self._thread.is_alive():
+        """Waits until a batch is there, the source has ended or failed, or to give up; not counted in `waited`."""
+        while self._ready.empty() and self._thread.is_alive() and not self._give_up():
             time.sleep(_POLL)
 
     def close(self) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mixedres._internal import command_line, huge_pages
+from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import read_json
 
@@ -51,15 +50,14 @@ def doctor(given: Sequence[str]) -> None:
     from mixedres.doctor.examine import examine, overrides
 
     report = examine(options.config, options.workdir, options.steps, options.compare)
-    print()
-    print(report.to_text(problems_only=True))
+    console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:
-        print("\nTo follow the advice, add:", *flags, sep="\n  ")
+        console.show("", "To follow the advice, add:", *(f"  {flag}" for flag in flags))
     document = options.out.with_suffix(".json")
     report.to_html(options.out)
     document.write_text(json.dumps(report.to_json(), allow_nan=False), encoding="utf-8")
-    print(f"\nAll {len(report.rows)} tensors: {options.out} (to look at), {document}")
+    console.show("", f"All {len(report.rows)} tensors: {options.out} (to look at), {document}")
 
 
 def parse(given: Sequence[str]) -> Options:
@@ -131,9 +129,8 @@ def _presets(text: str) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status, which `DESCRIPTION` explains."""
-    return command_line.run("mixedres.doctor", doctor, argv[1:])
+    return command_line.run("mixedres.doctor", doctor, argv[1:], smaller="a smaller --config.batch_size")
 
 
 if __name__ == "__main__":
-    huge_pages.ask()
-    command_line.leave(main(sys.argv))
+    process.start(main)

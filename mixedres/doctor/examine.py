@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
-from mixedres._internal import jax_compat
+from mixedres._internal import console, jax_compat
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.progress import StepProgress
 from mixedres.numerics import Report
@@ -47,13 +47,13 @@ def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], 
         state = _state(experiment, run)
         where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
         name = f"{config.model.name} on {config.data.name}, {experiment.precision.name}"
-        print(f"{name}: {where}, batch {experiment.batch_size}; compiling ...", flush=True)
+        console.say(f"{name}: {where}, batch {experiment.batch_size}; compiling ...")
         report, state, batch = _over_steps(experiment, state, steps)
         reached = [str(probe.step) for probe in report.probes]
         title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
         comparisons = []
         if presets:
-            print(f"comparing gradients in {', '.join(presets)} ...", flush=True)
+            console.say(f"comparing gradients in {', '.join(presets)} ...")
             comparisons = compare.compare(experiment, state, batch, _compared(experiment, report, presets))
     return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
@@ -95,7 +95,7 @@ def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
     why = f"step {step} is not finite in {experiment.precision.name}, so later ones were not reached; {way}"
     if report is None:
         raise ConfigError(f"--steps: {why}")
-    print(f"note: {why}", flush=True)
+    console.say(f"note: {why}")
     return dataclasses.replace(report, notes=(*report.notes, why))
 
 

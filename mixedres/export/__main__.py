@@ -3,10 +3,9 @@
 import argparse
 import datetime
 import importlib.util
-import sys
 from collections.abc import Sequence
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres.predict.arguments import add_arguments
 
@@ -38,12 +37,12 @@ def export(given: Sequence[str]) -> None:
 
     chosen = from_args(options)
     for note in chosen.notes:
-        print(f"note: {note}", file=sys.stderr)
+        console.complain(f"note: {note}")
     if chosen.precision.implementation != "casting":
         raise ConfigError(
             f"precision {chosen.precision.name} is not exported; add --precision={' or '.join(PRECISIONS)}"
         )
-    print("tracing ...", flush=True)
+    console.say("tracing ...")
     artifact = exported(chosen)
     facts = {
         "network": chosen.name,
@@ -57,13 +56,16 @@ def export(given: Sequence[str]) -> None:
         "date": datetime.date.today().isoformat(),
         "versions": {name: found for name, found in versions().items() if name in ("mixedres", "jax", "jaxlib")},
     }
+    process.raise_interrupts()
     try:
         write(options.to, artifact, chosen, facts, for_tensorflow=options.saved_model)
     except OSError as error:
         raise ConfigError(f"--to={options.to} cannot be written ({error.strerror or error}); name another") from None
     size = (options.to / files.MODEL).stat().st_size / 1e6
-    print(f"{chosen.name}, {chosen.precision.name}, {len(chosen.class_names)} classes, {size:.1f} MB: {options.to}")
-    print(f"try it: python {options.to}/load.py")
+    console.show(
+        f"{chosen.name}, {chosen.precision.name}, {len(chosen.class_names)} classes, {size:.1f} MB: {options.to}"
+    )
+    console.show(f"try it: python {options.to}/load.py")
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
@@ -90,4 +92,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command_line.leave(main(sys.argv))
+    process.start(main)

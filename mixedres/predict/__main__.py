@@ -8,11 +8,10 @@ import itertools
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal import command_line, huge_pages
+from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres.predict.arguments import add_arguments
 
@@ -51,7 +50,7 @@ def predict(given: Sequence[str]) -> None:
     paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.images))))
     chosen = from_args(options)
     for note in chosen.notes:
-        print(f"note: {note}", file=sys.stderr)
+        console.complain(f"note: {note}")
     on_sheet, unreadable = [], 0
     for found in predictions(chosen, paths, options.topk, options.batch_size):
         if found.error and len(paths) == 1 and not options.json:
@@ -133,11 +132,11 @@ def _show(found: Prediction, names: Sequence[str], *, as_json: bool) -> None:
     path = os.fsencode(found.path).decode(errors="backslashreplace")  # not every name is UTF-8
     if as_json:
         top = [{"class": names[index], "index": index, "probability": probability} for index, probability in found.top]
-        print(json.dumps({"file": path} | ({"error": found.error} if found.error else {"top": top})))
+        console.show(json.dumps({"file": path} | ({"error": found.error} if found.error else {"top": top})))
     elif not found.error:
-        print(path, *(f"  {probability:7.2%}  {names[index]}" for index, probability in found.top), sep="\n")
+        console.show(path, *(f"  {probability:7.2%}  {names[index]}" for index, probability in found.top))
     if found.error:
-        print(f"{path}: {found.error}", file=sys.stderr)
+        console.complain(f"{path}: {found.error}")
 
 
 def _save(path: pathlib.Path, cells: Sequence[Cell], total: int) -> None:
@@ -148,14 +147,13 @@ def _save(path: pathlib.Path, cells: Sequence[Cell], total: int) -> None:
     except OSError as error:
         raise DataError(f"--out={path} could not be written ({error.strerror or error})") from None
     shown = f"the first {len(cells)} of {total} images" if total > len(cells) else f"{total} images"
-    print(f"{shown}: {path}", file=sys.stderr)
+    console.complain(f"{shown}: {path}")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status."""
-    return command_line.run("mixedres.predict", predict, argv[1:])
+    return command_line.run("mixedres.predict", predict, argv[1:], smaller="a smaller --batch_size or --image_size")
 
 
 if __name__ == "__main__":
-    huge_pages.ask()
-    command_line.leave(main(sys.argv))
+    process.start(main)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from mixedres import models, precision
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, WeightsError
+from mixedres._internal.mesh import check_devices
 from mixedres.checkpoints import layouts, load, weights
 from mixedres.config import unflatten
 from mixedres.config.precision import precision_of
@@ -59,6 +60,7 @@ def from_args(options: argparse.Namespace) -> Classifier:
     Raises:
       ConfigError: where there is none, or it takes no images.
     """
+    check_devices()
     path = command_line.path(options.source)
     try:
         file = load.read(path)

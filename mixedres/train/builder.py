@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mixedres import data, models, precision
 from mixedres._internal.errors import ConfigError, errors
-from mixedres._internal.mesh import AXIS, make_mesh
+from mixedres._internal.mesh import AXIS, check_devices, make_mesh
 from mixedres.autocast.keep_float32 import nearest
 from mixedres.config import validate
 from mixedres.config.keys import duration_in_steps
@@ -71,6 +71,7 @@ def build(config: ConfigDict) -> Experiment:
       ConfigError: at the first mistake.
     """
     validate(config)
+    check_devices()
     chosen, loss_scale = precision_of(config)
     mesh, batch_size = devices_and_batch(config)
     with errors("config.data"):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import nearest_existing
+from mixedres._internal import console
+from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.files import expanded, nearest_existing
 from mixedres.train.distributed import SINGLE, SingleProcess
 
 # The directory beside the workdir: runs that differ in a seed share their programs.
@@ -25,8 +27,8 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess = SINGLE) -> Iterator[None]:
     """Enables JAX's persistent compilation cache inside the block.
 
-    A cache that JAX already uses, such as that of JAX_COMPILATION_CACHE_DIR, stays. JAX creates the directory with the
-    first program, only process 0 writes to it, and a program that cannot be read is compiled again.
+    A cache that JAX already uses, such as that of JAX_COMPILATION_CACHE_DIR, stays. Only process 0 writes to it, and a
+    program that cannot be read is compiled again.
 
     Args:
       setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'.
@@ -58,6 +60,8 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
         yield
     finally:
         _set(previous)
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)  # where nothing was compiled
 
 
 def _set(options: dict[str, Any]) -> None:
@@ -70,16 +74,38 @@ def _directory(setting: str, workdir: pathlib.Path) -> str | None:
     """The directory to use; None for no cache."""
     if setting == "none":
         return None
-    directory = workdir.absolute().parent / NAME if setting == "auto" else pathlib.Path(setting).expanduser().absolute()
+    if setting == "auto":
+        return _own_directory(workdir.absolute().parent / NAME)
+    with errors("config.compilation_cache"):
+        directory = expanded(setting).absolute()
     existing = nearest_existing(directory)
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return str(directory)
-    if setting == "auto":
-        return None
     raise ConfigError(
         f"config.compilation_cache={setting} cannot be written; name another directory, none, or auto for {NAME}/ "
         "beside the workdir"
     )
+
+
+def _own_directory(directory: pathlib.Path) -> str | None:
+    """The directory if nobody else can write programs into it, which this process would run; else None."""
+    existing = nearest_existing(directory)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        found = os.lstat(directory)
+    except OSError:  # cannot be written
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        console.say(
+            f"note: {directory} is not used, because others may write compiled programs into it; type chmod 700 if it "
+            "is yours, or name it with --config.compilation_cache=DIR if you trust it"
+        )
+        return None
+    return str(directory)
 
 
 class CompilationCounter:

@@ -1,5 +1,6 @@
 """Evaluation: a loop over the test images, for one network or for the same weights in several precisions."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
+from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres.checkpoints import workdir
 from mixedres.config.keys import KEYS
@@ -37,7 +39,7 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
         with group.loop():
             (sums,) = run(experiment, {"": experiment.eval_step()}, state, group=group).values()
     result = metrics(sums)
-    print(f"{description}: {summary.describe(result)}")
+    console.show(f"{description}: {summary.describe(result)}")
     return result
 
 
@@ -62,7 +64,7 @@ def compare(
     with compilation_cache(config.compilation_cache, directory, group):
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
-        print(f"{description}, in {len(names)} precisions:")
+        console.show(f"{description}, in {len(names)} precisions:")
         steps = {name: experiment.in_precision(precision.get(name)).eval_step() for name in names}
         with group.loop():
             sums = run(experiment, steps, state, group=group)
@@ -70,8 +72,7 @@ def compare(
         name: metrics(found) | {key: int(found[key]) for key in ("changed", "nonfinite")}
         for name, found in sums.items()
     }
-    for line in _table(results):
-        print(line)
+    console.show(*_table(results))
     return results
 
 
@@ -80,7 +81,7 @@ def run(
     steps: Mapping[str, Any],
     state: TrainState,
     *,
-    should_stop: Callable[[], Any] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
     group: SingleProcess = SINGLE,
 ) -> dict[str, dict[str, Any]]:
     """The sums of every step over all test images, each counted once; {} if `should_stop` ended it early.
@@ -89,7 +90,7 @@ def run(
       experiment: has the images.
       steps: evaluation steps by name, jitted or compiled; the others compare their classes with those of the first.
       state: the state to evaluate.
-      should_stop: called before every batch.
+      should_stop: called before every batch, and while one is waited for.
       group: the processes that evaluate together.
 
     Raises:
@@ -99,16 +100,21 @@ def run(
     sums = {name: experiment.zero_sums() for name in steps}
     in_flight = InFlight()
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
-    with data.Prefetch(batches, experiment.shard_batch) as ready:
+    with (
+        data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready,
+        contextlib.suppress(data.GaveUp),
+    ):
         for index, batch in enumerate(ready):
             if should_stop():
-                return {}
+                break
             group.progress(reached)
             baseline = None
             for name, step in steps.items():
                 sums[name], classes = step(state.eval_variables, batch, baseline, sums[name])
                 baseline = classes if baseline is None else baseline
             in_flight.push(index, sums)
+    if should_stop():
+        return {}
     found = jax.device_get(sums)
     host = {name: found[name] for name in steps}  # jax sorts the keys of a dict
     if not all(int(counted["examples"]) for counted in host.values()):

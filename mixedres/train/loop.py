@@ -3,13 +3,15 @@
 import dataclasses
 import pathlib
 import signal
+import time
 from typing import Any
 
 import jax
 
 from mixedres import data
-from mixedres._internal.errors import Stopped, TrainingError
+from mixedres._internal.errors import ConfigError, Stopped, TrainingError
 from mixedres.checkpoints.manager import Checkpoints
+from mixedres.checkpoints.ownership import Claim
 from mixedres.train import evaluation, step
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite
@@ -22,6 +24,9 @@ from mixedres.train.gradients import Batch
 from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.log import RunLog
 
+# Seconds between two looks at the directory of the run.
+_LOOK_EVERY = 1.0
+
 
 @dataclasses.dataclass
 class Loop:
@@ -29,6 +34,7 @@ class Loop:
 
     Attributes:
       experiment, saved, log, sampler, profiler, stop_signal, group: the parts of the run; directory: the workdir.
+      claimed: the claim of the workdir; None in a process that does not write.
       train_step, eval_step: compiled.
       state: after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
@@ -39,6 +45,7 @@ class Loop:
 
     experiment: Experiment
     directory: pathlib.Path
+    claimed: Claim | None
     saved: Checkpoints
     log: RunLog
     sampler: Sampler
@@ -53,6 +60,7 @@ class Loop:
     pending_eval: int | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
+    _looked: float = 0.0
 
     def run(self, batches: data.Prefetch[Any, Any]) -> dict[str, Any]:
         """Runs to the end and returns the last evaluation; `batches` begin with the one of the next step.
@@ -63,7 +71,7 @@ class Loop:
           TrainingError: if the last checkpoint cannot be saved.
         """
         first_step, total_steps = int(self.state.step), self.experiment.total_steps
-        self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, first_step)
+        self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), first_step)
         # An evaluation that was cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
         batches.fill()  # the start of the pipeline does not count in the rate
@@ -75,16 +83,17 @@ class Loop:
                 self.profiler.before(done)
                 self.log.clock.start()
                 with self.profiler.step(done):
-                    batch = batches.take(in_flight.busy)
+                    batch = self._take(batches, in_flight, done)
                     self.group.progress(done)
                     self.sampler.look(done, self.state, batch)
                     self.state, metrics = self.train_step(self.state, batch)
                     finished = in_flight.push(done, metrics, batch)
                 self.log.waited = batches.waited
                 self._record(finished)
+                self._check_place(done)
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
-                self._stopping = self.group.stop_agreed(self.stop_signal.requested is not None, done)
+                self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
                 must_pause = self._must_pause(done)
                 self.profiler.after(done, pausing=must_pause)
                 if must_pause:
@@ -93,8 +102,55 @@ class Loop:
                     if self._pause(done):
                         break
         assert self.evaluated is not None
+        self._check_place(self.evaluated["step"], now=True)
         self._finish(self.evaluated["step"])
+        self._check_place(self.evaluated["step"], now=True)
         return self.evaluated
+
+    def _take(self, batches: data.Prefetch[Any, Any], in_flight: InFlight, done: int) -> Any:
+        """The batch of step `done`; where a signal comes while it is waited for, the run ends with the step before."""
+        try:
+            return batches.take(in_flight.busy)
+        except data.GaveUp:
+            self._record(in_flight.drain())
+            self.log.clock.stop()
+            self._stopping = True
+            if done > 1:
+                self._pause(done - 1)
+            raise Stopped(self.stop_signal.requested or signal.SIGTERM, done - 1, self.saved.latest_step()) from None
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.stop_signal.requested is not None
+
+    def _check_place(self, done: int, *, now: bool = False) -> None:
+        """Ends the run where its directory was removed or moved: a result that nothing points to is lost.
+
+        Looks once a second, and `now`. The state after `done` steps is saved in a new directory under the old name.
+
+        Raises:
+          TrainingError: where the directory is not there any more.
+        """
+        if self.claimed is None or not (now or time.monotonic() - self._looked > _LOOK_EVERY):
+            return
+        self._looked = time.monotonic()
+        if not self.claimed.is_lost():
+            return
+        self.log.print(f"error: {self.directory} was removed or moved during the run; saving step {done} in a new one")
+        problem = f"--workdir={self.directory} was removed or moved during the run"
+        self.saved.finish(together=False)
+        try:
+            self.claimed.renew(self.experiment.resolved, self.experiment.data)
+        except ConfigError as error:
+            raise TrainingError(f"{problem}; what came since its newest checkpoint is lost: {error}") from error
+        self.saved.reload()
+        self._save(done)
+        failed = self.saved.finish(together=False)
+        if self.saved.latest_step() != done:
+            raise TrainingError("; ".join((problem, *failed)))
+        raise TrainingError(
+            f"{problem}; a new one there has the checkpoint of step {done}, and no metrics of before. Start the same "
+            "command again to go on from it, or put the old one back in its place"
+        )
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
@@ -124,7 +180,7 @@ class Loop:
             better = self._evaluate(done)
         ended = self._is_evaluated(done) and (done == self.experiment.total_steps or self._is_good_enough())
         # A single process may be asked to stop during the evaluation; many agree after the next step.
-        self._stopping |= self.stop_signal.requested is not None and self.group.count == 1
+        self._stopping |= self._is_asked_to_stop() and self.group.count == 1
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
         if self._stopping and not ended:
@@ -136,7 +192,7 @@ class Loop:
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether it is the best so far; a signal leaves it for the next start."""
         # One of many processes must not leave the evaluation alone: they agree after the next step.
-        should_stop = (lambda: self.stop_signal.requested) if self.group.count == 1 else (lambda: False)
+        should_stop = self._is_asked_to_stop if self.group.count == 1 else (lambda: False)
         steps = {"": self.eval_step}
         sums = evaluation.run(self.experiment, steps, self.state, should_stop=should_stop, group=self.group)
         if not sums:
@@ -162,6 +218,7 @@ class Loop:
             return
         record = {
             "config": self.experiment.resolved,
+            "data": self.experiment.data,
             "devices": len(self.experiment.devices),
             "evaluated": self.evaluated,
             "best": self.best,

@@ -15,10 +15,11 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data
+from mixedres._internal import console, environment
 from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.progress import StepProgress
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import loop, start, step, summary
 from mixedres.train.builder import build
@@ -53,17 +54,17 @@ def train(
     if config.wandb and not wandb_writer.is_installed():
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
     opened = start.open_run(experiment, directory, group, clean=clean)
-    with opened as (initial, finished), StopSignal() as stop_signal:
+    with opened as (initial, finished, claimed):
         if finished is not None:
-            print(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+            console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
             return finished
         summary.print_header(experiment, directory)
         with contextlib.ExitStack() as outlasting:
-            document = _train(experiment, directory, window, stop_signal, group, initial, outlasting)
+            document = _train(experiment, directory, window, group, initial, claimed, outlasting)
             if group.is_primary:
                 _write_summary(directory / workdir.SUMMARY, document)
     result = document["eval"]
-    print(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
+    console.say(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
     return document
 
 
@@ -81,48 +82,52 @@ def _train(
     experiment: Experiment,
     directory: pathlib.Path,
     window: range,
-    stop_signal: StopSignal,
     group: SingleProcess,
     initial: InitialWeights | None,
+    claimed: ownership.Claim | None,
     outlasting: contextlib.ExitStack,
 ) -> dict[str, Any]:
     """Trains and returns the summary; what is entered in `outlasting` ends after the summary is written.
 
     `window`: the steps to trace.
     """
-    config = experiment.config
-    print("compiling ...", flush=True)
+    config, stop_signal = experiment.config, StopSignal()
+    if group.count > 1:  # many stop together, one alone has nothing to save before its first step
+        outlasting.enter_context(stop_signal)
+    console.say("compiling ...")
     programs = outlasting.enter_context(CompilationCounter())
     saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
     begun = start.find_start(experiment, saved, initial, set_aside=True)
     state, record = begun.state, begun.record or {}
     saved.remove_partial()
     if group.is_primary:
-        workdir.begin(directory, experiment.resolved, experiment.data)
+        ownership.begin(directory, experiment.resolved, experiment.data)
     tracker = outlasting.enter_context(_tracker(experiment, directory)) if group.is_primary and config.wandb else None
     first_step = int(state.step)
     started = time.perf_counter()
     train_step, eval_step, sampler = _compile(experiment, state)
     compile_seconds = time.perf_counter() - started
-    print(
-        f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}", flush=True
-    )
+    console.say(f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
 
     log = _open_log(experiment, directory, group, tracker, state, record)
     recorded: dict[str, Any] = {name: record.get(name) for name in ("evaluated", "best", "pending_eval")}
     tracing = profiler.Profiler(window, directory, log, group)
-    parts = (experiment, directory, saved, log, sampler, tracing, stop_signal, group)
+    parts = (experiment, directory, claimed, saved, log, sampler, tracing, stop_signal, group)
     run = loop.Loop(*parts, train_step, eval_step, state, **recorded)
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard
     )
+    if group.count == 1:
+        outlasting.enter_context(stop_signal)
     try:
-        with data.Prefetch(batches, experiment.shard_batch) as ready, group.loop():
+        # One of many processes must not stop alone while it waits for data; they agree after the next step.
+        give_up = (lambda: stop_signal.requested is not None) if group.count == 1 else (lambda: False)
+        with data.Prefetch(batches, experiment.shard_batch, give_up=give_up) as ready, group.loop():
             result = run.run(ready)
     finally:
         log.close()
         for problem in saved.close():
-            print(f"warning: {problem}")
+            console.say(f"warning: {problem}")
     _check_outcome(run.state, result)
     return summary.to_dict(experiment, run, first_step, result, compile_seconds, programs)
 
@@ -188,6 +193,13 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
 def _compile(experiment: Experiment, state: step.TrainState) -> tuple[Any, Any, Sampler]:
     """All steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
     train_step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
+    # The system would not refuse the memory, but kill the process, or another one, once it is used.
+    needed, there = environment.memory_needed(train_step, experiment.devices)
+    if needed > there:
+        raise TrainingError(
+            f"a step needs {environment.gigabytes(needed)} of memory where there are {environment.gigabytes(there)}; "
+            "set a smaller config.batch_size, config.microbatches=2 or more, or a smaller config.data.image_size"
+        )
     eval_arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
     eval_step = experiment.eval_step().lower(*eval_arguments).compile()
     sampler = Sampler(experiment)

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from mixedres import models
-from mixedres._internal import jax_compat
+from mixedres._internal import console, jax_compat
 from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, WeightsError
 from mixedres._internal.tree import fingerprint
-from mixedres.checkpoints import layouts, load, workdir
+from mixedres.checkpoints import layouts, load, ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.data import InputSpec
@@ -86,23 +86,25 @@ def assert_same(experiment: Experiment, directory: pathlib.Path, group: SinglePr
 @contextlib.contextmanager
 def open_run(
     experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
-) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None]]:
+) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None, ownership.Claim | None]]:
     """Checks that the run may start in `directory`, claims it for the block, and enables the compilation cache.
 
     Yields:
-      The weights of `config.init_from` if the run starts from them, and the summary of a finished run; else None.
+      The weights of `config.init_from` if the run starts from them, the summary of a finished run, and the claim in
+      the process that writes; else None.
 
     Raises:
       ConfigError: if processes disagree, the weights do not fit, or the directory is not one of this run. Nothing has
         been written then.
     """
+    ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
     cache = compilation_cache(experiment.config.compilation_cache, directory, group)
-    with cache, _claim(experiment, directory, group, clean=clean):
+    with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
-        yield initial, group.broadcast("finished", finished)
+        yield initial, group.broadcast("finished", finished), claimed
 
 
 def _claim(
@@ -111,7 +113,7 @@ def _claim(
     """Claims `directory` in process 0; the others check that theirs is the same directory."""
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if group.is_primary:
-        lock = workdir.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
+        lock = ownership.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
     group.barrier("claimed")
     deadline = time.monotonic() + SHARED_WITHIN
     while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
@@ -176,7 +178,7 @@ def init_state(experiment: Experiment, initial: InitialWeights | None = None) ->
     init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick)
     if initial is None:
         return experiment.place_state(init())
-    print(initial.note)
+    console.say(initial.note)
     return experiment.place_state(initial.apply_to(init(), sharding))
 
 
@@ -190,13 +192,8 @@ def restore(
     Raises:
       ConfigError: if all are damaged, are of another network, or lie beyond the end of the run.
     """
-    latest = saved.latest_step()
-    if latest is None:
+    if saved.latest_step() is None:
         return None
-    if latest > experiment.total_steps:
-        raise ConfigError(
-            f"the newest checkpoint is of step {latest}, beyond the {experiment.total_steps} of this config"
-        )
     shapes, sharding = jax.eval_shape(experiment.init_state), experiment.replicated_sharding
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
     try:
@@ -209,8 +206,14 @@ def restore(
         raise ConfigError(
             f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
         ) from error
+    if int(state.step) > experiment.total_steps:
+        raise ConfigError(
+            f"the newest checkpoint is of step {int(state.step)}, beyond the {experiment.total_steps} of this config"
+        )
     if damaged:
-        print(f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}")
+        console.say(
+            f"warning: no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(state.step)}"
+        )
         if set_aside:
             saved.set_aside(damaged)
     if set_aside:
@@ -222,12 +225,14 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
     """Prints which changes since the checkpoint affect the run's numbers."""
     before, now = record["devices"], len(experiment.devices)
     if before != now and not experiment.config.batch_norm.sync:
-        print(
+        console.say(
             f"note: {before} devices before, {now} now: batch norm takes its statistics over "
             f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
         )
     if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
-        print(f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps")
+        console.say(
+            f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps"
+        )
 
 
 def load_weights(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from mixedres import __version__
-from mixedres._internal import environment
+from mixedres._internal import console, environment
 from mixedres._internal.tree import fingerprint
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.experiment import Experiment
@@ -22,17 +22,16 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
     devices = f"{len(experiment.devices)} {experiment.devices[0].device_kind} device" + "s" * (
         len(experiment.devices) > 1
     )
-    print(
+    console.say(
         f"mixedres {__version__}: {config.model.name} v{experiment.model.version} on {config.data.name} "
-        f"({source.train_examples:,} training, {source.eval_examples:,} test images)\n"
-        f"  precision {experiment.precision.name}: {experiment.precision.policy}, loss scale {scale}{wide}{fused}\n"
+        f"({source.train_examples:,} training, {source.eval_examples:,} test images)",
+        f"  precision {experiment.precision.name}: {experiment.precision.policy}, loss scale {scale}{wide}{fused}",
         f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}; workdir {directory}",
-        flush=True,
     )
     if source.note:
-        print(f"  data: {source.note}")
+        console.say(f"  data: {source.note}")
     if experiment.warmup_steps >= experiment.total_steps:
-        print(f"  note: the run ends within the warm-up of {experiment.warmup_steps:,} steps")
+        console.say(f"  note: the run ends within the warm-up of {experiment.warmup_steps:,} steps")
 
 
 def describe(result: dict[str, Any]) -> str:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from etils import epath
 
+from mixedres._internal.files import CHECKSUMS
 from mixedres._internal.tree import fingerprint
 from mixedres.checkpoints import manager
-from mixedres.checkpoints.manager import CHECKSUMS, Checkpoints, OtherModelError
+from mixedres.checkpoints.manager import Checkpoints, OtherModelError
 from mixedres.train.metrics.log import Average
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,16 +11,17 @@ import pytest
 
 from mixedres._internal import files
 from mixedres._internal.errors import ConfigError
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import ownership, workdir
 from mixedres.train.builder import build
 from tests.train import run_cases
 
 
 def own(directory, config, clean=False, data=None):
-    """Claims, begins and releases `directory`, as a run that ends at once."""
-    with workdir.claim(directory, config, clean=clean, data=data):
+    """Claims, begins and releases `directory`, as a run that ends after a checkpoint."""
+    with ownership.claim(directory, config, clean=clean, data=data):
         if workdir.finished(directory, config) is None:
-            workdir.begin(directory, config, data)
+            ownership.begin(directory, config, data)
+            (directory / workdir.CHECKPOINTS / "2").mkdir(exist_ok=True)
 
 
 def claim(directory, clean=False, **overrides):
@@ -113,9 +115,11 @@ def test_a_run_that_was_good_enough_goes_on_where_more_is_wanted(tmp_path):
 def test_a_start_that_is_refused_after_its_claim_leaves_the_run_as_it_was(tmp_path):
     claim(tmp_path)
     (tmp_path / workdir.SUMMARY).write_text("{}")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    workdir.claim(tmp_path, build(run_cases.tiny(steps=9)).resolved, clean=False).close()  # and no checkpoint is whole
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    kept = [tmp_path / name for name in (workdir.CONFIG, workdir.SUMMARY)]
+    before = [path.read_bytes() for path in kept]
+    longer = build(run_cases.tiny(steps=9)).resolved
+    ownership.claim(tmp_path, longer, clean=False).close()  # and no checkpoint is whole
+    assert [path.read_bytes() for path in kept] == before
 
 
 def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path):
@@ -135,7 +139,7 @@ def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
     own(tmp_path / "run", build(config).resolved)
     config.num_devices = 4
     with pytest.raises(ConfigError, match="batch_size: 8 there, 16 now"):
-        workdir.claim(tmp_path / "run", build(config).resolved, clean=False)
+        ownership.claim(tmp_path / "run", build(config).resolved, clean=False)
 
 
 def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
@@ -152,7 +156,7 @@ def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
     kept.rmdir()
     claim(tmp_path, clean=True, seed=3)
     assert contents(tmp_path) == {workdir.CONFIG, workdir.LOCK, workdir.CHECKPOINTS, "notes.txt"}
-    assert contents(tmp_path / workdir.CHECKPOINTS) == {"weights of mine"}
+    assert contents(tmp_path / workdir.CHECKPOINTS) == {"2", "weights of mine"}
     assert json.loads((tmp_path / workdir.CONFIG).read_text())["seed"] == 3
 
 
@@ -165,6 +169,7 @@ def test_a_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):
 
 def test_checkpoints_that_are_a_file_are_found_before_training(tmp_path):
     claim(tmp_path)
+    shutil.rmtree(tmp_path / workdir.CHECKPOINTS)
     (tmp_path / workdir.CHECKPOINTS).write_text("")
     with pytest.raises(ConfigError, match="is no directory"):
         claim(tmp_path)
@@ -172,10 +177,10 @@ def test_checkpoints_that_are_a_file_are_found_before_training(tmp_path):
 
 def test_a_directory_has_one_owner_until_its_process_ends(tmp_path):
     code = (
-        "import pathlib, sys; from mixedres.checkpoints import workdir\n"
+        "import pathlib, sys; from mixedres.checkpoints import ownership\n"
         "config = {'precision.name': 'a', 'optimizer.decay_mask': 'b'}\n"
-        f"path = pathlib.Path({str(tmp_path)!r}); lock = workdir.claim(path, config, clean=False); "
-        "workdir.begin(path, config); "
+        f"path = pathlib.Path({str(tmp_path)!r}); lock = ownership.claim(path, config, clean=False); "
+        "ownership.begin(path, config); "
         "print('mine', flush=True); sys.stdin.read()"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -221,7 +226,7 @@ def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation)
     own(tmp_path, config, data=DATA)
     own(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA)
     with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
-        workdir.claim(tmp_path, config, data=DATA | changed, clean=False)
+        ownership.claim(tmp_path, config, data=DATA | changed, clean=False)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA
     refused = pytest.raises(ConfigError, match=words) if matters_to_evaluation else contextlib.nullcontext()
     with refused:

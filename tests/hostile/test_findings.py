@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.hostile import places  # noqa: F401
 from tests.hostile.table import CASES
 
 

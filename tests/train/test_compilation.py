@@ -83,8 +83,10 @@ def test_a_second_start_compiles_nothing_and_ends_with_the_same_bits(tmp_path):
 
 def test_programs_are_cached_inside_alone_and_the_settings_return(tmp_path):
     before = dict(jax.config.values)
+    with compilation.compilation_cache("auto", tmp_path / "run"):  # nobody else makes it first
+        assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
+    assert not (tmp_path / "compiled").exists()  # a mistake before the first program leaves nothing
     with pytest.raises(KeyError), compilation.compilation_cache("auto", tmp_path / "run"):
-        assert not (tmp_path / "compiled").exists()  # a mistake before the first program leaves nothing
         compile_one(3.0)
         assert entries(tmp_path / "compiled") == 1
         raise KeyError

@@ -13,7 +13,7 @@ import pytest
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import evaluation, run, start
+from mixedres.train import evaluation, loop, run, start
 from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from tests.data import made
@@ -127,14 +127,14 @@ def test_an_evaluation_that_was_cut_off_at_the_end_is_made_up_for_in_a_longer_ru
 
 
 def test_a_signal_before_the_first_step_leaves_a_run_that_starts_from_nothing(whole, tmp_path, monkeypatch):
-    compile_steps = run._compile
+    begin = loop.Loop.run
 
     def stopping(*args):
         send()
-        return compile_steps(*args)
+        return begin(*args)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(run, "_compile", stopping)
+        patch.setattr(loop.Loop, "run", stopping)
         run.train(config(), tmp_path)
     check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))
 

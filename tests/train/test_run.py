@@ -13,7 +13,7 @@ import pytest
 
 from mixedres import models
 from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
-from mixedres.checkpoints import workdir
+from mixedres.checkpoints import ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data import Synthetic
 from mixedres.models.create import create
@@ -164,7 +164,7 @@ def test_a_run_that_only_skips_stops_saves_the_step_and_says_so(tmp_path, monkey
     batch = next(iter(build(config).source.train_batches(16, seed=0)))
     np.testing.assert_array_equal(saved.batch["image"], batch["image"])  # synthetic data repeat one batch
     (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
-    workdir.claim(tmp_path / "run", build(config).resolved, clean=True).close()
+    ownership.claim(tmp_path / "run", build(config).resolved, clean=True).close()
     assert not (tmp_path / "run" / nonfinite.DIRECTORY).exists()
 
 

@@ -8,7 +8,8 @@ import pathlib
 
 import numpy as np
 
-from mixedres.data.examples import Dataset, Example
+from mixedres._internal.files import expanded, read_regular
+from mixedres.data.examples import MAX_BYTES, Dataset, Example
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
 # Image formats that are not read; the user gets a note.
@@ -37,8 +38,7 @@ class ImageFolder:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Example:
-        with open(self.root / self.paths[index], "rb", buffering=0) as file:
-            return Example(file.read(), int(self.labels[index]))
+        return Example(read_regular(self.root / self.paths[index], MAX_BYTES), int(self.labels[index]))
 
     def file_name(self, index: int) -> str:
         """The path."""
@@ -75,7 +75,7 @@ def scan(
       ValueError: for a folder that does not exist, has no images or a class without images, and for a class of the
         evaluation part that the training part does not have.
     """
-    root = pathlib.Path(directory).expanduser().absolute()
+    root = expanded(os.fspath(directory)).absolute()
     if not root.is_dir():
         raise ValueError(f"no folder {root}; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg")
     train_folder = _part(root, train_split, TRAIN_FOLDERS)

@@ -2,13 +2,14 @@
 
 import collections
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import cv2
 import numpy as np
 
+from mixedres._internal.files import read_regular
+from mixedres.data.examples import MAX_BYTES
 from mixedres.data.images import decode, squares
 from mixedres.data.input_spec import InputSpec
 
@@ -60,10 +61,7 @@ def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: i
 
 def _read(path: str | os.PathLike, spec: InputSpec) -> np.ndarray | str:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return "it is not a file"  # a pipe would never end
-        with open(path, "rb", buffering=0) as file:
-            return center_crop(file.read(), spec)
+        return center_crop(read_regular(path, MAX_BYTES), spec)
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:

@@ -15,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from mixedres._internal.console import printable
 from mixedres._internal.errors import DataError
 from mixedres.data.examples import Examples
 from mixedres.data.images import decode, preprocessing, squares
@@ -40,6 +41,7 @@ class ImageReader:
     num_classes: int
     apply_exif: bool
     on_error: str
+    max_pixels: int = decode.MAX_PIXELS
 
     def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
         """Writes a random crop of image `index`, and returns its label."""
@@ -59,7 +61,7 @@ class ImageReader:
         """Records and returns why image `index` cannot be used; raises DataError where that ends the run."""
         file_name = self.examples.file_name(index)
         name = f"{self.examples.name}, example {index}" + (f", {file_name}" if file_name else "")
-        name = name.encode(errors="surrogateescape").decode(errors="backslashreplace")  # not every name is UTF-8
+        name = printable(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))  # not all are UTF-8
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         unreadable[name] = reason or type(error).__name__
         if self.on_error == "raise":
@@ -71,7 +73,7 @@ class ImageReader:
         image, label = self.examples[index]
         if not 0 <= label < self.num_classes:
             raise ValueError(f"label {label} is not in 0 to {self.num_classes - 1}")
-        return image, label, decode.header(image, apply_exif=self.apply_exif)
+        return image, label, decode.header(image, apply_exif=self.apply_exif, max_pixels=self.max_pixels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """Decodes images: JPEG with simplejpeg, other formats and odd JPEGs with Pillow."""
 
+import contextlib
 import functools
 import io
+import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import cv2
@@ -9,9 +12,16 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from mixedres._internal.environment import host_memory
+
 # A smaller side has nothing to learn from; more pixels in all are a mistake or an attack (Pillow's limit).
 MIN_SIDE = 4
 MAX_PIXELS = 2 * 89_478_485
+# Bytes that decoding a pixel takes at most: in libjpeg, which keeps what a progressive image has come to, and in
+# Pillow, which converts (measured).
+_BYTES_JPEG, _BYTES_PILLOW = 6, 11
+# Images that take less do not wait for room: most of them do.
+_SMALL = 2**23
 
 # Some other formats make Pillow start programs on untrusted data.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -44,15 +54,41 @@ class Header(NamedTuple):
     colorspace: str = ""
 
 
-def header(data: bytes, *, apply_exif: bool = False) -> Header:
+class _Room:
+    """Memory for images that this process decodes at the same time, in any number of threads; the largest go alone."""
+
+    def __init__(self, size: int):
+        self._size, self._taken, self._changed = size, 0, threading.Condition()
+
+    @contextlib.contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        """Waits until there is room for `size` bytes, which are taken inside the block."""
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken + size <= self._size)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+# A part that leaves enough for the step, and for the same in other processes that decode.
+_ROOM = _Room(host_memory() // 16)
+
+
+def header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header of an encoded image.
 
     Args:
       data: the whole file.
       apply_exif: use the orientation in its EXIF data, as viewers do; the published ImageNet pipelines do not.
+      max_pixels: that it may have, at most `MAX_PIXELS`.
 
     Raises:
-      ValueError: where it is no image, a side is below `MIN_SIDE`, or it has more than `MAX_PIXELS` pixels.
+      ValueError: where it is no image, a side is below `MIN_SIDE`, or it has more than `max_pixels` pixels.
     """
     if not data:
         raise ValueError("the file is empty")
@@ -61,9 +97,9 @@ def header(data: bytes, *, apply_exif: bool = False) -> Header:
         is_jpeg = True
     except ValueError:
         (width, height), colorspace, is_jpeg = _open(data).size, "", False
-    if min(height, width) < MIN_SIDE or height * width > MAX_PIXELS:
+    if min(height, width) < MIN_SIDE or height * width > max_pixels:
         raise ValueError(
-            f"it has {width}x{height} pixels; at least {MIN_SIDE} a side and at most {MAX_PIXELS:,} in all are needed"
+            f"it has {width}x{height} pixels; at least {MIN_SIDE} a side and at most {max_pixels:,} in all are needed"
         )
     orientation = _orientation(data) if apply_exif else 1
     if orientation > 4:
@@ -88,20 +124,25 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fas
     Raises:
       ValueError: where not all pixels can be decoded.
     """
+    count = head.height * head.width
     if head.is_jpeg:
-        try:
+        # A ValueError: damaged, or a variant it does not know. Pillow may.
+        with _room(_BYTES_JPEG * count), contextlib.suppress(ValueError):
             sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
             # simplejpeg takes the smallest size that is no smaller than these.
             smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
             colorspace = "RGB" if channels == 3 else "GRAY"
             return _turned(simplejpeg.decode_jpeg(data, colorspace, fastdct=fast_dct, **smallest), head.orientation)
-        except ValueError:
-            pass  # damaged, or a variant it does not know: try Pillow
-    pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
-    if shrink > 1:
-        size = (-(-head.width // shrink), -(-head.height // shrink))
-        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], channels)
-    return pixels
+    with _room(_BYTES_PILLOW * count):
+        pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
+        if shrink > 1:
+            size = (-(-head.width // shrink), -(-head.height // shrink))
+            pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], channels)
+        return pixels
+
+
+def _room(size: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if size < _SMALL else _ROOM.of(size)
 
 
 def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
@@ -131,13 +172,19 @@ def _open(data: bytes) -> Image.Image:
 
 def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
     image = _open(data)
+    if image.mode == "F":
+        raise ValueError(
+            "its pixels are floating-point numbers, of which nobody knows the range; 8 or 16 bits are read"
+        )
     try:
-        if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel, which convert() would clip
+        if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
             values = np.asarray(image, np.float64)
             image = Image.fromarray(np.clip(values / 257.0 + 0.5, 0, 255).astype(np.uint8))
         if image.mode == "P":
             image = image.convert("RGBA")
         pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    except MemoryError:  # is not the image's fault
+        raise
     except Exception as error:
         raise ValueError(_reason(error)) from error
     return np.ascontiguousarray(pixels).reshape(image.height, image.width, channels)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mixedres.data.examples import Dataset, Examples
-from mixedres.data.images import grain_compat, preprocessing, worker_processes
+from mixedres.data.images import decode, grain_compat, preprocessing, worker_processes
 from mixedres.data.images.chunks import EvalChunks, ImageReader, TrainChunks, chunks_per_batch
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.sources import ALL, Batch, Shard
@@ -32,6 +32,7 @@ class Loader:
       workers: decoding processes; 0: threads of this process decode.
       on_error: 'raise': an unreadable image ends the run; 'skip': in training the next readable image takes its place,
         in evaluation it does not count.
+      max_pixels: that an image may have; a larger one is unreadable.
       unreadable: {name of an image: reason}, the images skipped so far.
     """
 
@@ -43,6 +44,7 @@ class Loader:
     threads: int = 1
     workers: int = 0
     on_error: str = "raise"
+    max_pixels: int = decode.MAX_PIXELS
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -110,7 +112,13 @@ class Loader:
 
     def _images(self, examples: Examples) -> ImageReader:
         return ImageReader(
-            examples, self.image_shape, self.preprocessing, self.num_classes, self.data_set.apply_exif, self.on_error
+            examples,
+            self.image_shape,
+            self.preprocessing,
+            self.num_classes,
+            self.data_set.apply_exif,
+            self.on_error,
+            self.max_pixels,
         )
 
     def _batches(self, chunks: Any, local_batch: int) -> Iterator[Batch]:

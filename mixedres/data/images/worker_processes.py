@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import pathlib
 import signal
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from mixedres._internal.errors import DataError
 
-_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM)
+_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def begin(index: int, count: int) -> None:
@@ -32,7 +33,8 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks SIGINT and SIGTERM while worker processes start, until `begin` makes them ignore both."""
+    """Blocks the signals while worker processes start, until `begin` makes them ignore these."""
+    multiprocessing.resource_tracker.ensure_running()  # the first process would start it, which ends with an unblocking
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
     try:
         yield

@@ -6,11 +6,10 @@ import argparse
 import pathlib
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal import command_line
+from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres.data.datasets.imagenet import NAME, TARS
 
@@ -53,7 +52,8 @@ def prepare(given: Sequence[str]) -> None:
     from mixedres.data.prepare import writer
 
     recipe = options.recipe(options)
-    print(_summary(recipe, options.data_dir, writer.write(recipe, options.data_dir)))
+    process.raise_interrupts()
+    console.show(_summary(recipe, options.data_dir, writer.write(recipe, options.data_dir)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -174,7 +174,7 @@ def _summary(recipe: Recipe, data_dir: pathlib.Path, written: Mapping[str, Seque
 def _path(text: str) -> pathlib.Path:
     if not text:
         raise argparse.ArgumentTypeError("name a directory")
-    return pathlib.Path(text).expanduser().absolute()
+    return command_line.path(text).absolute()
 
 
 def _name(text: str) -> str:
@@ -195,4 +195,4 @@ def _between(lowest: int, highest: int) -> Callable[[str], int]:
 
 
 if __name__ == "__main__":
-    command_line.leave(main(sys.argv))
+    process.start(main)

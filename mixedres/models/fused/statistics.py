@@ -88,9 +88,9 @@ def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: No
     return vectors, Statistics(mean, var)
 
 
-def count(y: jax.Array) -> int:
-    """Number of values in a channel."""
-    return y.size // y.shape[-1]
+def count(y: jax.Array) -> float:
+    """Number of values in a channel, which as an integer might not fit into JAX's."""
+    return float(y.size // y.shape[-1])
 
 
 def channel_sums(*maps: jax.Array) -> jax.Array:
@@ -99,7 +99,7 @@ def channel_sums(*maps: jax.Array) -> jax.Array:
     XLA for GPUs makes two stages of such sums by itself, with one kernel for each second stage. Here one kernel
     computes the second stage of all maps.
     """
-    parts = _parts(count(maps[0]))
+    parts = _parts(int(count(maps[0])))
     partial_sums = [x.reshape(parts, -1, x.shape[-1]).sum(1) for x in maps]
     return jnp.stack(partial_sums).sum(1)
 

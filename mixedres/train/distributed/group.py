@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped
 from mixedres._internal.jax_compat import global_state
 from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read
@@ -163,8 +164,9 @@ class ProcessGroup(SingleProcess):
 
     def _end(self, line: str, status: int) -> None:
         self._ending.acquire()  # never released, so that only the first line is printed
-        sys.stdout.flush()
-        os.write(2, f"mixedres: {line}\n".encode())
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        console.complain(f"mixedres: {line}")  # what a stranger at the port wrote is escaped, too
         time.sleep(self.is_primary)  # the others must hear a verdict before process 0 ends and takes it along
         os._exit(status)  # at once: collectives in other threads cannot be interrupted
 

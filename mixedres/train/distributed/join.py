@@ -4,10 +4,12 @@ Where that fails, and where process 0 is gone, JAX prints a stack trace and abor
 signal handlers run too late; a SIGABRT handler in C, which ctypes makes of a function, has the last word.
 """
 
+import contextlib
 import ctypes
 import os
 import re
 import signal
+import socket
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -57,11 +59,14 @@ def join(
             os.write(output, f"mixedres: {why(said, *given, timeout)}\n".encode())
             os._exit(2)
 
+        # By default JAX listens at all addresses of process 0, and believes whoever comes.
+        bound = coordinator if coordinator and is_here(coordinator) else None
         on_abort(last_word)
         os.dup2(captured.fileno(), 2)
         try:
             jax.distributed.initialize(
                 *given,
+                coordinator_bind_address=bound,
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=max(1, int(timeout) - _JAX_ADDS),
                 heartbeat_timeout_seconds=int(2 * timeout) + 60,  # the monitor speaks before JAX aborts
@@ -81,6 +86,20 @@ def join(
     group = ProcessGroup(global_state.process_id, global_state.num_processes, address, timeout)
     on_abort(group.blame)
     return group
+
+
+def is_here(address: str) -> bool:
+    """Whether the host of 'HOST:PORT' is an address of this machine, on which a socket can listen.
+
+    It may be one of a router or a container before this machine.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind(place)
+                return True
+    return False
 
 
 def why(said: str, address: str | None, count: int | None, index: int | None, timeout: float) -> str:

@@ -1,21 +1,21 @@
-"""SIGINT and SIGTERM as a request: finish the step, save, and leave."""
+"""SIGINT, SIGTERM and SIGHUP as a request: finish the step, save, and leave."""
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
 import signal
-import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from mixedres._internal import process
 
 
 class StopSignal:
-    """A context in which the first SIGINT or SIGTERM is a request, and a second one ends the process at once.
+    """A context in which the first of the signals is a request, and a second one ends the process at once.
 
-    Outside the main thread, where Python allows no handlers, it does nothing.
+    Outside the main thread, where Python allows no handlers, it does nothing. A SIGHUP that was ignored before, as
+    under nohup, stays so.
 
     Attributes:
       requested: the signal that asked to stop; None as long as there was none.
@@ -23,28 +23,25 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._undo = process.take_signals(self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._undo()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self.requested is not None:
             _say(f"{name} again: stopping at once; the newest checkpoint stands")
-            for child in multiprocessing.active_children():
-                child.kill()
-            os._exit(128 + number)
+            process.end(128 + number)
         self.requested = signal.Signals(number)
         _say(f"{name}: finishing this step and saving; once more to stop at once")
 
 
 def _say(text: str) -> None:
     """Past Python's buffers, which a handler must not touch: it may have interrupted a `print`."""
-    os.write(2, f"\nmixedres: {text}\n".encode())
+    with contextlib.suppress(OSError):  # the terminal may be gone, which may be the reason
+        os.write(2, f"\nmixedres: {text}\n".encode())

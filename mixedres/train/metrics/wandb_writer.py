@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from mixedres._internal import console
 from mixedres._internal.errors import TrackingError
 from mixedres._internal.files import read_json, without_nan, write_json
 from mixedres.checkpoints import workdir
@@ -70,7 +71,7 @@ class WandbWriter:
             action()
         except Exception as error:
             self._run = None
-            print(f"warning: Weights & Biases takes no metrics any more ({_first_line(error)})")
+            console.say(f"warning: Weights & Biases takes no metrics any more ({_first_line(error)})")
 
 
 def _run_id(path: pathlib.Path) -> str:

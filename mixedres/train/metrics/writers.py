@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import pathlib
+import stat
 from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from mixedres._internal.files import replace_text, without_nan
+from mixedres._internal.files import read_regular, replace_text, without_nan
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
 # Values without a curve.
@@ -54,12 +56,14 @@ class MetricWriter:
           OSError: if `jsonl` cannot be opened.
         """
         if jsonl.exists():
-            lines = jsonl.read_text().splitlines(keepends=True)
+            # What is not UTF-8 is damage, and a line without its end would swallow the next one.
+            old = read_regular(jsonl).decode(errors="replace")
+            lines = old.split("\n")
             last = dict.fromkeys(("train", "resources", "numerics"), first_step)
             last["eval"] = first_step if evaluated else first_step - 1
-            remaining = [line for line in lines if _is_of(line, last)]
-            if remaining != lines:
-                replace_text(jsonl, "".join(remaining))
+            remaining = "".join(f"{line}\n" for line in lines if _is_of(line, last))
+            if remaining != old:
+                replace_text(jsonl, remaining)
         self._lines = _Lines(jsonl)
         self._curves = _Curves(jsonl.parent, first_step)
         self._tracker = tracker
@@ -116,7 +120,10 @@ class _Lines:
     """A file to which lines are appended; lines that cannot be written wait in memory."""
 
     def __init__(self, path: pathlib.Path):
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        # A pipe would wait for a reader.
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
         self._waiting = b""
         self.problem: str | None = None
 
@@ -219,6 +226,6 @@ def _is_of(line: str, last: Mapping[str, int]) -> bool:
     """Whether a line belongs to a step up to the last one of its kind; False for one that a crash cut off."""
     try:
         values = json.loads(line)
-        return values["step"] <= last[values["kind"]]
-    except (ValueError, KeyError, TypeError):
+        return bool(values["step"] <= last[values["kind"]])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

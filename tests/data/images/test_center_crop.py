@@ -47,8 +47,8 @@ def test_each_file_has_its_own_word(tmp_path):
     assert found == [
         "it is not an image in a known format",
         "No such file or directory",
-        "it is not a file",
-        "it is not a file",
+        "Is a directory",
+        "not a regular file",
         "the file is empty",
     ]
 

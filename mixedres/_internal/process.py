@@ -1,0 +1,114 @@
+"""A command as a process: safe streams, signals from the first moment on, and its end."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from mixedres._internal import console, huge_pages
+
+# SIGHUP: the terminal is gone.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Runs `main`, which takes the command line and returns the exit status, as this process.
+
+    Until the command calls `raise_interrupts` or takes the signals itself, it has nothing to lose: SIGINT, SIGTERM and
+    SIGHUP end it at once, in the middle of an import or a compilation too.
+    """
+    huge_pages.ask()
+    console.prepare()
+    sys.unraisablehook, threading.excepthook = _drop_known(sys.unraisablehook), _drop_known(threading.excepthook)
+    end_at_once()
+    leave(main(sys.argv))
+
+
+def _drop_known(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """`hook`, but for what Orbax' coroutines say of their loop long after a save that failed, which was reported."""
+
+    def filtered(unraised: Any) -> None:
+        if str(unraised.exc_value) != "Event loop is closed":
+            hook(unraised)
+
+    return filtered
+
+
+def end_at_once() -> None:
+    """Makes the signals end the process with 128 + their number and a line, whatever its main thread is doing."""
+    # Python runs handlers between two steps of the main thread, and a compilation is one step. So a thread waits for
+    # the number that Python's own handler writes into a pipe.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, _leave_to_thread)
+    threading.Thread(target=_end_on_signal, args=(reading,), name="signals", daemon=True).start()
+
+
+def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+    """Does nothing."""
+
+
+def _end_on_signal(reading: int) -> None:
+    number = os.read(reading, 1)[0]
+    console.complain(f"mixedres: stopped by {signal.Signals(number).name}; there was nothing to save")
+    end(128 + number)
+
+
+def raise_interrupts() -> None:
+    """From now on SIGINT raises KeyboardInterrupt, so that the command can put in order what it has begun."""
+    if signal.getsignal(signal.SIGINT) is _leave_to_thread:
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            if signal.getsignal(number) is _leave_to_thread:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def take_signals(handler: Callable[[int, FrameType | None], None]) -> Callable[[], None]:
+    """Calls `handler` for the signals that are not ignored; returns a function that undoes this.
+
+    Outside the main thread, where Python allows no handlers, it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    waking = signal.set_wakeup_fd(-1)
+    before: dict[signal.Signals, Any] = {}
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+
+    def undo() -> None:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+
+    return undo
+
+
+def end(status: int) -> NoReturn:
+    """Ends this process and those that it started, now."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(status)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process with `status`.
+
+    After an interruption, and after an error with other processes around, it skips the interpreter's own shutdown: that
+    can crash where Ctrl-C came during a compilation (segmentation fault, seen with JAX 0.10.2), or wait for the others.
+    """
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # was said where it matters
+        console.give_up_stdout()
+    jax = sys.modules.get("jax")
+    if status > 128 or (status and jax is not None and jax.distributed.is_initialized()):
+        os._exit(status)
+    sys.exit(status)

@@ -1,0 +1,279 @@
+"""Taking the directory of a run for one process, noticing its loss, and removing a run from it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, Any
+
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import lock, nearest_existing, read_json, write_json
+from mixedres.checkpoints import workdir as names
+from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
+from mixedres.config import recorded
+
+# The files of a run, and those that a start which was killed at once leaves.
+_FILES = (SUMMARY, METRICS, names.WANDB_ID, DATA, CONFIG)
+_BEGUN = {LOCK, CONFIG + ".part", DATA, DATA + ".part", CHECKPOINTS}
+# The directories in that of the checkpoints: whole, being written, and set aside.
+_CHECKPOINT = re.compile(rf"\d+|{recorded.PARTIAL.pattern}|damaged-\d+")
+
+
+class Claim:
+    """A directory that belongs to this process until the claim is closed, or until the process ends."""
+
+    def __init__(self, workdir: pathlib.Path):
+        """Locks `workdir`, which exists; raises ConfigError where another process has it."""
+        self._workdir, self._file = workdir, _lock(workdir)
+        self._sign()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the directory back."""
+        self._file.close()
+
+    def is_lost(self) -> bool:
+        """Whether the directory was removed or moved away; a disk that does not answer is no proof."""
+        path = self._workdir / LOCK
+        try:
+            there, own = os.stat(path), os.fstat(self._file.fileno())
+            # Some network disks give a file a new number now and then.
+            same = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) or path.read_text() == self._signature
+            return not same
+        except (FileNotFoundError, NotADirectoryError):
+            return not self._lock_again()
+        except (OSError, ValueError):
+            return False
+
+    def _lock_again(self) -> bool:
+        """Locks the directory anew where only the lock was removed from it; returns whether it is the same."""
+        if read_json(self._workdir / CONFIG) is None:
+            return False
+        with contextlib.suppress(OSError, ConfigError):
+            self._file, old = _lock(self._workdir), self._file
+            old.close()
+            self._sign()
+            return True
+        return False
+
+    def renew(self, config: dict[str, Any], data: dict[str, Any] | None) -> None:
+        """Makes the directory again where nothing stands in its place, with the files of `begin`; no save is under way.
+
+        Raises:
+          ConfigError: where that is not possible.
+        """
+        with _writable(self._workdir):
+            self._workdir.mkdir(parents=True, exist_ok=True)
+            # A save that was under way may have made it again.
+            if {path.name for path in self._workdir.iterdir()} - {CHECKPOINTS}:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            self._file.close()
+            self._file = _lock(self._workdir)
+            self._sign()
+        begin(self._workdir, config, data)
+
+    def _sign(self) -> None:
+        """Writes into the lock what no other lock has."""
+        self._signature = secrets.token_hex(16)
+        with contextlib.suppress(OSError):  # on a full disk the file itself is the sign
+            self._file.truncate(0)
+            self._file.write(self._signature)
+            self._file.flush()
+
+
+def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> Claim:
+    """Locks `workdir` for a run with `config`: a new one, or the continuation of the one in it. `begin` comes next.
+
+    A run of another config or other data that has no checkpoint, no summary and no step to examine is removed: nothing
+    is lost with it.
+
+    Args:
+      workdir: an absolute path.
+      config: of this start, flat and resolved.
+      data: identity of the data, see `mixedres.checkpoints.workdir.check_data`; None: it is not compared.
+      clean: remove an earlier run first. Only what a run writes is removed, and no link is followed; a directory with
+        files and no run in it is refused.
+
+    Raises:
+      ConfigError: where the directory cannot be written or cannot hold a checkpoint, is in use, holds something else,
+        or holds a run of another config or other data. Then nothing has been written or removed.
+    """
+    check_name(workdir)
+    with _writable(workdir):
+        _check_writable(workdir)
+        holds_run = _holds_run(workdir, clean=clean)
+        replaces = holds_run and not clean and not _may_go_on(workdir, config, data or {})
+        if clean or replaces:
+            _check_removable(workdir)
+        elif holds_run:
+            _check_complete(workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
+        claimed = Claim(workdir)
+        if clean or replaces:
+            _remove_run(workdir)
+    return claimed
+
+
+def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | None = None) -> None:
+    """Writes the run's config and data into `workdir`, which has been claimed.
+
+    Raises:
+      ConfigError: where it cannot be written.
+    """
+    with _writable(workdir):
+        known = recorded.read_data(workdir)
+        if data is not None and known is None and recorded.read(workdir) is None:
+            known = data
+        if known is not None and read_json(workdir / DATA) != known:
+            write_json(workdir / DATA, known)
+        (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
+        as_json = json.loads(json.dumps(config))
+        if read_json(workdir / CONFIG) != as_json:
+            write_json(workdir / CONFIG, as_json)
+        # From now on its absence means that the checkpoints are gone.
+        (workdir / CHECKPOINTS).mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def _writable(workdir: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"--workdir={workdir} cannot be written ({error.strerror}); name another with --workdir=DIR"
+        ) from error
+
+
+def check_name(workdir: pathlib.Path) -> None:
+    """Raises ConfigError for a path in which no checkpoint can be written."""
+    try:
+        os.fsencode(workdir).decode()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(workdir / recorded.CHECKPOINTS)
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"--workdir={workdir} cannot be used ({error.strerror}); name another") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--workdir={workdir} is not UTF-8, which checkpoints need; name another") from None
+
+
+def _check_writable(workdir: pathlib.Path) -> None:
+    existing = nearest_existing(workdir)
+    if not existing.is_dir():
+        raise NotADirectoryError(20, "not a directory", str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(13, "no write permission", str(existing))
+
+
+def _holds_run(workdir: pathlib.Path, *, clean: bool) -> bool:
+    """Whether the directory holds a run; raises ConfigError where it holds other files, or one to be cleaned first."""
+    if recorded.read(workdir) is not None:
+        return True
+    entries = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
+    if not entries - _BEGUN and not recorded.steps(workdir):
+        return False
+    if CONFIG in entries and LOCK in entries:
+        if clean:
+            return True
+        raise ConfigError(
+            f"--workdir={workdir} holds a run whose {CONFIG} cannot be read, and no whole checkpoint that has it too; "
+            "put back a copy, or start over with --clean"
+        )
+    raise ConfigError(
+        f"--workdir={workdir} holds files but no run of mixedres, so nothing was written or removed; "
+        "name an empty or a new directory"
+    )
+
+
+def _may_go_on(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any]) -> bool:
+    """Whether `config` continues the run; False where it does not, and nothing would be lost with that run."""
+    try:
+        names.check_same(workdir, config)
+        names.check_data(workdir, data)
+        return True
+    except ConfigError:
+        results = (SUMMARY, CHECKPOINTS, *names.NONFINITE)
+        if any(_has_content(workdir / name) for name in results):
+            raise
+        return False
+
+
+def _has_content(path: pathlib.Path) -> bool:
+    return os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir()))
+
+
+def _check_complete(workdir: pathlib.Path) -> None:
+    """Raises ConfigError where the checkpoints of a run that has come as far as a line of metrics are gone."""
+    checkpoints = workdir / CHECKPOINTS
+    if checkpoints.is_dir():
+        return
+    if os.path.lexists(checkpoints) and not checkpoints.is_symlink():
+        raise ConfigError(f"{checkpoints} is no directory; move it away or name another --workdir")
+    if checkpoints.is_symlink() or (_has_content(workdir / METRICS) and (workdir / METRICS).stat().st_size):
+        raise ConfigError(
+            f"{checkpoints} of a run that was under way is gone; put or mount it back, or start over with --clean"
+        )
+
+
+def _lock(workdir: pathlib.Path) -> IO[str]:
+    try:
+        return lock(workdir / LOCK)
+    except BlockingIOError:
+        raise ConfigError(f"--workdir={workdir} is in use by another run; wait for it or name another") from None
+
+
+def _check_removable(workdir: pathlib.Path) -> None:
+    """Raises ConfigError where something in the way of a removal was not written by a run."""
+    directories = (CHECKPOINTS, *names.NONFINITE, names.WANDB, names.PROFILE)
+    found = [workdir / name for name in directories] + _checkpoints(workdir)
+    for path in found:
+        if path.is_symlink() or (os.path.lexists(path) and not path.is_dir()):
+            kind = "a link, which is not followed" if path.is_symlink() else "no directory of a run"
+            raise ConfigError(f"{path} is {kind}, so nothing was removed; move it away, or name another --workdir")
+
+
+def _checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
+    directory = workdir / CHECKPOINTS
+    if directory.is_symlink() or not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if _CHECKPOINT.fullmatch(path.name)]
+
+
+def _remove_run(workdir: pathlib.Path) -> None:
+    """Removes what a run writes: its files, and the numbered directories in its checkpoints.
+
+    The config goes last: after a kill in between, the rest is still a run, which can be removed.
+    """
+    for name in (*names.NONFINITE, names.WANDB):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+    profile = workdir / names.PROFILE
+    for path in profile.glob(names.TRACES):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+    for path in (profile / names.TRACES).parents[:3]:  # and what they were in, unless it holds more
+        _remove_if_empty(path)
+    for path in _checkpoints(workdir):
+        shutil.rmtree(path)
+    _remove_if_empty(workdir / CHECKPOINTS)
+    events = [path for path in workdir.glob(names.EVENTS) if path.is_file()]
+    partial = [workdir / f"{name}.part" for name in _FILES]
+    for path in (*events, *partial, *(workdir / name for name in _FILES)):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+
+
+def _remove_if_empty(path: pathlib.Path) -> None:
+    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+        path.rmdir()

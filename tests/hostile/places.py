@@ -1,0 +1,284 @@
+"""The directory of a run: moved, removed, linked, damaged, full, and what else stands in it."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
+import pytest
+
+from mixedres import main
+from mixedres._internal.errors import ConfigError, TrainingError
+from mixedres.checkpoints import load, ownership, workdir
+from mixedres.train import compilation, evaluation, loop, run
+from mixedres.train.builder import build
+from mixedres.train.metrics.log import RunLog
+from mixedres.train.metrics.writers import MetricWriter
+from tests.hostile.table import assert_one_line, finding, run_here
+from tests.train import run_cases
+
+
+@functools.cache
+def finished():
+    """A finished tiny run, which is not to be changed, and its summary."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="mixedres-tests-")) / "run"
+    return directory, train(directory)
+
+
+def train(directory, clean=False, **overrides):
+    """A tiny run: six steps with a checkpoint after every second."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.shrink(patch)
+        return run.train(run_cases.tiny("fp16", **overrides), directory, clean=clean)
+
+
+def copy(place):
+    """A copy of the finished run in `place`."""
+    shutil.copytree(finished()[0], place / "run")
+    return place / "run"
+
+
+def go_on(directory):
+    """Takes the summary away, so that the run is continued, to the same bits."""
+    (directory / workdir.SUMMARY).unlink(missing_ok=True)
+    assert train(directory)["fingerprint"] == finished()[1]["fingerprint"]
+
+
+def interrupted_by(directory, action, step=3):
+    """Trains in `directory`; after `step` steps `action` happens."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
+        patch.setattr(loop, "_LOOK_EVERY", 0.0)
+        run_cases.after(patch, RunLog, "train", action, step)
+        train(directory)
+    return str(caught.value)
+
+
+@finding("F4")
+def removed_while_it_goes_on(place):
+    directory = place / "run"
+    said = interrupted_by(directory, lambda: shutil.rmtree(directory))
+    assert "was removed or moved during the run; a new one there has the checkpoint of step" in said, said
+    assert {workdir.CONFIG, workdir.DATA, workdir.LOCK, workdir.CHECKPOINTS} <= {p.name for p in directory.iterdir()}
+    go_on(directory)
+    assert load.read(directory).class_names == load.read(finished()[0]).class_names
+
+
+@finding("F4")
+def moved_while_it_goes_on(place):
+    directory = place / "run"
+    interrupted_by(directory, lambda: directory.rename(place / "moved"))
+    go_on(directory)
+    go_on(place / "moved")
+
+
+@finding("F4")
+def replaced_while_it_goes_on(place):
+    directory = place / "run"
+
+    def replace():
+        directory.rename(place / "moved")
+        directory.mkdir(exist_ok=True)  # a save may have made it again
+        (directory / "thesis.txt").write_text("mine")
+
+    assert "was removed or moved" in interrupted_by(directory, replace)
+    # But for a checkpoint that was being written.
+    assert {path.name for path in directory.iterdir()} - {workdir.CHECKPOINTS} == {"thesis.txt"}
+    go_on(place / "moved")
+
+
+@finding("F4")
+def moved_in_the_last_step(place):
+    directory = place / "run"
+    assert "was removed or moved" in interrupted_by(directory, lambda: directory.rename(place / "moved"), step=6)
+
+
+@finding("F4")
+def its_lock_is_removed(place):
+    directory = place / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_LOOK_EVERY", 0.0)
+        run_cases.after(patch, RunLog, "train", (directory / workdir.LOCK).unlink, 3)
+        summary = train(directory)
+    assert summary["fingerprint"] == finished()[1]["fingerprint"]
+    assert (directory / workdir.LOCK).exists()
+
+
+@finding("F4b")
+def cleaned_of_what_runs_write_alone(place):
+    directory = copy(place)
+    (directory / "thesis.zip.part").write_text("mine")
+    kept = [directory / workdir.CHECKPOINTS / name for name in ("2026-best-of-march", "6-copy", "damaged-by-me")]
+    for path in kept:
+        path.mkdir()
+    ownership.claim(directory, build(run_cases.tiny("fp16")).resolved, clean=True).close()
+    assert sorted(path.name for path in directory.iterdir()) == [workdir.LOCK, workdir.CHECKPOINTS, "thesis.zip.part"]
+    assert sorted((directory / workdir.CHECKPOINTS).iterdir()) == sorted(kept)
+
+
+@finding("F4b")
+def links_are_not_followed(place):
+    config = build(run_cases.tiny("fp16")).resolved
+    for name in (workdir.CHECKPOINTS, f"{workdir.CHECKPOINTS}/2", "nonfinite"):
+        directory, elsewhere = copy(place), place / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "7").mkdir()
+        shutil.rmtree(directory / name, ignore_errors=True)
+        (directory / name).symlink_to(elsewhere)
+        before = sorted(directory.rglob("*"))
+        with pytest.raises(ConfigError, match="is a link, which is not followed, so nothing was removed"):
+            ownership.claim(directory, config, clean=True)
+        assert sorted(directory.rglob("*")) == before and (elsewhere / "7").is_dir()
+        shutil.rmtree(directory), shutil.rmtree(elsewhere)
+    directory = copy(place)
+    (directory / workdir.CHECKPOINTS / "7").write_text("a file")
+    with pytest.raises(ConfigError, match="7 is no directory of a run"):
+        ownership.claim(directory, config, clean=True)
+
+
+@finding("F8")
+def a_run_without_a_result_gives_way(place):
+    config = build(run_cases.tiny("fp16")).resolved
+    with ownership.claim(place, config | {"batch_size": 400000}, clean=False):
+        ownership.begin(place, config | {"batch_size": 400000})
+    (place / workdir.METRICS).write_text('{"step": 1, "kind": "train"}\n')
+    with ownership.claim(place, config, clean=False):
+        ownership.begin(place, config)
+    assert json.loads((place / workdir.CONFIG).read_text())["batch_size"] == config["batch_size"]
+    assert not (place / workdir.METRICS).exists()
+    (place / workdir.CHECKPOINTS / "2").mkdir()
+    with pytest.raises(ConfigError, match="holds a run with a different config"):
+        ownership.claim(place, config | {"batch_size": 8}, clean=False)
+
+
+@finding("F8")
+def more_than_the_memory(place):
+    """Said after the compilation, before a batch of 79 GB is made."""
+    big = ("--config.data.name=synthetic", "--config.data.num_classes=10", "--config.data.train_examples=1000000")
+    config = ("--config=digits:fp32,model=cifar_resnet8,steps=2", *big)
+    sizes = ("--config.batch_size=400000", "--config.data.image_size=256", f"--workdir={place}/run")
+    assert_one_line(run_here(main.main, *config, *sizes), 1, "GB of memory where there are", "config.batch_size")
+
+
+@finding("F10")
+def metrics_that_are_no_text(place):
+    directory = copy(place)
+    with (directory / workdir.METRICS).open("ab") as file:
+        file.write(b'\xff\xfe{"step": 1\n')
+    go_on(directory)
+
+
+@finding("F11")
+def a_line_of_metrics_without_its_end(place):
+    path = place / workdir.METRICS
+    path.write_text('{"step": 1, "kind": "train"}\n{"step": 2, "kind": "train"}')
+    writer = MetricWriter(path, 2)
+    writer.write(3, "train", {"loss": 1.0})
+    writer.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+@finding("F13")
+def places_that_hold_no_checkpoint(place):
+    for name in ("gs://bucket/run", "s3://bucket/run"):
+        outcome = run_here(main.main, "--config=digits:fp32", f"--workdir={name}")
+        assert_one_line(outcome, 2, "no directory of this machine")
+    config = build(run_cases.tiny("fp16")).resolved
+    for name, words in ((os.fsdecode(b"\xff\xfe"), "is not UTF-8"), ("x" * 300, "File name too long")):
+        with pytest.raises(ConfigError, match=words):
+            ownership.claim(place / name, config, clean=False)
+    assert list(place.iterdir()) == []
+
+
+@finding("F21")
+def programs_of_others(place):
+    directory = place / compilation.NAME
+    assert compilation._directory("auto", place / "run") == str(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.rmdir()
+    for kind in ("writable by a group", "of somebody else", "a link"):
+        if kind == "a link":
+            (place / "mine").mkdir(mode=0o700)
+            directory.symlink_to(place / "mine")
+        else:
+            directory.mkdir()
+            directory.chmod(0o770 if kind == "writable by a group" else 0o700)
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "of somebody else":
+                patch.setattr(os, "getuid", lambda: 12345)
+            assert compilation._directory("auto", place / "run") is None, kind
+        if directory.is_symlink():
+            directory.unlink()
+        else:
+            directory.rmdir()
+
+
+@finding("F23")
+def data_json_comes_back(place):
+    for damage in ("", '{"class_na', "[]", None):
+        directory = copy(place)
+        kept = json.loads((directory / workdir.DATA).read_text())
+        (directory / workdir.DATA).unlink()
+        if damage is not None:
+            (directory / workdir.DATA).write_text(damage)
+        assert load.read(directory).class_names == load.read(finished()[0]).class_names
+        assert load.read(directory).input == load.read(finished()[0]).input
+        go_on(directory)
+        assert json.loads((directory / workdir.DATA).read_text()) == kept
+        shutil.rmtree(directory)
+
+
+@finding("F24")
+def config_json_comes_back(place):
+    directory = copy(place)
+    kept = json.loads((directory / workdir.CONFIG).read_text())
+    (directory / workdir.CONFIG).write_text('{"prec')
+    assert load.read(directory).run == kept
+    go_on(directory)
+    assert json.loads((directory / workdir.CONFIG).read_text()) == kept
+
+
+@finding("F24")
+def config_json_is_gone_for_good(place):
+    directory = copy(place)
+    (directory / workdir.CONFIG).write_text('{"prec')
+    for path in (directory / workdir.CHECKPOINTS).rglob("_METADATA"):
+        path.write_text("{")
+    with pytest.raises(ConfigError, match="start over with --clean"):
+        train(directory)
+    assert train(directory, clean=True)["fingerprint"] == finished()[1]["fingerprint"]
+
+
+@finding("F24")
+def an_empty_folder_that_looks_like_a_checkpoint(place):
+    directory = copy(place)
+    (directory / workdir.CHECKPOINTS / "999").mkdir()
+    go_on(directory)
+
+
+@finding("F24")
+def checkpoints_that_are_not_mounted(place):
+    directory = copy(place)
+    (directory / workdir.CHECKPOINTS).rename(place / "unmounted")
+    (directory / workdir.SUMMARY).unlink()
+    before = (directory / workdir.METRICS).read_bytes()
+    for link in (False, True):
+        if link:
+            (directory / workdir.CHECKPOINTS).symlink_to(place / "nowhere")
+        with pytest.raises(ConfigError, match="of a run that was under way is gone; put or mount it back"):
+            train(directory)
+        assert (directory / workdir.METRICS).read_bytes() == before
+    (directory / workdir.CHECKPOINTS).unlink()
+    (directory / workdir.CHECKPOINTS).symlink_to(place / "unmounted")
+    go_on(directory)
+
+
+@finding("F24")
+def an_evaluation_without_config_json(place):
+    directory = copy(place)
+    (directory / workdir.CONFIG).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.shrink(patch)
+        found = evaluation.evaluate(run_cases.tiny("fp16"), directory)
+    assert found["loss"] == finished()[1]["eval"]["loss"]
