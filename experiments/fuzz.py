@@ -19,14 +19,13 @@ import concurrent.futures
 import functools
 import itertools
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 
 from experiments.fuzzing import campaign
 from experiments.fuzzing.formats import FORMATS
-from mixedres._internal import command_line
+from mixedres._internal import command_line, process
 from mixedres._internal.errors import ConfigError, MixedresError
 
 # Workers at a time.
@@ -112,4 +111,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command_line.leave(main(sys.argv))
+    process.start(main)

@@ -7,7 +7,24 @@ from typing import Any
 import numpy as np
 
 # Integers at the edges of their types.
-EDGES = (0, 1, -1, 127, 128, 255, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+EDGES = (
+    0,
+    1,
+    -1,
+    127,
+    128,
+    255,
+    2**15,
+    2**16 - 1,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 # Bytes beyond which a mutant does not grow.
 MOST = 4_000_000
 

@@ -217,7 +217,7 @@ class _Worker:
             *lines, buffer = (buffer + received).split(b"\n")
             for report in map(json.loads, lines):
                 if report.get("warm_up") == "failed":
-                    raise RuntimeError(f"the intact files are not accepted: {report["text"]}")
+                    raise RuntimeError(f"the intact files are not accepted: {report['text']}")
                 is_ready = is_ready or "ready" in report
                 if "number" in report:
                     self._left -= 1

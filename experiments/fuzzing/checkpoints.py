@@ -24,7 +24,9 @@ def mutated(rng: np.random.Generator, files: dict[str, bytes]) -> Changes:
     if chance(rng, 0.1):
         return {CHECKSUMS: _sums(rng, files[CHECKSUMS], files)}
     covered = [name for name in sorted(files) if name != CHECKSUMS]
-    weights = np.array([4.0 if name.endswith(("METADATA", "_sharding", "ocdbt", "process_0")) else 1 for name in covered])
+    weights = np.array(
+        [4.0 if name.endswith(("METADATA", "_sharding", "ocdbt", "process_0")) else 1 for name in covered]
+    )
     for _ in range(1 + chance(rng, 0.2)):
         name = str(rng.choice(covered, p=weights / weights.sum()))
         changes[name] = _file(rng, files[name], files[pick(rng, covered)])

@@ -172,7 +172,9 @@ def _example(rng: np.random.Generator, record: bytes) -> bytes:
     elif what == 4:
         features["label"].int64_list.value[:] = [pick(rng, (-1, 3, 2**31, 2**63 - 1, -(2**63)))]
     elif what == 5:
-        features["file_name"].bytes_list.value[:] = [pick(rng, (b"\xff\xfe", b"two\nlines", b"\x1b[2J", b"x" * 100_000))]
+        features["file_name"].bytes_list.value[:] = [
+            pick(rng, (b"\xff\xfe", b"two\nlines", b"\x1b[2J", b"x" * 100_000))
+        ]
     else:
         features["image"].bytes_list.value[:] = [images.jpeg(rng, features["image"].bytes_list.value[0])]
     return example.SerializeToString()
@@ -186,7 +188,16 @@ _OPERATIONS = (
     *(b"cnumpy\ndtype\n(VO\ntR", b"cnumpy\ndtype\n(VO8\nI0\nI1\ntR", b"cnumpy\ndtype\n(V" + b"i4," * 4000 + b"i4\ntR"),
     *(b"h\xff", b"j\xff\xff\xff\x7f", b"r\xff\xff\xff\x7f", b"X\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 7 + b"\x0f"),
     *(b"\x8b\xff\xff\xff\x7f", b"F1e999\n", b"L" + b"9" * 5000 + b"L\n", b"I\n", b"\x80\xff", b"\x95" + b"\xff" * 8),
-    *(b"P1\n", b"Q", b"\x97", b"\x98", b"(" * 100_000, b"]\x94" * 1000, b"(" * 5000 + b"t" * 5000, b"X\x02\0\0\0\xff\xfe"),
+    *(
+        b"P1\n",
+        b"Q",
+        b"\x97",
+        b"\x98",
+        b"(" * 100_000,
+        b"]\x94" * 1000,
+        b"(" * 5000 + b"t" * 5000,
+        b"X\x02\0\0\0\xff\xfe",
+    ),
 )
 _SPARE = gzip.compress(bytes(2**26), 9)
 
@@ -209,7 +220,9 @@ def _tar_headers(rng: np.random.Generator, tar: bytes) -> bytes:
     changed = bytearray(tar)
     at = pick(rng, [place for place in range(0, len(tar), 512) if tar[place + 257 : place + 262] == b"ustar"])
     start, stop = pick(rng, ((0, 100), (100, 108), (124, 136), (136, 148), (156, 157), (157, 257), (345, 500)))
-    field = pick(rng, (rng.bytes(12), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-1\0", b"x", b"L", b"S", b"5"))
+    field = pick(
+        rng, (rng.bytes(12), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-1\0", b"x", b"L", b"S", b"5")
+    )
     field = field[: stop - start].ljust(min(stop - start, 12), b"\0")
     changed[at + start : at + start + len(field)] = field
     if chance(rng, 0.7):
@@ -248,5 +261,3 @@ def make_tar(held: dict[str, bytes]) -> bytes:
             member.size = len(content)
             opened.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
-
-

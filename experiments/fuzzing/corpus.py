@@ -126,9 +126,7 @@ def data_set(place: pathlib.Path, file_format: str) -> None:
             data_dir=directory, dataset_name="toy", split=split, filetype_suffix=file_format
         )
         size = sum(map(len, records))
-        infos.append(
-            tfds.core.SplitInfo(name=split, shard_lengths=[count], num_bytes=size, filename_template=template)
-        )
+        infos.append(tfds.core.SplitInfo(name=split, shard_lengths=[count], num_bytes=size, filename_template=template))
     tfds.folder_dataset.write_metadata(data_dir=directory, features=features, split_infos=infos, check_data=False)
     info = json.loads((directory / "dataset_info.json").read_text())
     (directory / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": file_format}))

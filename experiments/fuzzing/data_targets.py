@@ -4,11 +4,9 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import cv2
-
 from mixedres import data
+from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, DataError, errors
-from mixedres.data import InputSpec
 from mixedres.data.examples import Example
 from mixedres.data.images import center_crop, chunks, preprocessing
 
@@ -69,7 +67,7 @@ def train_on_records(place: pathlib.Path) -> None:
         source.fingerprint  # noqa: B018  (it reads records)
     unreadable = dict(_unreadable(source))
     for name, reason in unreadable.items():
-        print(f"{name}: {reason}")
+        console.say(f"{name}: {reason}")
     if unreadable:
         raise DataError(f"{len(unreadable)} images cannot be used")
 
@@ -79,9 +77,3 @@ def _unreadable(source: Any) -> Iterator[tuple[str, str]]:
         reader = chunks.ImageReader(part, source.image_shape, source.preprocessing, 3, False, "skip")
         found = chunks.EvalChunks(reader, len(part), range(len(part)))[0] if len(part) else {"unreadable": {}}
         yield from found["unreadable"].items()
-
-
-def prepare() -> None:
-    """What the commands do once."""
-    cv2.setNumThreads(0)
-    assert InputSpec

@@ -111,7 +111,7 @@ FORMATS = {
     "array_record": Format(_array_record, _records, "array_record"),
     "cifar": Format(_any_of("cifar", containers.cifar), _cifar),
     "metrics": Format(_one_file("run/metrics.jsonl", hostile_json.lines), _on_runs("metrics"), "run", uses_jax=True),
-    "data": Format(_one_file("run/data.json", hostile_json.mutated), _on_runs("run_files"), "run", uses_jax=True),
-    "config": Format(_one_file("run/config.json", hostile_json.mutated), _on_runs("run_files"), "run", uses_jax=True),
+    "data": Format(_one_file("run/data.json", hostile_json.mutated), _on_runs("data_file"), "run", uses_jax=True),
+    "config": Format(_one_file("run/config.json", hostile_json.mutated), _on_runs("config_file"), "run", uses_jax=True),
     "checkpoint": Format(_checkpoint, _on_runs("checkpoints"), "small_run", uses_jax=True),
 }

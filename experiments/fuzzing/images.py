@@ -11,7 +11,20 @@ from experiments.fuzzing.blind import chance, edge_field, pick
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Sides of images: none, small, at the limits of pixels, and beyond every limit.
 _SIDES = (0, 1, 3, 4, 5, 63, 1000, 13_377, 13_378, 65_535, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
-_NEW_CHUNKS = (b"tRNS", b"PLTE", b"iCCP", b"zTXt", b"iTXt", b"tEXt", b"eXIf", b"gAMA", b"acTL", b"fcTL", b"fdAT", b"IEND")
+_NEW_CHUNKS = (
+    b"tRNS",
+    b"PLTE",
+    b"iCCP",
+    b"zTXt",
+    b"iTXt",
+    b"tEXt",
+    b"eXIf",
+    b"gAMA",
+    b"acTL",
+    b"fcTL",
+    b"fdAT",
+    b"IEND",
+)
 _BOMB = zlib.compress(bytes(20_000_000), 9)
 
 

@@ -13,7 +13,7 @@ from mixedres._internal import command_line
 # Characters that move a terminal's cursor or end a line, but for the end of a line itself.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 # No person reads a line of more characters.
-LONGEST_LINE = 2000
+LONGEST_LINE = 3000
 
 
 class Verdict(NamedTuple):
@@ -30,7 +30,7 @@ def judge(command: Callable[[], None]) -> Verdict:
     It fails where an exception is not turned into a line, where the line is more than a line or has control characters,
     where something is printed that a terminal could not show, and where a warning would be printed.
     """
-    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
     try:
         with (

@@ -4,6 +4,7 @@ import argparse
 import functools
 import json
 import pathlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,11 @@ import jax
 from experiments.fuzzing import corpus
 from experiments.fuzzing.checkpoints import CHECKSUMS
 from mixedres import models
-from mixedres.checkpoints import load, workdir
-from mixedres.checkpoints.manager import Checkpoints, checksums_hold
+from mixedres._internal import console
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import checksums_hold
+from mixedres.checkpoints import load, ownership, workdir
+from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import recorded
 from mixedres.predict import __main__ as predict_command
 from mixedres.predict.classifier import from_args
@@ -33,7 +37,7 @@ def weights(intact: pathlib.Path) -> list[Target]:
 
     def initialize(place: pathlib.Path) -> None:
         (path,) = place.iterdir()
-        print(start.load_weights(str(path), shapes, experiment.model, experiment.source.input_spec).note)
+        console.say(start.load_weights(str(path), shapes, experiment.model, experiment.source.input_spec).note)
 
     def predict(place: pathlib.Path) -> None:
         (path,) = place.iterdir()
@@ -55,22 +59,36 @@ def metrics(intact: pathlib.Path) -> list[Target]:
     return [resume]
 
 
-def run_files(intact: pathlib.Path) -> list[Target]:
-    """Those of ``config.json`` and ``data.json``; the checkpoint, which is intact, is read once."""
-    _remember_shapes()
-    config, data = (json.loads((intact / "run" / name).read_text()) for name in (workdir.CONFIG, workdir.DATA))
-    load.Checkpoints = functools.partial(_ReadOnce, _restored(intact / "run" / workdir.CHECKPOINTS))  # type: ignore
-
-    def resume(place: pathlib.Path) -> None:
-        with workdir.claim(place, config, clean=False, data=data):
-            workdir.finished(place, config)
+def config_file(intact: pathlib.Path) -> list[Target]:
+    """Those of ``config.json``."""
 
     def evaluate(place: pathlib.Path) -> None:
         build(recorded.get_config(str(place)))
-        workdir.check_same(place, config, only={"model.name", "model.version"})
+
+    return [_continued(intact), evaluate]
+
+
+def data_file(intact: pathlib.Path) -> list[Target]:
+    """Those of ``data.json``; the checkpoint beside it, which is intact, is restored once."""
+    _remember_shapes()
+    load.Checkpoints = functools.partial(_ReadOnce, _restored(intact / "run" / workdir.CHECKPOINTS))  # type: ignore
+    data = json.loads((intact / "run" / workdir.DATA).read_text())
+
+    def evaluate(place: pathlib.Path) -> None:
         workdir.check_data(place, data, classes_only=True)
 
-    return [resume, evaluate, _classify]
+    return [_continued(intact), evaluate, _classify]
+
+
+def _continued(intact: pathlib.Path) -> Target:
+    """What the start of a run does that goes on in a folder."""
+    config, data = (json.loads((intact / "run" / name).read_text()) for name in (workdir.CONFIG, workdir.DATA))
+
+    def resume(place: pathlib.Path) -> None:
+        with ownership.claim(place, config, clean=False, data=data):
+            workdir.finished(place, config)
+
+    return resume
 
 
 def checkpoints(intact: pathlib.Path) -> list[Target]:
@@ -98,12 +116,13 @@ def checkpoints(intact: pathlib.Path) -> list[Target]:
 
     def resume(place: pathlib.Path) -> None:
         if not holds(place):
-            raise start.ConfigError("the checkpoint is not whole")
+            raise ConfigError("the checkpoint is not whole")
         saved = Checkpoints(place / workdir.CHECKPOINTS)
         try:
             start.restore(experiment, saved)
         finally:
             saved.close()
+            time.sleep(0.01)  # what is still being read in other threads fails in this mutant, not in the next one
 
     def predict(place: pathlib.Path) -> None:
         load.read(place)
@@ -123,7 +142,7 @@ def _classify(path: pathlib.Path) -> None:
     options = {"labels": None, "precision": None, "image_size": None, "preprocessing": None}
     chosen = from_args(argparse.Namespace(source=str(path), **options))
     for note in chosen.notes:
-        print(f"note: {note}")
+        console.say(f"note: {note}")
     found = Prediction("image", [(index, 0.1) for index in range(len(chosen.class_names))])
     for as_json in (False, True):
         predict_command._show(found, chosen.class_names, as_json=as_json)

@@ -17,6 +17,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from typing import Any
 
 from experiments.fuzzing import blind
 from experiments.fuzzing.judge import Verdict, judge
+from mixedres._internal import process
 
 
 def main(argv: list[str]) -> None:
@@ -31,6 +33,9 @@ def main(argv: list[str]) -> None:
     module, name, corpus, scratch, seed, first, count, limit = argv
     chosen = importlib.import_module(module).FORMATS[name]
     report = _take_output()
+    sys.unraisablehook, threading.excepthook = map(  # as in every command
+        process._drop_known, (sys.unraisablehook, threading.excepthook)
+    )
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     if not chosen.uses_jax:
