@@ -78,5 +78,5 @@ class InputSpec:
             height, width, channels = map(int, given["shape"])
             resize = ("area" if given["antialias"] else "linear") if "antialias" in given else given["resize"]
             return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], resize=resize)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{given!r} does not say how images become squares ({error})") from None
