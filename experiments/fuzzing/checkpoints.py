@@ -18,19 +18,18 @@ Changes = dict[str, bytes | None]
 def mutated(rng: np.random.Generator, files: dict[str, bytes]) -> Changes:
     """Other contents of one or two files by their names, None for a file that is gone.
 
-    One in five gets right checksums, so that the change reaches Orbax.
+    One in ten gets right checksums, so that the change reaches Orbax.
     """
     changes: Changes = {}
     if chance(rng, 0.1):
         return {CHECKSUMS: _sums(rng, files[CHECKSUMS], files)}
     covered = [name for name in sorted(files) if name != CHECKSUMS]
-    weights = np.array(
-        [4.0 if name.endswith(("METADATA", "_sharding", "ocdbt", "process_0")) else 1 for name in covered]
-    )
+    heavy = ("default/_METADATA", "_sharding", "manifest.ocdbt", "process_0")
+    weights = np.array([4.0 if name.endswith(heavy) else 1 for name in covered])
     for _ in range(1 + chance(rng, 0.2)):
         name = str(rng.choice(covered, p=weights / weights.sum()))
         changes[name] = _file(rng, files[name], files[pick(rng, covered)])
-    if chance(rng, 0.2):
+    if chance(rng, 0.1):
         changes[CHECKSUMS] = checksums(files | changes)
     return changes
 

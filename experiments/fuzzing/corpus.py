@@ -149,7 +149,7 @@ def runs(place: pathlib.Path) -> None:
     shutil.rmtree(place / "run" / "nonfinite", ignore_errors=True)
 
 
-def config():  # noqa: ANN201
+def config():
     """The config of the runs: two steps on synthetic images of 8 pixels."""
     from mixedres.config import config as base
 
@@ -161,7 +161,7 @@ def config():  # noqa: ANN201
     return base.finish(chosen, "fp32", {})
 
 
-def smaller():  # noqa: ANN201
+def smaller():
     """A context in which every network has a single block of four filters."""
     from mixedres import models
 

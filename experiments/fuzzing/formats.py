@@ -89,7 +89,7 @@ def _cifar(corpus: pathlib.Path) -> list[Target]:
 def _records(corpus: pathlib.Path) -> list[Target]:
     from experiments.fuzzing import data_targets
 
-    return [data_targets.train_on_records]
+    return data_targets.records(corpus)
 
 
 def _on_runs(name: str) -> Callable[[pathlib.Path], list[Target]]:

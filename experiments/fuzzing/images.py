@@ -1,4 +1,4 @@
-"""Mutations of PNG and JPEG that keep what a decoder checks first: chunks with their sums, segments with their lengths."""
+"""Mutations of PNG and JPEG that keep what a decoder checks first: sums of chunks, lengths of segments."""
 
 import struct
 import zlib

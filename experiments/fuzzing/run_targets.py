@@ -93,10 +93,10 @@ def _continued(intact: pathlib.Path) -> Target:
 
 def checkpoints(intact: pathlib.Path) -> list[Target]:
     """Those of checkpoints; Orbax gets only what the checksums let through."""
+    _remember_shapes()
     with corpus.smaller():
         experiment = build(corpus.config())
         jax.eval_shape(experiment.init_state)
-    _remember_shapes()
 
     def holds(place: pathlib.Path) -> bool:
         """Whether there is more to see than that the checksums do not hold; AssertionError where they should not."""
@@ -174,14 +174,14 @@ def _restored(directory: pathlib.Path) -> Any:
 
 def _remember_shapes() -> None:
     """Computes the shapes of each network once: `jax.eval_shape` takes longer than all else that reads weights."""
-    computed: dict[str, Any] = {}
+    computed: dict[Any, Any] = {}
     evaluate = jax.eval_shape
 
     def remembered(function: Any, *arguments: Any) -> Any:
-        model = getattr(function, "__self__", None)
-        if not isinstance(model, models.ResNet):
+        owner = getattr(function, "__self__", None)
+        if owner is None:
             return evaluate(function, *arguments)
-        key = f"{model}{arguments[1:]}"
+        key = f"{owner}{arguments[1:]}" if isinstance(owner, models.ResNet) else id(owner)
         if key not in computed:
             computed[key] = evaluate(function, *arguments)
         return computed[key]

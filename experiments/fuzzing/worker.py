@@ -3,9 +3,9 @@
 python -m experiments.fuzzing.worker MODULE FORMAT CORPUS SCRATCH SEED FIRST COUNT LIMIT
 
 MODULE has the dictionary `FORMATS`. SCRATCH/input holds the mutant of the moment, and stays behind where the process is
-lost; SCRATCH/failed-NUMBER gets those that failed. Every report is a line of JSON on the standard output; the mutation under way is the one after the last report.
-LIMIT is in bytes of address space: of the process, or where it imports JAX, which takes much and uses little of it, of
-what comes after the imports.
+lost; SCRATCH/failed-NUMBER gets those that failed. Every report is a line of JSON on the standard output; the mutation
+under way is the one after the last report. LIMIT is in bytes of address space: of the process, or where it imports JAX,
+which takes much and uses little of it, of what comes after the imports.
 """
 
 import faulthandler
