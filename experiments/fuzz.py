@@ -8,8 +8,8 @@ Small intact files are made, and mutated: bytes of all, and the inside of each f
 right around it. Every mutant goes to what a command calls on such a file, in one of two processes that end alone. It
 must be accepted, or refused with a line for a person. A traceback, a second line, a control character, a printed
 warning, a signal, more than 10 s, or more than 2 GB of address space (beyond what the imports take where they include
-JAX) is a failure. A mutant is a function of the seed, the format and its number; inputs that fail are kept in --out,
-each with its report. Prints a line for every round of a format and a table at the end.
+JAX) is a failure. A mutant is a function of the seed, the format, its number and, in formats of a run, the run; inputs
+that fail are kept in --out, each with its report. Prints a line for every round of a format and a table at the end.
 
 exit status: 0; 1: something failed
 """

@@ -199,7 +199,7 @@ _OPERATIONS = (
         b"X\x02\0\0\0\xff\xfe",
     ),
 )
-_SPARE = gzip.compress(bytes(2**26), 9)
+_SPARE = gzip.compress(bytes(2**26), 9, mtime=0)
 
 
 def cifar(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
@@ -211,8 +211,8 @@ def cifar(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
         return data + _SPARE * int(rng.integers(33, 50))
     tar = gzip.decompress(data)
     if what < 0.35:
-        return gzip.compress(_tar_headers(rng, tar), 1)
-    return gzip.compress(_other_member(rng, tar), 1)
+        return gzip.compress(_tar_headers(rng, tar), 1, mtime=0)
+    return gzip.compress(_other_member(rng, tar), 1, mtime=0)
 
 
 def _tar_headers(rng: np.random.Generator, tar: bytes) -> bytes:

@@ -93,7 +93,7 @@ def cifar(place: pathlib.Path) -> None:
         held = {b"batch_label": b"x", b"labels": [label], b"data": planes, b"filenames": [b"a.png"]}
         python[f"cifar-10-batches-py/{name}"] = pickle.dumps(held, protocol=2)
     for name, held in (("binary", binary), ("python", python)):
-        (place / f"cifar-10-{name}.tar.gz").write_bytes(gzip.compress(containers.make_tar(held), 1))
+        (place / f"cifar-10-{name}.tar.gz").write_bytes(gzip.compress(containers.make_tar(held), 1, mtime=0))
 
 
 def data_set(place: pathlib.Path, file_format: str) -> None:

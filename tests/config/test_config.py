@@ -95,7 +95,7 @@ def test_a_value_error_of_the_library_names_its_key():
 
 
 def test_a_recorded_number_that_does_not_fit_names_its_key():
-    with pytest.raises(ConfigError, match="config.optimizer.momentum is"):
+    with pytest.raises(ConfigError, match=r"config\.optimizer\.momentum is"):
         base.unflatten({"optimizer.momentum": 10**400})
 
 
