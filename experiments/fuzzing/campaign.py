@@ -37,7 +37,7 @@ class Tally:
 
     Attributes:
       name: of the format.
-      accepted, refused: numbers of mutants.
+      accepted, refused: numbers of mutants; accepted by all that read them.
       failures: {what tells a defect from others: numbers of the mutations}.
       reports: {what tells a defect from others: the text of its first failure}.
       slowest: seconds of the slowest mutant.

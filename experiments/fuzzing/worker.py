@@ -9,6 +9,7 @@ which takes much and uses little of it, of what comes after the imports.
 """
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> None:
         report({"warm_up": verdict.outcome, "text": verdict.text})
     if chosen.uses_jax:
         _limit_memory(int(limit) + _status("VmSize"))
+    gc.freeze()  # a collection need not look at what the imports brought
     report({"ready": True})
     for number in range(int(first), int(first) + int(count)):
         changes = chosen.mutant(blind.generator(int(seed), name, number), intact, place)
@@ -57,9 +59,7 @@ def main(argv: list[str]) -> None:
             started = time.perf_counter()
             verdicts.append(_judged(target, folder.path))
             seconds = max(seconds, time.perf_counter() - started)
-            if verdicts[-1].outcome == "failed":
-                break
-        worst = min(verdicts, key=lambda verdict: ("failed", "accepted", "refused").index(verdict.outcome))
+        worst = min(verdicts, key=lambda verdict: ("failed", "refused", "accepted").index(verdict.outcome))
         sums = {path: None if content is None else zlib.crc32(content) for path, content in changes.items()}
         line: dict[str, Any] = {"number": number, "seconds": seconds, "sums": sums, **worst._asdict()}
         if number % 100 == 0 or worst.outcome == "failed" or number == int(first) + int(count) - 1:
