@@ -28,7 +28,7 @@ NEEDS = {
     "autocast": {"jax", "numpy"},
     "numerics": {"jax", "numpy", "flax"},
     "models": {"jax", "flax", "jmp"},
-    "data": {"PIL", "absl", "array_record", "cv2", "google", "grain", "numpy", "scipy"}
+    "data": {"PIL", "absl", "array_record", "cv2", "google", "google_crc32c", "grain", "numpy", "scipy"}
     | {"simplejpeg", "sklearn", "tensorflow_datasets", "tqdm"},
     "precision": {"jax", "jmp", "numpy", "optax"},
     "config": {"absl", "jax", "ml_collections"},

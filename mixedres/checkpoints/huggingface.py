@@ -5,7 +5,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mixedres._internal.files import read_regular
+
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+# Bytes of such a file.
+_LARGEST = 2**26
 # What transformers calls the parts of a ResNet (ResNetConfig, transformers 5.23).
 _WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
 # ConvNextImageProcessor, which transformers' own ResNets have: below 384 pixels the shorter side is made
@@ -49,7 +53,7 @@ def read_processor(path: pathlib.Path) -> dict[str, Any]:
             side = edge
             crop_pct = config.get("crop_pct") or _CROP_PCT if side < _CROPPED_BELOW else 1.0
         mean, std = ([255.0 * value for value in config[key]] for key in ("image_mean", "image_std"))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} is not a config of an image processor ({error!r})") from None
     return {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "resize": "area"}
 
@@ -98,8 +102,8 @@ def processor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        found = json.loads(read_regular(path, _LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a config of transformers")

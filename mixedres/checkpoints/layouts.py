@@ -30,9 +30,9 @@ _STEMS = {
 }
 # Stage, block and number of every convolution of a block; the stages and numbers begin with 0 in one of them.
 _CONVOLUTIONS = {
-    "torchvision": r"layer(\d+)\.(\d+)\.conv(\d)\.weight",
-    "transformers": r"resnet\.encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d)\.convolution\.weight",
-    "mixedres": r"params/block_layer(\d+)_(\d+)/conv(\d)/kernel",
+    "torchvision": r"layer(\d{1,4})\.(\d{1,4})\.conv(\d)\.weight",
+    "transformers": r"resnet\.encoder\.stages\.(\d{1,4})\.layers\.(\d{1,4})\.layer\.(\d)\.convolution\.weight",
+    "mixedres": r"params/block_layer(\d{1,4})_(\d{1,4})/conv(\d)/kernel",
 }
 
 
@@ -71,7 +71,9 @@ def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture
         convolutions.add(convolution)
     bias = tensors.get(_head(layout)[1])
     stem = tensors.get(_name(("params", "stem_conv", "kernel"), layout))
-    if stem is None or sorted(blocks) != list(range(first, first + len(blocks))):
+    if stem is None or stem.ndim != 4 or sorted(blocks) != list(range(first, first + len(blocks))):
+        return None
+    if bias is not None and bias.ndim != 1:
         return None
     stage_sizes = tuple(len(blocks[stage]) for stage in sorted(blocks))
     channels = stem.shape[2 if layout == "mixedres" else 1]
@@ -141,7 +143,7 @@ def from_tensors(
 
 def batches_of(tensors: Mapping[str, np.ndarray]) -> int | None:
     """What PyTorch's counters of batches say, where there are some and all say the same."""
-    counts = {int(value) for name, value in tensors.items() if name.endswith(COUNTER)}
+    counts = {int(value) for name, value in tensors.items() if name.endswith(COUNTER) and value.size == 1}
     return counts.pop() if len(counts) == 1 else None
 
 

@@ -74,6 +74,7 @@ class Checkpoints:
         self._failures: list[str] = []
         self._has_failed = False
         logging.getLogger("absl").addFilter(_is_not_from_orbax)
+        logging.getLogger("asyncio").addFilter(_is_not_of_a_save)
 
     def latest_step(self) -> int | None:
         """Step of the newest complete checkpoint, or None."""
@@ -280,6 +281,12 @@ def _reason(error: BaseException) -> str:
             return os.strerror(int(found[1]))
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:200]
+
+
+def _is_not_of_a_save(record: logging.LogRecord) -> bool:
+    """Drops what asyncio logs, long after it, of every array of a save that failed, which was reported."""
+    error = record.exc_info[1] if record.exc_info else None
+    return ".orbax-checkpoint-tmp" not in str(error)
 
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:

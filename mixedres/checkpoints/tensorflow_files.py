@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mixedres._internal.errors import WeightsError
+from mixedres._internal.files import open_regular, read_regular
 
 KERAS = (".h5", ".hdf5", ".keras")
 # The order in which Keras numbers the variables of a layer.
@@ -26,6 +27,8 @@ _NOT_OF_THE_NETWORK = re.compile(
     r"|iter|iteration|iterations|learning_rate|decay|current_loss_scale|good_steps|loss_scale)(:0|/\.ATTRIBUTES.*)?$"
     r"|\.OPTIMIZER_SLOT|^optimizer/|^optimizer_step"
 )
+# The weights in a .keras file, and the bytes that those of a network have at most.
+_WEIGHTS, _MOST_BYTES = "model.weights.h5", 4_000_000_000
 
 
 def checkpoint_at(path: pathlib.Path) -> pathlib.Path | None:
@@ -78,7 +81,7 @@ def _in_folder(folder: pathlib.Path) -> pathlib.Path | None:
 def _newest(folder: pathlib.Path) -> pathlib.Path | None:
     """The newest checkpoint according to the file 'checkpoint', which may have been written in another folder."""
     try:
-        text = (folder / "checkpoint").read_text()
+        text = read_regular(folder / "checkpoint", 2**20).decode()
     except (OSError, ValueError):
         return None
     match = re.search(r'^model_checkpoint_path: "(.+)"$', text, re.MULTILINE)
@@ -113,6 +116,8 @@ def read_checkpoint(prefix: pathlib.Path) -> dict[str, np.ndarray]:
     except ImportError:
         raise WeightsError(f"{prefix} is a checkpoint of TensorFlow; pip install 'mixedres[tf]' to read it") from None
     try:
+        for part in (_beside(prefix, ".index"), *_shards(prefix)):
+            open_regular(part).close()
         reader = tf.train.load_checkpoint(str(prefix))
         dtypes = reader.get_variable_to_dtype_map()
         names = _names(reader) if _OBJECT_GRAPH in dtypes else {key: key for key in dtypes}
@@ -147,15 +152,15 @@ def read_keras(file: pathlib.Path) -> dict[str, np.ndarray]:
     except ImportError:
         raise WeightsError(f"{file} is a file of Keras; pip install 'mixedres[train]' to read it") from None
     try:
-        if file.suffix == ".keras":
-            with (
-                zipfile.ZipFile(file) as archive,
-                archive.open("model.weights.h5") as inner,
-                h5py.File(inner) as opened,
-            ):
-                return dict(_layers(opened))
-        with h5py.File(file) as opened:
-            return dict(_layers(opened))
+        with open_regular(file) as whole:
+            if file.suffix != ".keras":
+                with h5py.File(whole) as opened:
+                    return dict(_layers(opened))
+            with zipfile.ZipFile(whole) as archive:
+                if archive.getinfo(_WEIGHTS).file_size > _MOST_BYTES:
+                    raise ValueError(f"{_WEIGHTS} has more than {_MOST_BYTES:,} bytes")
+                with archive.open(_WEIGHTS) as inner, h5py.File(inner) as opened:
+                    return dict(_layers(opened))
     except Exception as error:  # damaged, encrypted or of something else
         raise WeightsError(f"{file} is no whole file of Keras' ({_reason(error)}); get it again") from None
 
@@ -166,7 +171,14 @@ def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
 
     datasets: dict[str, Any] = {}
     opened.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    size = 0
     for name, item in datasets.items():
+        if item.dtype.kind != "f":
+            continue
+        # Not of other files, which these could name, and not out of nothing: a few bytes can stand for any number.
+        size += item.size * item.dtype.itemsize
+        if item.external or item.is_virtual or size > _MOST_BYTES:
+            raise ValueError(f"{name} lies in other files, or is larger than the weights of a network")
         *path, leaf = name.split("/")
         if path[-1:] == ["vars"] and leaf.isdigit():
             leaves = _NORM if len(item.parent) == len(_NORM) else _CONV

@@ -1,27 +1,40 @@
 """Files of weights: .safetensors, TensorFlow's, and PyTorch's .pth and .bin, pickles never allowed to run code."""
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from mixedres._internal.errors import WeightsError
+from mixedres._internal.files import open_regular, read_regular
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
-from mixedres.checkpoints.layouts import LAYOUTS, batches_of, layout_of
+from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, batches_of, layout_of
 from mixedres.models import check_options
 
 PICKLES = (".pth", ".pt", ".bin")
 # Key in the metadata of a .safetensors file: JSON of `WeightsFile.metadata`.
 _ABOUT = "mixedres"
 _SAFETENSORS = ".safetensors"
+# By their names in a .safetensors file; the integers are PyTorch's counters.
+_DTYPES: dict[str, Any] = {
+    "F16": np.float16,
+    "BF16": jnp.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "I64": np.int64,
+}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Files in a folder, in the order in which transformers looks for them.
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
 # Keys of the weights in checkpoints of training scripts (torchvision, timm).
@@ -98,6 +111,7 @@ def read(path: pathlib.Path) -> WeightsFile:
         raise WeightsError(f"{file} is no file of weights; those end in {known}")
     if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+    tensors = checked(file, tensors)
     layout = layout_of(tensors)
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "no tensor"
@@ -115,7 +129,7 @@ def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> W
         raise WeightsError(f"{path} {error}") from None
     return WeightsFile(
         path,
-        found.tensors,
+        checked(path, found.tensors),
         "mixedres",
         version=found.version,
         options=found.options,
@@ -136,12 +150,12 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
         names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"class_names {names!r}")
-        if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not epsilon > 0:
+        if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise ValueError(f"version {known.get('version')!r}, epsilon {epsilon!r}")
         check_options(known.get("options", {}))
         if "class_names" in known:
             known["class_names"] = tuple(names)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
     config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
     try:
@@ -178,12 +192,37 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[
 
 def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
     """The tensors, and the metadata that mixedres wrote."""
+    # In memory, and not mapped: a file that becomes shorter while it is read would end the process.
+    data = read_regular(file)
     try:
-        with safetensors.safe_open(file, framework="numpy") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            return tensors, (opened.metadata() or {}).get(_ABOUT)
-    except (OSError, safetensors.SafetensorError) as error:
+        found = safetensors.deserialize(data)
+        length = int.from_bytes(data[:8], "little")
+        about = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
+    except (safetensors.SafetensorError, ValueError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
+    tensors = {}
+    for name, tensor in found:
+        if tensor["dtype"] not in _DTYPES:
+            raise WeightsError(f"{file}: {name} is {tensor['dtype']}; weights are {', '.join(_FLOATS)}")
+        tensors[name] = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    return tensors, about
+
+
+def checked(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors, if they can be weights: numbers of a floating-point type that are finite in float32.
+
+    Raises:
+      WeightsError: names the first that is not.
+    """
+    for name, value in tensors.items():
+        if name.endswith(COUNTER) and np.issubdtype(value.dtype, np.integer):
+            continue
+        if value.dtype not in map(np.dtype, _DTYPES.values()) or np.issubdtype(value.dtype, np.integer):
+            raise WeightsError(f"{path}: {name} is {value.dtype}; weights are {', '.join(_FLOATS)}")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(value.astype(np.float32)).all():
+                raise WeightsError(f"{path}: {name} has numbers that are not finite in float32")
+    return dict(tensors)
 
 
 def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
@@ -196,7 +235,11 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong is said below, in one line
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
+            with open_regular(file) as raw, io.BufferedReader(raw) as opened:  # type: ignore[type-var]
+                _check_zip(file, opened)
+                loaded = torch.load(opened, map_location="cpu", weights_only=True)
+    except WeightsError:
+        raise
     except Exception as error:  # torch.load fails in many ways
         if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
             raise WeightsError(
@@ -211,6 +254,17 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
         return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
     except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy has not
         raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
+
+
+def _check_zip(file: pathlib.Path, opened: BinaryIO) -> None:
+    """Raises WeightsError for a zip file that would unpack to more than itself; PyTorch compresses nothing."""
+    if zipfile.is_zipfile(opened):
+        opened.seek(0)
+        with zipfile.ZipFile(opened) as members:
+            size = sum(member.file_size for member in members.infolist())
+        if size > os.fstat(opened.fileno()).st_size:
+            raise WeightsError(f"{file} unpacks to {size:,} bytes, more than it has; save a model's state_dict()")
+    opened.seek(0)
 
 
 def _numpy(tensor: Any) -> np.ndarray:

@@ -17,6 +17,10 @@ RESIZES: dict[str, np.dtype] = {
 }
 
 
+# Of an input: a larger one is a mistake or an attack.
+MOST_SIDE, MOST_CHANNELS = 8192, 64
+
+
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
     """The square that an image becomes, and its normalization.
@@ -45,7 +49,8 @@ class InputSpec:
             and len(numbers) == (0 if self.mean is None else 2 * channels)
             and all(math.isfinite(value) for value in numbers)
             and all(value > 0 for value in self.std or ())
-            and min(height, width, channels) >= 1
+            and 1 <= min(height, width) <= max(height, width) <= MOST_SIDE
+            and 1 <= channels <= MOST_CHANNELS
             and 0 < self.crop_pct <= 1
             and self.resize in RESIZES
         )

@@ -11,13 +11,18 @@ import jax.numpy as jnp
 from mixedres import models, precision
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, WeightsError
+from mixedres._internal.files import read_regular
 from mixedres._internal.mesh import check_devices
 from mixedres.checkpoints import layouts, load, weights
 from mixedres.config import unflatten
 from mixedres.config.precision import precision_of
 from mixedres.data import InputSpec
 from mixedres.data.images import preprocessing
+from mixedres.data.input_spec import MOST_SIDE
 from mixedres.models import normalize
+
+# Bytes of a file of class names.
+_MOST_LABELS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +107,8 @@ def _spec(
 ) -> tuple[InputSpec, tuple[str, ...]]:
     """The network's input, and notes on it; raises ValueError where it is not an image."""
     family, run, notes = options.preprocessing, file.run or {}, ()
-    if options.image_size is not None and options.image_size < 1:
-        raise ValueError(f"--image_size={options.image_size} must be at least 1")
+    if options.image_size is not None and not 1 <= options.image_size <= MOST_SIDE:
+        raise ValueError(f"--image_size={options.image_size} must be from 1 to {MOST_SIDE}")
     known = InputSpec.from_json(file.input) if file.input else None
     if known and known.shape[2] != channels:
         raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {known.shape[2]}")
@@ -124,7 +129,7 @@ def _spec(
 def _class_names(given: str) -> tuple[str, ...]:
     path = command_line.path(given)
     try:
-        text = path.read_text()
+        text = read_regular(path, _MOST_LABELS).decode()
         if path.suffix == ".json":
             found = json.loads(text)
             if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
@@ -132,6 +137,6 @@ def _class_names(given: str) -> tuple[str, ...]:
             return tuple(found)
     except OSError as error:
         raise ValueError(f"--labels={given} cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--labels={given}: {error}") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -120,8 +120,27 @@ def average(part, size):
 
 
 def framed(record):
-    """A record as TFRecord files hold it, without checksums."""
-    return struct.pack("<QI", len(record), 0) + record + bytes(4)
+    """A record as TFRecord files hold it."""
+    length = struct.pack("<Q", len(record))
+    return length + checksum(length) + record + checksum(record)
+
+
+def checksum(data):
+    """The masked CRC-32C of TFRecord files, bit by bit (polynomial 0x1EDC6F41, reversed)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_OF_BYTE[(crc ^ byte) & 255] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc_of_byte(crc):
+    for _ in range(8):
+        crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc
+
+
+_CRC_OF_BYTE = [_crc_of_byte(byte) for byte in range(256)]
 
 
 def write_tfrecord(path, records):

@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.hostile.places", "tests.hostile.files", "tests.hostile.table")
+for name in ("files", "mistakes", "output", "places", "table", "waits"):
+    pytest.register_assert_rewrite(f"tests.hostile.{name}")

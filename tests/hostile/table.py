@@ -12,6 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+
+from mixedres import checkpoints, models
 from tests import ROOT
 
 CASES: list["Case"] = []
@@ -54,17 +60,31 @@ def run(
     **options: object,
 ) -> Outcome:
     """Runs ``python -m COMMAND...`` as a process of its own, with one device, and returns how it ended."""
-    full = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0", **(env or {})}
     done = subprocess.run(
         [sys.executable, "-m", *map(os.fspath, command)],
         cwd=cwd or ROOT,
-        env=full,
+        env=environment(env),
         timeout=timeout,
         capture_output=True,
         errors="backslashreplace",
         **options,
     )
     return Outcome(done.returncode, done.stdout.splitlines(), done.stderr.splitlines())
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a command: one device, little optimization, and these changes."""
+    own = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    return {**os.environ, **own, **(changes or {})}
+
+
+def tiny_weights(path: pathlib.Path, **about: object) -> pathlib.Path:
+    """Writes random weights of a cifar_resnet8 of ten classes, with these facts in the metadata; returns the path."""
+    model = models.create("cifar_resnet8", num_classes=10, policy=jmp.get_policy("float32"))
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    variables = jax.tree.map(np.asarray, {name: variables[name] for name in ("params", "batch_stats")})
+    checkpoints.write(path, checkpoints.to_tensors(variables, "mixedres"), about)
+    return path
 
 
 def run_here(main: Callable[[Sequence[str]], int], *arguments: str | os.PathLike[str]) -> Outcome:

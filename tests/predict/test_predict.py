@@ -167,7 +167,7 @@ def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, c
         (["{picture}", "--out=none/sheet.png"], "cannot be written"),
         (["{picture}", "--out=there.png"], "exists; name another"),
         (["{picture}", "--precision=fp8"], "invalid choice: 'fp8'"),
-        (["{picture}", "--image_size=0"], "--image_size=0 must be at least 1"),
+        (["{picture}", "--image_size=0"], "--image_size=0 must be from 1 to 8192"),
         (["{picture}", "--labels=labels.txt"], "1 class names for a network of 3 classes"),
         (["{picture}", "--labels=none.txt"], "--labels=none.txt cannot be read"),
         (["{picture}", "--from=none"], "none does not exist"),
@@ -175,7 +175,7 @@ def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, c
         (["{picture}", "--from=cut.safetensors"], "cut.safetensors is no whole safetensors file"),
         (["{picture}", "--from=other.safetensors"], "other.safetensors holds no ResNet of the layouts"),
         (["{picture}", "--from=begun"], "begun has no checkpoint yet; train first"),
-        (["{picture}", "--from=~nobody-of-this-name/run"], "~nobody-of-this-name/run does not exist"),
+        (["{picture}", "--from=~nobody-of-this-name/run"], "~nobody-of-this-name/run: there is no user"),
         (["{picture}", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
@@ -209,7 +209,7 @@ def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
     path = tmp_path / "bad.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
     file = checkpoints.read(path)
-    checkpoints.write(path, file.tensors | {"fc.bias": np.array([0, np.nan, 0], np.float32)}, file.metadata)
+    checkpoints.write(path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata)
     capsys.readouterr()
     out = tmp_path / "sheet.png"
     status, lines, errors = said(capsys, f"--from={path}", place / "images" / "val", "--json", f"--out={out}")

@@ -4,15 +4,13 @@ import functools
 import gzip
 import io
 import pathlib
-import pickle
 import tarfile
-import zlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from mixedres.data.datasets import tfds
+from mixedres._internal.files import open_regular, read_regular
+from mixedres.data.datasets import cifar10_pickle, tfds
 from mixedres.data.examples import Examples
 from mixedres.data.images import decode
 from mixedres.data.sources import InMemory
@@ -20,6 +18,8 @@ from mixedres.data.sources import InMemory
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
 _RECORD = 1 + 3 * SIDE * SIDE  # a label, then the planes R, G and B
+# Bytes, a little more than the official files have: 31 MB each, and 186 MB together.
+_MOST_OF_A_FILE, _MOST_UNPACKED = 40_000_000, 200_000_000
 _TRAIN_FILES = [f"data_batch_{i}" for i in range(1, 6)]
 
 # Reads the bytes of one file of the data set by its name.
@@ -79,10 +79,10 @@ def _reader(root: pathlib.Path, folder: str, archive: str, suffix: str) -> Read 
 
 def _archive(path: pathlib.Path, folder: str) -> Read:
     try:
-        unpacked = io.BytesIO(gzip.decompress(path.read_bytes()))  # to its end, where the checksum is
-        with tarfile.open(fileobj=unpacked) as tar:
-            held = {name: file.read() for name in _members(tar) if (file := tar.extractfile(name)) is not None}
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        with tarfile.open(fileobj=io.BytesIO(_unpacked(path))) as tar:
+            members = [member for member in tar.getmembers() if member.isreg() and "_batch" in member.name]
+            held = {member.name: file.read() for member in members if (file := tar.extractfile(member)) is not None}
+    except Exception as error:  # the libraries raise whatever they meet
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split())}); download it again") from error
 
     def read(name: str) -> bytes:
@@ -93,13 +93,21 @@ def _archive(path: pathlib.Path, folder: str) -> Read:
     return read
 
 
-def _members(tar: tarfile.TarFile) -> list[str]:
-    return [member.name for member in tar.getmembers() if "_batch" in member.name]
+def _unpacked(path: pathlib.Path) -> bytes:
+    """The tar file, read to the end, where the checksum is, unless it is larger than the data set."""
+    parts, size = [], 0
+    with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+        while part := file.read(2**20):
+            parts.append(part)
+            size += len(part)
+            if size > _MOST_UNPACKED:
+                raise ValueError(f"it has more than {_MOST_UNPACKED:,} bytes")
+    return b"".join(parts)
 
 
 def _read(folder: pathlib.Path, name: str) -> bytes:
     try:
-        return (folder / name).read_bytes()
+        return read_regular(folder / name, _MOST_OF_A_FILE)
     except OSError as error:
         raise ValueError(f"{folder / name} cannot be read: {error.strerror}") from error
 
@@ -113,24 +121,12 @@ def _binary(data: bytes, name: str) -> Arrays:
     return _checked(rows[:, 1:], rows[:, 0], name)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads numpy arrays and plain values; refuses a file that asks for anything else, such as running code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = {("numpy", "ndarray"), ("numpy", "dtype")}
-        if (module, name) in allowed:
-            return getattr(np, name)
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np._core.multiarray._reconstruct
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
 def _pickled(data: bytes, name: str) -> Arrays:
     try:
-        held = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
-        planes, labels = np.asarray(held[b"data"]), np.asarray(held[b"labels"])
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{name} is not a batch of CIFAR-10 ({error}); download it again") from error
+        planes, labels = cifar10_pickle.read(data)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name} is not a batch of CIFAR-10 ({reason}); download it again") from error
     return _checked(planes, labels, name)
 
 

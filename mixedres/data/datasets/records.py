@@ -4,28 +4,36 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import io
 import os
 import pathlib
 import resource
 import struct
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import google_crc32c
 import numpy as np
 import tqdm
 
+from mixedres._internal.files import open_regular, read_regular
 from mixedres.data.examples import Example
 
 HEADER_BYTES = 12  # u64 length, u32 masked CRC-32C of the length
 FOOTER_BYTES = 4  # u32 masked CRC-32C of the data
 
-_LENGTH = struct.Struct("<Q")
+_LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
+
+
+def _masked_crc(data: bytes) -> int:
+    """The checksum that TFRecord files have: CRC-32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def offsets(path: str | os.PathLike[str]) -> np.ndarray:
-    """Offset and length of every record of a TFRecord file; checksums are not verified.
+    """Offset and length of every record of a TFRecord file, whose checksums hold.
 
     Args:
       path: an uncompressed TFRecord file.
@@ -34,13 +42,13 @@ def offsets(path: str | os.PathLike[str]) -> np.ndarray:
       (n, 2) int64: offset and length in bytes of the data of the n records, in the order of the file.
 
     Raises:
-      ValueError: where the file ends inside a record (it was cut off), or is no TFRecord file.
+      ValueError: where the file ends inside a record (it was cut off), a length is damaged, or it is no TFRecord file.
       OSError: where it cannot be read.
     """
     found = []
     position = 0
-    file = os.open(path, os.O_RDONLY)
-    try:
+    with open_regular(path) as opened:
+        file = opened.fileno()
         size = os.fstat(file).st_size
         while position < size:
             header = os.pread(file, HEADER_BYTES, position)
@@ -49,10 +57,10 @@ def offsets(path: str | os.PathLike[str]) -> np.ndarray:
             data = position + HEADER_BYTES
             if data + length + FOOTER_BYTES > size:
                 raise ValueError(f"{os.fspath(path)} is cut off after {len(found)} records, or is no TFRecord file")
+            if _masked_crc(header[:8]) != _CRC.unpack_from(header, 8)[0]:
+                raise ValueError(f"{os.fspath(path)} is damaged after {len(found)} records, or is no TFRecord file")
             found.append((data, length))
             position = data + length + FOOTER_BYTES
-    finally:
-        os.close(file)
     return np.array(found, np.int64).reshape(-1, 2)
 
 
@@ -165,9 +173,12 @@ class TFRecordFiles:
     def __getitem__(self, index: int) -> bytes:
         path = self._paths[self._file[index]]
         offset, length = (int(x) for x in self._range[index])
-        data = os.pread(_descriptor(path), length, offset)
-        if len(data) < length:
+        data = os.pread(_descriptor(path), length + FOOTER_BYTES, offset)
+        if len(data) < length + FOOTER_BYTES:
             raise ValueError(f"{path} ends within record {index}")
+        data, checksum = data[:length], data[length:]
+        if _masked_crc(data) != _CRC.unpack(checksum)[0]:
+            raise ValueError(f"record {index} in {path} is damaged: it does not have its checksum")
         return data
 
 
@@ -175,7 +186,8 @@ class TFRecordFiles:
 def _descriptor(path: str) -> int:
     """A descriptor of the file, which stays open in this process."""
     allow_open_files(_descriptor.cache_info().currsize + 64)
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with open_regular(path) as file:
+        return os.dup(file.fileno())
 
 
 def allow_open_files(count: int) -> None:
@@ -193,16 +205,26 @@ def _index(paths: Sequence[str]) -> list[np.ndarray]:
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     cache = home / "mixedres" / f"tfrecord-{digest}.npz"
     try:
-        with open(cache, "rb") as file, np.load(file) as saved:
-            return np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # missing or damaged: it is made again
+        with np.load(io.BytesIO(read_regular(cache))) as saved:
+            ranges = np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
+        if all(_fits(found, size) for found, (_, size, _) in zip(ranges, stamps, strict=True)):
+            return ranges
+    except Exception:  # missing or damaged, in any way: it is made again
+        pass
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         found = pool.map(offsets, paths)
         text = "indexing TFRecord files, once"
         ranges = list(tqdm.tqdm(found, text, len(paths), unit="file", delay=1, leave=False, disable=None))
     _save_index(cache, ranges)
     return ranges
+
+
+def _fits(found: np.ndarray, size: int) -> bool:
+    """Whether these are records of a file of `size` bytes."""
+    offset, length = found.T
+    return bool(
+        (offset >= HEADER_BYTES).all() and (length >= 0).all() and (offset + length + FOOTER_BYTES <= size).all()
+    )
 
 
 def _save_index(cache: pathlib.Path, ranges: list[np.ndarray]) -> None:

@@ -1,12 +1,12 @@
 """Data sets in the layout of TensorFlow Datasets, found and opened by name."""
 
-import json
 import os
 import pathlib
 import re
 from typing import Any
 
-from mixedres.data.datasets import imagenet, records
+from mixedres._internal.files import expanded
+from mixedres.data.datasets import imagenet, records, tfds_metadata
 from mixedres.data.examples import Dataset
 
 EVAL_SPLITS = ("validation", "test", "val")
@@ -33,13 +33,11 @@ def open_data_set(
     if name == imagenet.NAME and (found := imagenet.models_files(root)):
         return _open_models_layout(root, found, train_split, eval_split)
     directory = find(name, root)
-    file_format = _file_format(directory)
+    # Old versions of TensorFlow Datasets did not name their only format.
+    file_format = tfds_metadata.check(directory).get("fileFormat", "tfrecord")
     if file_format not in _FORMATS:
         raise ValueError(f"{directory} is stored as {file_format}; {' and '.join(_FORMATS)} can be read")
-
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder_from_directory(directory)
+    builder = _builder(directory)
     keys, class_names, channels = _features(directory, builder.info.features)
     splits = list(builder.info.splits)
     if eval_split is None:
@@ -71,7 +69,7 @@ def open_data_set(
 
 def default_dir(data_dir: str | None) -> pathlib.Path:
     """The directory of data sets, by the rules of TensorFlow Datasets."""
-    return pathlib.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser().absolute()
+    return expanded(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").absolute()
 
 
 def find(name: str, root: pathlib.Path) -> pathlib.Path:
@@ -139,6 +137,10 @@ def _features(directory: pathlib.Path, features: Any) -> tuple[records.Keys, tup
     if channels not in (1, 3):
         raise ValueError(f"{directory} has images with {channels} channels; 1 and 3 can be trained on")
     classes = features[label]
+    if not 1 <= (classes.num_classes or 0) <= tfds_metadata.MOST_CLASSES:
+        raise ValueError(
+            f"{directory} has {classes.num_classes} classes; from 1 to {tfds_metadata.MOST_CLASSES:,} are read"
+        )
     names = tuple(classes.names or map(str, range(classes.num_classes)))
     return records.Keys(image, label, "file_name" if "file_name" in features else None), names, channels
 
@@ -147,16 +149,20 @@ def _the_one(keys: list[str], usual: str) -> str | None:
     return usual if usual in keys else keys[0] if len(keys) == 1 else None
 
 
-def _file_format(directory: pathlib.Path) -> str:
-    info = directory / "dataset_info.json"
+def _builder(directory: pathlib.Path) -> Any:
+    """The data set as TensorFlow Datasets sees it, after its metadata were checked."""
+    import tensorflow_datasets as tfds
+
     try:
-        found = json.loads(info.read_text())
-    except ValueError as error:
-        raise ValueError(f"{info} is damaged ({error}); copy or prepare the data set again") from error
-    if not (directory / "features.json").exists():
-        raise ValueError(f"{directory} has no features.json; copy or prepare the data set again")
-    # Old versions of TensorFlow Datasets did not name their only format.
-    return found.get("fileFormat", "tfrecord")
+        builder = tfds.builder_from_directory(directory)
+        dict(builder.info.features.items())
+        list(builder.info.splits)
+    except Exception as error:  # it raises whatever it meets
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(
+            f"the metadata in {directory} cannot be read ({reason}); copy or prepare the data set again"
+        ) from error
+    return builder
 
 
 def _overlap(one: list[records.Part], other: list[records.Part]) -> bool:
@@ -191,6 +197,7 @@ def _parts(builder: Any, split: str, directory: pathlib.Path) -> list[records.Pa
     missing = [part.path for part in parts if not os.path.exists(part.path)]
     if missing:
         raise ValueError(f"{directory} lacks {len(missing)} of the {len(parts)} files of {split}, such as {missing[0]}")
+    tfds_metadata.check_files([part.path for part in parts], sum(part.total or 0 for part in parts), directory)
     return parts
 
 

@@ -1,0 +1,127 @@
+"""Output that cannot be written, and text from data that a terminal would obey."""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixedres._internal import console
+from mixedres.data.datasets import folder
+from mixedres.data.images import chunks, preprocessing
+from mixedres.predict import __main__ as predict
+from tests import ROOT
+from tests.data import made
+from tests.hostile.table import assert_one_line, environment, finding, run, run_here, tiny_weights
+
+TINY = ("--config=digits:fp32,model=cifar_resnet8,steps=4", "--config.data.image_size=8", "--config.num_devices=1")
+
+
+def shell(place, redirection, **env):
+    """Trains a tiny run with this redirection; the exit status, and what was said."""
+    command = f"{sys.executable} -m mixedres.main {' '.join(TINY)} --workdir={place}/run {redirection}"
+    done = subprocess.run(["bash", "-c", command], env=environment(env), cwd=ROOT, capture_output=True, timeout=240)
+    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
+
+
+@finding("F2", slow=True)
+def a_log_on_a_full_disk(place):
+    status, said = shell(place, "> /dev/full")
+    assert (status, said) == (0, "") and (place / "run" / "summary.json").exists()
+
+
+@finding("F2", slow=True)
+def a_reader_that_has_gone(place):
+    status, said = shell(place, "| head -1; exit ${PIPESTATUS[0]}")
+    assert status == 0 and said.startswith("mixedres ") and said.count("\n") == 1
+
+
+@finding("F15", slow=True)
+def closed_streams(place):
+    """Nor may a checkpoint become what libraries print to: the next file that is opened takes a free number."""
+    status, said = shell(place, "<&- >&- 2>&-")
+    assert (status, said) == (0, "") and (place / "run" / "summary.json").exists()
+
+
+@finding("F2")
+def a_stream_that_is_full_for_a_while(place):
+    class Disk(io.RawIOBase):
+        full, written = False, b""
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            if self.full and len(data) > 3:
+                self.written += bytes(data[:3])
+                raise OSError(28, "No space left on device")
+            self.written += bytes(data)
+            return len(data)
+
+    disk = Disk()
+    stream = console._losing(io.TextIOWrapper(io.BufferedWriter(disk), "utf-8"))
+    for line, full in (("one", False), ("two", True), ("three", True), ("four", False)):
+        disk.full = full
+        print(line, file=stream, flush=True)
+    # Lines are lost; none of those that come later is.
+    assert disk.written.splitlines()[0] == b"one" and disk.written.splitlines()[-1].endswith(b"four")
+
+
+@finding("F2")
+def a_command_whose_output_is_its_result_says_so(place):
+    weights = tiny_weights(place / "weights.safetensors")
+    Image.new("RGB", (32, 32)).save(place / "a.png")
+    command = [sys.executable, "-m", "mixedres.predict", f"--from={weights}", str(place / "a.png")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment(), cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=240)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == b"mixedres.predict: stdout: No space left on device"
+
+
+@finding("F9", slow=True)
+def names_that_the_encoding_lacks(place):
+    made.write_noise(place / "images", 16, 16, "PNG", count=12)
+    (place / "images" / "cat").rename(place / "images" / "苹果")
+    (place / "images" / "dog").rename(place / "images" / "梨")
+    (place / "images" / "梨" / "bad.png").write_text("nothing")
+    options = ("--config=folder:fp32,model=cifar_resnet8,steps=4", f"--config.data.dir={place}/images")
+    options += ("--config.data.image_size=8", "--config.batch_size=8", "--config.data.on_error=skip")
+    options += ("--config.data.split_seed=3", "--config.num_devices=1", f"--workdir={place}/run")
+    outcome = run("mixedres.main", *options, env={"PYTHONIOENCODING": "ascii:strict"})
+    assert outcome.status == 0, outcome.err
+    assert any(r"\u68a8/bad.png: it is not an image" in line for line in outcome.out)
+    outcome = run("mixedres.predict", f"--from={place}/run", place / "images", env={"PYTHONIOENCODING": "ascii:strict"})
+    assert_one_line(outcome, 1, "1 of the 25 files could not be classified")
+
+
+@finding("F25")
+def names_that_a_terminal_would_obey(place):
+    names = ["\x1b]0;owned\x07", "two\nlines", "\u202egnp.exe", *map(str, range(7))]
+    weights = tiny_weights(place / "weights.safetensors", class_names=names)
+    Image.new("RGB", (32, 32)).save(place / "a.png")
+    (place / "b\x1b[31m\nred.png").write_text("nothing")
+    outcome = run_here(predict.main, f"--from={weights}", place / "a.png", place / "b\x1b[31m\nred.png", "--topk=10")
+    assert outcome.status == 1 and len(outcome.out) == 11 and len(outcome.err) == 3
+    assert not [line for line in (*outcome.out, *outcome.err) if not line.isprintable()]
+    assert any(r"\x1b]0;owned\x07" in line for line in outcome.out) and any(
+        r"two\nlines" in line for line in outcome.out
+    )
+
+
+@finding("F25")
+def names_in_notes_of_a_run(place):
+    (place / "a").mkdir()
+    (place / "a" / "b\x1b[31m\nnote: all is well.png").write_text("nothing")
+    examples = folder.ImageFolder("images", place, ["a/b\x1b[31m\nnote: all is well.png"], np.zeros(1, np.int32))
+    reader = chunks.ImageReader(examples, (8, 8, 3), preprocessing.get("torch"), 1, False, "skip")
+    unreadable = {}
+    with pytest.raises(ValueError) as caught:
+        reader.eval(0, np.zeros((8, 8, 3), np.uint8))
+    assert reader.refuse(0, caught.value, unreadable).isprintable() and all(map(str.isprintable, unreadable))
+
+
+@finding("F25")
+def long_values_are_shortened(place):
+    outcome = run_here(predict.main, f"--from={place}", "x" * 50000)
+    assert outcome.status == 2 and len(outcome.err[-1]) < 2500 and "characters ..." in outcome.err[-1]

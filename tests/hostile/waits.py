@@ -1,0 +1,197 @@
+"""Files that never end, images that take all memory, and signals at any moment."""
+
+import contextlib
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from mixedres import data
+from mixedres._internal.errors import DataError, Stopped
+from mixedres.checkpoints import workdir
+from mixedres.data.images import decode
+from mixedres.data.sources import Synthetic
+from mixedres.predict import __main__ as predict
+from mixedres.train import run
+from tests import ROOT
+from tests.data import made
+from tests.hostile.table import environment, finding, run_here, tiny_weights
+from tests.train import run_cases
+
+
+@finding("F3")
+def pipes_and_devices_among_images(place):
+    """Passed over like any unreadable image; a pipe is not waited for, and a device not read to its end."""
+    for part in ("train", "val"):
+        made.write_noise(place / part, 16, 16, "PNG", count=4)
+    os.mkfifo(place / "train" / "cat" / "pipe.png")
+    (place / "train" / "dog" / "zeros.png").symlink_to("/dev/zero")
+    source = data.load("folder", dir=str(place), image_size=8, batch_size=10, on_error="skip", threads=1)
+    batches = source.train_batches(10, seed=0)
+    assert next(batches)["image"].shape == (10, 8, 8, 3)
+    batches.close()
+    assert {name.rpartition("/")[2] for name in source.unreadable} == {"pipe.png", "zeros.png"}
+    assert set(source.unreadable.values()) == {"not a regular file"}
+    with pytest.raises(DataError, match="not a regular file; mend or remove it"):
+        next(data.load("folder", dir=str(place), image_size=8, batch_size=10, threads=1).train_batches(10, seed=0))
+
+
+@finding("F3")
+def labels_and_weights_that_are_pipes(place):
+    weights = tiny_weights(place / "weights.safetensors")
+    Image.new("RGB", (32, 32)).save(place / "a.png")
+    os.mkfifo(place / "labels.txt")
+    outcome = run_here(predict.main, f"--from={weights}", f"--labels={place}/labels.txt", place / "a.png")
+    assert outcome.status == 2 and "not a regular file" in outcome.err[-1]
+
+
+@finding("F3")
+def a_signal_while_no_batch_comes(place):
+    """The disk does not answer from batch 3 on: the state after three steps is saved."""
+    hanging = threading.Event()
+    batches = Synthetic.train_batches
+
+    def stuck(self, *args, first_step=0, **options):
+        for number, batch in enumerate(batches(self, *args, first_step=first_step, **options), first_step):
+            if number == 3:
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+                hanging.wait()
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped) as caught:
+        run_cases.shrink(patch)
+        patch.setattr(Synthetic, "train_batches", stuck)
+        patch.setattr("mixedres.data.prefetch._PATIENCE", 0.1)
+        run.train(run_cases.tiny("fp16", checkpoint_every=0, eval_every=0), place / "run")
+    hanging.set()
+    assert caught.value.status == 143 and "the checkpoint of step 3 is saved" in str(caught.value)
+    assert workdir.contents(place / "run")["checkpoints"] == [3]
+
+
+@finding("F16")
+def more_pixels_than_are_wanted(place):
+    file = io.BytesIO()
+    Image.new("L", (200, 100)).save(file, "PNG")
+    assert decode.header(file.getvalue(), max_pixels=20000).width == 200
+    with pytest.raises(ValueError, match="200x100 pixels; at least 4 a side and at most 19,999 in all"):
+        decode.header(file.getvalue(), max_pixels=19999)
+    for part in ("train", "val"):
+        made.write_noise(place / part, 16, 16, "PNG", count=4)
+        (place / part / "cat" / "large.png").write_bytes(file.getvalue())
+    source = data.load("folder", dir=str(place), image_size=8, batch_size=5, max_pixels=19999, on_error="skip")
+    assert sum(int(batch["mask"].sum()) for batch in source.eval_batches(5)) == 8
+
+
+@finding("F16")
+def memory_of_many_threads(place):
+    """What is under way never takes more than there is room for, and a too large image goes alone."""
+    room, lock, under_way, most = decode._Room(100), threading.Lock(), [], []
+
+    def work(size):
+        with room.of(size):
+            with lock:
+                under_way.append(size)
+                most.append(list(under_way))
+            time.sleep(0.002)
+            with lock:
+                under_way.remove(size)
+
+    sizes = [int(size) for size in np.random.default_rng(0).integers(1, 60, 60)] + [1000, 1000]
+    threads = [threading.Thread(target=work, args=(size,)) for size in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(sum(sizes) <= 100 or sizes == [1000] for sizes in most) and max(map(len, most)) > 1
+
+
+@contextlib.contextmanager
+def started(place, *options):
+    """A process that trains for long, in a group of its own, with its output in ``place/log``."""
+    made.write_noise(place / "images", 16, 16, "PNG", count=20)
+    command = [sys.executable, "-m", "mixedres.main", "--config=folder:fp32,model=cifar_resnet8,steps=1000000"]
+    command += [f"--config.data.dir={place}/images", "--config.data.image_size=8", "--config.batch_size=8"]
+    command += ["--config.num_devices=1", "--config.eval_every=0", f"--workdir={place}/run", *options]
+    with (place / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(place, words, process):
+    deadline = time.monotonic() + 200
+    while words not in (place / "log").read_text() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def assert_gone(group, place):
+    """No process of the group is left, no shared memory, and nothing half written."""
+    deadline = time.monotonic() + 10
+    while (left := [p for p in psutil.process_iter() if _group(p) == group]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+    assert not list(place.rglob("*.part")) and not list(place.rglob("*orbax-checkpoint-tmp*"))
+
+
+def _group(process):
+    with contextlib.suppress(OSError):
+        return os.getpgid(process.pid)
+
+
+@finding("F7", slow=True)
+def ctrl_c_while_worker_processes_start(place):
+    """A terminal sends it to the whole group."""
+    for number, delay in enumerate((0.0, 0.5, 1.0, 2.0)):
+        case = place / str(number)
+        case.mkdir()
+        before = set(pathlib.Path("/dev/shm").iterdir())
+        with started(case, "--config.data.workers=2") as process:
+            wait_for(case, "training from step", process)
+            time.sleep(delay)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(60) == 130, (case / "log").read_text()
+            said = (case / "log").read_text()
+            assert "Traceback" not in said and "stopped by SIGINT" in said.splitlines()[-1], said
+            assert_gone(process.pid, case)
+        assert set(pathlib.Path("/dev/shm").iterdir()) <= before
+
+
+@finding("F19", slow=True)
+def signals_in_the_first_seconds(place):
+    cases = [(signal.SIGINT, delay) for delay in (0.3, 0.7, 1.2, 2.0, 3.0, 4.5)]
+    cases += [(signal.SIGTERM, 2.5), (signal.SIGHUP, 2.5)]
+    for number, (kind, delay) in enumerate(cases):
+        case = place / str(number)
+        case.mkdir()
+        with started(case) as process:
+            time.sleep(delay)
+            os.killpg(process.pid, kind)
+            status = process.wait(60)
+            said = (case / "log").read_text()
+            assert status == 128 + kind and "Traceback" not in said, (delay, status, said)
+            assert f"stopped by {kind.name}" in said.splitlines()[-1], said
+            assert_gone(process.pid, case)
+
+
+@finding("F19", slow=True)
+def a_terminal_that_is_closed(place):
+    with started(place) as process:
+        wait_for(place, "training from step", process)
+        time.sleep(1)
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.wait(60) == 129
+        assert "SIGHUP" in (place / "log").read_text() and workdir.contents(place / "run")["checkpoints"]
+        assert_gone(process.pid, place)
