@@ -78,7 +78,7 @@ def _assign(config: ConfigDict, path: str, value: Any) -> None:
         config = config[part]
     try:
         config[name] = value
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"config.{path} is {value!r}; it must be of type {_BY_PATH[path].type.__name__}") from None
 
 

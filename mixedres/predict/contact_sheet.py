@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from mixedres._internal.console import printable
+
 # Pixels.
 _SIDE, _GAP, _LINE, _MOST_IN_A_ROW = 176, 14, 17, 6
 _PAPER, _INK, _FAINT, _BAR = (255, 255, 255), (25, 25, 25), (120, 120, 120), (31, 119, 180)
@@ -65,7 +67,8 @@ def _draw_cell(sheet: Image.Image, cell: Cell, x: int, y: int) -> None:
 
 def _fitted(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.ImageFont, width: int, keep_end: bool = False) -> str:
     """`text` on one line, shortened until it is no wider."""
-    text = " ".join(text.split())
+    text = " ".join(printable(text).split())
+    text = text[-width:] if keep_end else text[:width]  # at once, since what follows goes character by character
     if pen.textlength(text, font) <= width:
         return text
     while text and pen.textlength(f"{text}...", font) > width:

@@ -94,6 +94,11 @@ def test_a_value_error_of_the_library_names_its_key():
         raise KeyError("a defect of ours stays what it is")
 
 
+def test_a_recorded_number_that_does_not_fit_names_its_key():
+    with pytest.raises(ConfigError, match=r"config\.optimizer\.momentum is"):
+        base.unflatten({"optimizer.momentum": 10**400})
+
+
 def test_the_names_that_help_shows_are_those_of_the_library():
     assert tuple(precision.PRESETS) == names.PRESETS and names.LEVELS == autocast.LEVELS
     assert sorted(names.LAYOUTS) == sorted(checkpoints.LAYOUTS)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -123,6 +124,14 @@ def test_long_names_stay_in_their_cell():
     picture = contact_sheet.Cell("folder/" * 20 + "x.jpg", np.zeros((8, 8, 1), np.uint8), [guess])
     drawn = np.asarray(contact_sheet.draw([picture, picture]))
     assert (drawn[:, 14 + 176 : 14 + 176 + 14] == 255).all()  # the gap between the two
+
+
+@pytest.mark.parametrize("name", ["x" * 300_000, "\ud800\udfff", "two\nlines\0\x1b[31m"], ids=["long", "none", "codes"])
+def test_hostile_names_are_drawn_at_once(name):
+    picture = contact_sheet.Cell(name, np.zeros((8, 8, 3), np.uint8), [contact_sheet.Prediction(name, 0.5)])
+    started = time.process_time()
+    contact_sheet.draw([picture])
+    assert time.process_time() - started < 5
 
 
 def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, capsys):

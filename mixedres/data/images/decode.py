@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ _BYTES_JPEG, _BYTES_PILLOW = 6, 11
 # Images that take less do not wait for room: most of them do.
 _SMALL = 2**23
 
+# Pillow warns of damage that it passes over, such as EXIF data that are cut off: two lines for each such image.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 # Some other formats make Pillow start programs on untrusted data.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 # Functions that undo an EXIF orientation (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.

@@ -66,6 +66,12 @@ def test_a_spec_survives_its_file():
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
+@pytest.mark.parametrize("key, value", [("mean", [10**400, 1, 1]), ("shape", [float("inf"), 8, 3])])
+def test_a_spec_of_numbers_that_do_not_fit(key, value):
+    known = preprocessing.get("torch").input_spec(8).to_json()
+    made.message(InputSpec.from_json, known | {key: value})
+
+
 def test_a_spec_of_an_older_file():
     for resize, antialias in (("area", True), ("linear", False)):
         spec = InputSpec((8, 8, 1), resize=resize)

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -148,6 +150,17 @@ def test_damaged_exif_data_are_none():
     broken = data[:place] + b"XX*\0" + data[place + 4 :]
     assert decode.header(data, apply_exif=True).orientation == 6
     assert decode.header(broken, apply_exif=True).orientation == 1
+
+
+def test_damaged_exif_data_are_passed_over_in_silence(tmp_path):
+    data = made.turned(photo(), 6)
+    place = data.index(b"Exif\0\0") + 16  # the first entry: tag, type, count
+    assert data[place : place + 2] == b"\x01\x12"
+    (tmp_path / "cut.jpg").write_bytes(data[: place + 2] + b"\0\2" + b"\x7f" * 8 + data[place + 12 :])
+    code = "import pathlib; from mixedres.data.images import decode; "
+    code += f"decode.header(pathlib.Path({str(tmp_path / 'cut.jpg')!r}).read_bytes(), apply_exif=True)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not ended.stderr, ended.stderr
 
 
 def boxes(pixels, shrink):

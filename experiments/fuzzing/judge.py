@@ -1,0 +1,68 @@
+"""Whether a command that meets a mutant ends as it should: it succeeds, or says in one line why it cannot."""
+
+import contextlib
+import io
+import re
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mixedres._internal import command_line
+
+# Characters that move a terminal's cursor or end a line, but for the end of a line itself.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+# No person reads a line of more characters.
+LONGEST_LINE = 3000
+
+
+class Verdict(NamedTuple):
+    """The end of a command: 'accepted', 'refused' with its line, or 'failed' with what went wrong."""
+
+    outcome: str
+    text: str = ""
+    signature: str = ""
+
+
+def judge(command: Callable[[], None]) -> Verdict:
+    """Calls what a command does as `mixedres._internal.command_line.run` would.
+
+    It fails where an exception is not turned into a line, where the line is more than a line or has control characters,
+    where something is printed that a terminal could not show, and where a warning would be printed.
+    """
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            status = command_line.run("fuzz", lambda _: command(), ())
+    except BaseException as error:  # whatever it is, a user would see a traceback
+        return Verdict("failed", traceback.format_exc(), _signature(error))
+    printed, line = (stream.buffer.getvalue().decode("utf-8") for stream in (out, err))
+    if caught:
+        first = caught[0]
+        text = f"{first.filename}:{first.lineno}: {first.category.__name__}: {first.message}"
+        return Verdict("failed", text, f"warning {first.category.__name__} {first.filename}:{first.lineno}")
+    for stream, text in (("stdout", printed), ("stderr", line)):
+        if found := _CONTROL.search(text):
+            shown = text[max(0, found.start() - 200) : found.end() + 50]
+            return Verdict("failed", f"{stream} has a control character: {shown!r}", f"control character on {stream}")
+        if text and max(map(len, text.split("\n"))) > LONGEST_LINE:
+            return Verdict("failed", f"{stream} has a line of {len(text)} characters: {text[:300]!r}", f"long {stream}")
+    if status == 0:
+        return Verdict("accepted") if not line else Verdict("failed", f"printed {line!r}", "printed on stderr")
+    if line.count("\n") != 1 or not line.startswith("fuzz: "):
+        return Verdict("failed", f"not one line: {line!r}", "not one line")
+    if line.startswith("fuzz: stdout: "):
+        return Verdict("failed", f"an error of a file is taken for one of the output: {line}", "OSError without a name")
+    return Verdict("refused", line)
+
+
+def _signature(error: BaseException) -> str:
+    """The kind of an exception and the innermost place in mixedres, to tell one defect from another."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/mixedres/" in frame.filename] or frames
+    return f"{type(error).__name__} at {own[-1].filename.rpartition('/mixedres/')[2]}:{own[-1].lineno}"
