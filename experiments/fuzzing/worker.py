@@ -18,7 +18,6 @@ import resource
 import shutil
 import signal
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -34,9 +33,7 @@ def main(argv: list[str]) -> None:
     module, name, corpus, scratch, seed, first, count, limit = argv
     chosen = importlib.import_module(module).FORMATS[name]
     report = _take_output()
-    sys.unraisablehook, threading.excepthook = map(  # as in every command
-        process._drop_known, (sys.unraisablehook, threading.excepthook)
-    )
+    process.drop_noise()  # as in every command
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     if not chosen.uses_jax:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,16 +24,21 @@ def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """
     huge_pages.ask()
     console.prepare()
-    sys.unraisablehook, threading.excepthook = _drop_known(sys.unraisablehook), _drop_known(threading.excepthook)
+    drop_noise()
     end_at_once()
     leave(main(sys.argv))
 
 
-def _drop_known(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """`hook`, but for what Orbax' coroutines say of their loop long after a save that failed, which was reported."""
+def drop_noise() -> None:
+    """Drops what coroutines of Orbax say long after a save or a restoration that failed, which was reported."""
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    sys.unraisablehook, threading.excepthook = map(_without_orbax, (sys.unraisablehook, threading.excepthook))
 
+
+def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
     def filtered(unraised: Any) -> None:
-        if str(unraised.exc_value) != "Event loop is closed":
+        code = getattr(getattr(unraised, "object", None), "cr_code", None)
+        if str(unraised.exc_value) != "Event loop is closed" and "orbax" not in getattr(code, "co_filename", ""):
             hook(unraised)
 
     return filtered

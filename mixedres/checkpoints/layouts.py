@@ -143,7 +143,7 @@ def from_tensors(
 
 def batches_of(tensors: Mapping[str, np.ndarray]) -> int | None:
     """What PyTorch's counters of batches say, where there are some and all say the same."""
-    counts = {int(value) for name, value in tensors.items() if name.endswith(COUNTER) and value.size == 1}
+    counts = {int(value.item()) for name, value in tensors.items() if name.endswith(COUNTER) and value.size == 1}
     return counts.pop() if len(counts) == 1 else None
 
 

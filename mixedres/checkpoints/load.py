@@ -13,6 +13,7 @@ from mixedres.checkpoints import layouts, weights, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.config import recorded
+from mixedres.data import InputSpec
 
 
 def read(path: pathlib.Path) -> WeightsFile:
@@ -42,6 +43,11 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         saved.close()
     config, data = record["config"], recorded.read_data(directory) or {}
     options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
+    try:
+        if data.get("input") is not None:
+            InputSpec.from_json(data["input"])
+    except ValueError as error:
+        raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
     variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
     return WeightsFile(
         directory,

@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import shutil
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,15 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
-from mixedres._internal.errors import OtherModelError
+from mixedres._internal.environment import out_of_memory
+from mixedres._internal.errors import ConfigError, OtherModelError
 from mixedres._internal.files import checksums_hold, write_checksums
 from mixedres._internal.tree import named_leaves
 from mixedres.config import recorded
 
 _ITEM = recorded.ITEM
+# Nesting of JSON in a checkpoint; that of its tree of arrays is less than ten.
+_DEEPEST = 100
 
 
 class _Checksummed(ocp.StandardCheckpointHandler):
@@ -68,13 +72,18 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy, create=False, multiprocessing_options=several
         )
-        self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+        try:
+            self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+        except Exception as error:  # Orbax reads something of every checkpoint, whole or not, and raises what it meets
+            raise ConfigError(
+                f"the checkpoints in {directory} cannot be listed ({_reason(error)}); move the damaged one away"
+            ) from error
         self._writing: int | None = None
         self._waiting: list[tuple[int, Any, str]] = []
         self._failures: list[str] = []
         self._has_failed = False
         logging.getLogger("absl").addFilter(_is_not_from_orbax)
-        logging.getLogger("asyncio").addFilter(_is_not_of_a_save)
+        logging.getLogger("asyncio").addFilter(_is_not_from_a_task_of_orbax)
 
     def latest_step(self) -> int | None:
         """Step of the newest complete checkpoint, or None."""
@@ -133,16 +142,25 @@ class Checkpoints:
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         step = _from_first_process(
-            lambda: next((step for step in steps if checksums_hold(self.directory / str(step) / _ITEM)), -1)
+            lambda: next((step for step in steps if _is_whole(self.directory / str(step) / _ITEM)), -1)
         )
         damaged = [newer for newer in steps if newer > step]
         if step < 0:
             raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
-        metadata = self._manager.item_metadata(step)
-        if like is None:
-            like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), dict(metadata.tree))
-        _check_arrays(step, metadata.tree, like)
-        return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
+        try:
+            metadata: Any = self._manager.item_metadata(step)
+            if like is None:
+                like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), dict(metadata.tree))
+            _check_arrays(step, metadata.tree, like)
+            return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
+        except OtherModelError:
+            raise
+        except Exception as error:  # with the right checksums, it was written so: by another version, or by hand
+            if out_of_memory(error):
+                raise
+            raise OSError(
+                f"the checkpoint of step {step} in {self.directory} cannot be read: {_reason(error)}"
+            ) from error
 
     def set_aside(self, steps: list[int]) -> None:
         """Renames checkpoints to ``damaged-STEP``, so that a continued run can save those steps again."""
@@ -283,10 +301,29 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _is_not_of_a_save(record: logging.LogRecord) -> bool:
-    """Drops what asyncio logs, long after it, of every array of a save that failed, which was reported."""
-    error = record.exc_info[1] if record.exc_info else None
-    return ".orbax-checkpoint-tmp" not in str(error)
+def _is_whole(item: pathlib.Path) -> bool:
+    """Whether a checkpoint has its checksums, and nothing in it that would crash its reader.
+
+    TensorStore reads some of the files as JSON, whose nesting it does not limit: its stack would overflow.
+    """
+    texts = ("_METADATA", "_sharding", "array_metadatas/*", "../_CHECKPOINT_METADATA")
+    return checksums_hold(item) and all(_is_flat(path) for text in texts for path in item.glob(text))
+
+
+def _is_flat(path: pathlib.Path) -> bool:
+    depth = 0
+    for bracket in re.findall(rb"[\[\]{}]", path.read_bytes()):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > _DEEPEST:
+            return False
+    return True
+
+
+def _is_not_from_a_task_of_orbax(record: logging.LogRecord) -> bool:
+    """Drops what asyncio logs of every array of a save or a restoration that failed, long after it was reported."""
+    _, error, trace = record.exc_info or (None, None, None)
+    names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    return "OCDBT" not in str(error) and not any("orbax" in name for name in names)
 
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:

@@ -20,6 +20,7 @@ from mixedres._internal.errors import WeightsError
 from mixedres._internal.files import open_regular, read_regular
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
 from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, batches_of, layout_of
+from mixedres.data import InputSpec
 from mixedres.models import check_options
 
 PICKLES = (".pth", ".pt", ".bin")
@@ -34,6 +35,8 @@ _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "I64": np.int64,
 }
+# Of a convolution's kernel.
+_MOST_AXES = 4
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Files in a folder, in the order in which transformers looks for them.
 _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
@@ -163,6 +166,8 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
             known["version"], known["class_names"] = huggingface.read_config(config)
         if layout == "transformers" and processor.is_file():
             known["input"] = huggingface.read_processor(processor)
+        if known.get("input") is not None:
+            InputSpec.from_json(known["input"])
     except ValueError as error:
         raise WeightsError(str(error)) from None
     return known
@@ -204,6 +209,8 @@ def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | 
     for name, tensor in found:
         if tensor["dtype"] not in _DTYPES:
             raise WeightsError(f"{file}: {name} is {tensor['dtype']}; weights are {', '.join(_FLOATS)}")
+        if len(tensor["shape"]) > _MOST_AXES:
+            raise WeightsError(f"{file}: {name} has {len(tensor['shape'])} axes; weights have at most {_MOST_AXES}")
         tensors[name] = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
     return tensors, about
 

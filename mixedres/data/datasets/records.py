@@ -129,7 +129,7 @@ class Records:
 
     def fingerprint(self) -> str:
         """SHA-256 of the number of records, the first and the last."""
-        ends = [self.files[index] for index in (0, len(self.files) - 1)] if len(self.files) else []
+        ends = [self._record(index) for index in (0, len(self.files) - 1)] if len(self.files) else []
         return hashlib.sha256(b"%d" % len(self.files) + b"".join(ends)).hexdigest()
 
     def _features(self, index: int) -> Any:
@@ -137,11 +137,15 @@ class Records:
         from tensorflow_datasets.proto import tf_example_pb2
 
         try:
-            return tf_example_pb2.Example.FromString(self.files[index]).features.feature
+            return tf_example_pb2.Example.FromString(self._record(index)).features.feature
         except DecodeError:
             raise ValueError("the record is damaged: it is no tf.train.Example") from None
-        except RuntimeError as error:  # ArrayRecord has no other kind
-            raise ValueError(f"the record is damaged: {str(error).partition(';')[0]}") from error
+
+    def _record(self, index: int) -> bytes:
+        try:
+            return self.files[index]
+        except (RuntimeError, IndexError) as error:  # ArrayRecord has no other kinds
+            raise ValueError(f"record {index} of {self.name} is damaged: {str(error).partition(';')[0]}") from error
 
 
 class TFRecordFiles:
