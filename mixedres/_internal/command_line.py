@@ -110,5 +110,5 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 
 def _fail(program: str, status: int, line: str) -> int:
-    console.complain(console.shortened(f"{program}: {line}"))
+    console.complain(f"{program}: {line}")
     return status

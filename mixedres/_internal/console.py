@@ -20,9 +20,9 @@ _PATIENCE = 1.0
 
 
 def say(*lines: str) -> None:
-    """Prints lines of a log on stdout; where they cannot be written they are lost, since no run ends by its log."""
+    """Prints lines of a log on stdout, shortened; what cannot be written is lost: no run ends by its log."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-        show(*lines)
+        show(*map(_readable, lines))
 
 
 def show(*lines: str) -> None:
@@ -31,9 +31,9 @@ def show(*lines: str) -> None:
 
 
 def complain(*lines: str) -> None:
-    """Prints lines on stderr, as `say` does."""
+    """Prints lines on stderr, as `say` does on stdout."""
     with contextlib.suppress(OSError, ValueError):
-        print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+        print(*map(_readable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def printable(line: str) -> str:
@@ -46,8 +46,9 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode() if obeyed and character != "\t" else character
 
 
-def shortened(line: str) -> str:
-    """`line` without its middle where it is too long to read."""
+def _readable(line: str) -> str:
+    """`line` as `printable` shows it, without its middle where it is too long to read."""
+    line = printable(line)
     if len(line) <= _LONGEST:
         return line
     half = _LONGEST // 2

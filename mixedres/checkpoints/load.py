@@ -44,8 +44,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
     config, data = record["config"], recorded.read_data(directory) or {}
     options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
     try:
-        if data.get("input") is not None:
-            InputSpec.from_json(data["input"])
+        spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
         raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
     variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
@@ -58,7 +57,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
         class_names=tuple(map(str, data.get("class_names") or ())) or None,
         epsilon=config["batch_norm.epsilon"],
-        input=data.get("input"),
+        input=spec,
         run=config,
         note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(tree['step'])}"
         if damaged

@@ -167,7 +167,7 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
         if layout == "transformers" and processor.is_file():
             known["input"] = huggingface.read_processor(processor)
         if known.get("input") is not None:
-            InputSpec.from_json(known["input"])
+            known["input"] = InputSpec.from_json(known["input"]).to_json()
     except ValueError as error:
         raise WeightsError(str(error)) from None
     return known

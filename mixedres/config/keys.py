@@ -69,6 +69,8 @@ def duration_in_steps(value: Any, steps_per_epoch: float, *, round_down: bool = 
     if match is None:
         raise ValueError(f"duration {value!r} is not {DURATION.description}")
     steps = float(match[1]) * (1.0 if match[2].startswith("step") else steps_per_epoch)
+    if not math.isfinite(steps):
+        raise ValueError(f"duration {value!r:.50} is not {DURATION.description}")
     return max(1, math.floor(steps if round_down else steps + 0.5)) if steps else 0
 
 

@@ -23,6 +23,8 @@ from mixedres.models import normalize
 
 # Bytes of a file of class names.
 _MOST_LABELS = 2**24
+# Characters of the name of a class.
+_LONGEST_NAME = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,10 @@ def from_args(options: argparse.Namespace) -> Classifier:
     if len(names) > found.num_classes or (options.labels and len(names) < found.num_classes):
         raise ConfigError(
             f"{len(names)} class names for a network of {found.num_classes} classes; name their file with --labels=FILE"
+        )
+    if too_long := next((name for name in names if len(name) > _LONGEST_NAME), None):
+        raise ConfigError(
+            f"a class name has {len(too_long):,} characters, {too_long[:50]!r} ...; at most {_LONGEST_NAME}"
         )
     chosen = _precision(file, options.precision)
     model = models.create(

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -21,11 +22,15 @@ MAX_PIXELS = 2 * 89_478_485
 # Bytes that decoding a pixel takes at most: in libjpeg, which keeps what a progressive image has come to, and in
 # Pillow, which converts (measured).
 _BYTES_JPEG, _BYTES_PILLOW = 6, 11
+# Of a JPEG: each block of 64 pixels has at least a bit, that of a DC coefficient that did not change. Twice that is no
+# image, but half a minute of decoding for nothing.
+_MOST_PIXELS_A_BYTE = 2 * 8 * 64
 # Images that take less do not wait for room: most of them do.
 _SMALL = 2**23
 
 # Pillow warns of damage that it passes over, such as EXIF data that are cut off: two lines for each such image.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what it cannot read is said in our line
 # Some other formats make Pillow start programs on untrusted data.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 # Functions that undo an EXIF orientation (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
@@ -104,6 +109,8 @@ def header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXEL
         raise ValueError(
             f"it has {width}x{height} pixels; at least {MIN_SIDE} a side and at most {max_pixels:,} in all are needed"
         )
+    if is_jpeg and len(data) * _MOST_PIXELS_A_BYTE < height * width:
+        raise ValueError(f"its {len(data):,} bytes cannot hold {width}x{height} pixels")
     orientation = _orientation(data) if apply_exif else 1
     if orientation > 4:
         height, width = width, height
