@@ -11,10 +11,12 @@ import tarfile
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mixedres import checkpoints, main
 from mixedres._internal.errors import WeightsError
 from mixedres.data.datasets import cifar10, cifar10_pickle, records, tfds
+from mixedres.data.images import decode
 from mixedres.predict import __main__ as predict
 from tests import ROOT
 from tests.data import made
@@ -255,3 +257,38 @@ def an_index_of_other_records(place):
             np.savez(cache, ranges=ranges, counts=counts)
             files = records.TFRecordFiles([records.Part(str(path))])
             assert [files[index] for index in range(len(files))] == [b"one", b"two"]
+
+
+@finding("fuzzing")
+def durations_without_end(place):
+    for value in ("9" * 400, "9" * 400 + " steps"):
+        outcome = run_here(main.main, "--config=digits:fp32", f"--config.epochs={value}", f"--workdir={place}/run")
+        assert outcome.status == 2 and "config.epochs" in outcome.err[-1], outcome.err
+
+
+@finding("fuzzing")
+def a_jpeg_that_is_too_small_for_its_pixels(place):
+    """The smallest that an encoder makes is taken, and the same with another size in its header is not."""
+    file = io.BytesIO()
+    Image.new("L", (1024, 1024)).save(file, "JPEG", progressive=True, optimize=True, quality=1)
+    whole = file.getvalue()
+    assert decode.header(whole).width == 1024
+    forged = whole.replace(struct.pack(">HH", 1024, 1024), struct.pack(">HH", 13377, 13377))
+    with pytest.raises(ValueError, match="bytes cannot hold 13377x13377 pixels"):
+        decode.header(forged)
+
+
+@finding("fuzzing")
+def a_class_name_without_end(place):
+    weights = tiny_weights(place / "weights.safetensors", class_names=["x" * 200000])
+    Image.new("RGB", (32, 32)).save(place / "a.png")
+    outcome = run_here(predict.main, f"--from={weights}", place / "a.png")
+    assert_one_line(outcome, 2, "a class name has 200,000 characters")
+
+
+@finding("fuzzing")
+def an_input_in_words(place):
+    """What float() takes becomes numbers, with which others can be compared."""
+    spec = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
+    weights = tiny_weights(place / "weights.safetensors", input=spec)
+    assert checkpoints.read(weights).input["mean"] == (1.5, 1.5, 1.5)
