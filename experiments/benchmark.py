@@ -35,7 +35,7 @@ from experiments.lib import hlo, plots, runs
 from experiments.lib.gpus import GPUS
 from mixedres import data
 from mixedres._internal import environment, huge_pages
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, MemoryShortage
 from mixedres.config import flags as command_flags
 from mixedres.train import start
 from mixedres.train.builder import build
@@ -101,6 +101,7 @@ def prepare(preset: str, norms: str, arguments: list[str], stack: contextlib.Exi
     started = time.perf_counter()
     step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
     compile_seconds = time.perf_counter() - started
+    environment.check_memory(step, experiment.devices, "a smaller --config.batch_size")
     if fixed:
         one = experiment.shard_batch(next(iter(source)))
         batches: Iterator[Any] = iter(lambda: one, None)
@@ -217,7 +218,8 @@ def main(argv: list[str]) -> int:
                 try:
                     one = prepare(preset, norms, given, stack, fixed=options.data == "fixed")
                     one.take(WARMUP)
-                except RuntimeError as error:  # XLA's: memory that does not suffice, a kernel that it cannot make
+                # XLA's: a kernel that it cannot make; and memory that does not suffice.
+                except (RuntimeError, MemoryError, MemoryShortage) as error:
                     failed.append(f"{label(preset, norms)}: {runs.one_line(error)}")
                 else:
                     contenders.append(one)

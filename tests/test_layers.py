@@ -102,6 +102,14 @@ def test_what_only_some_files_import():
         assert not private or file in COMPAT, f"{file} imports {private}"
 
 
+@every_file
+def test_one_place_prints(path):
+    """What data say is escaped there, and a log that cannot be written ends nothing."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    assert not prints or path == PACKAGE / "_internal" / "console.py"
+
+
 def test_no_import_goes_in_a_circle():
     """Between modules, imports inside functions and for type checkers included."""
     graph = {name: {other for other in imports(path) if other in MODULES} for name, path in MODULES.items()}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mixedres import __version__
+from mixedres._internal.errors import MemoryShortage
 
 _PACKAGES = (
     "jax",
@@ -95,14 +96,22 @@ def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB"
 
 
-def memory_needed(compiled: Any, devices: Sequence[Any]) -> tuple[int, int]:
-    """Bytes that a compiled program takes while it runs, and those there are: on a device, or on a host of devices."""
+def check_memory(compiled: Any, devices: Sequence[Any], smaller: str) -> None:
+    """Raises MemoryShortage where a compiled program takes more than its devices, or the host of them, have.
+
+    A host would not refuse the memory, but kill the process, or another one, once it is used. `smaller`: what to set.
+    """
     analysis = compiled.memory_analysis()
     names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     needed = sum(getattr(analysis, name, 0) for name in names) - getattr(analysis, "alias_size_in_bytes", 0)
     local = [device for device in devices if device.process_index == devices[0].process_index]
     there = device_memory(local[0])
-    return (needed, there) if there else (needed * len(local), host_memory())
+    if not there:
+        needed, there = needed * len(local), host_memory()
+    if needed > there:
+        raise MemoryShortage(
+            f"the program needs {gigabytes(needed)} of memory where there are {gigabytes(there)}; set {smaller}"
+        )
 
 
 def _readable(number: float, unit: str) -> str:

@@ -51,6 +51,10 @@ class OtherModelError(MixedresError, ValueError):
     status = 2
 
 
+class MemoryShortage(MixedresError):
+    """A program that needs more memory than there is; says how much, and what to set."""
+
+
 class TrackingError(MixedresError):
     """Weights & Biases cannot take the run."""
 

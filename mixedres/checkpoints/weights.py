@@ -98,6 +98,8 @@ def read(path: pathlib.Path) -> WeightsFile:
         return _of_tensorflow(path, tensorflow_files.read_checkpoint(checkpoint))
     if file.is_dir():
         raise WeightsError(f"{path} holds neither {' nor '.join(_IN_FOLDER)} nor a checkpoint of TensorFlow")
+    if os.path.lexists(file) and not file.is_file():
+        raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
     if not file.is_file():
         raise WeightsError(
             f"{path} does not exist; name a workdir, a {_SAFETENSORS}, .pth, .keras or .h5 file, a folder that "

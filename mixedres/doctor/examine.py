@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
-from mixedres._internal import console, jax_compat
+from mixedres._internal import console, environment, jax_compat
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.progress import StepProgress
 from mixedres.numerics import Report
@@ -64,6 +64,7 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
     count = (
         compare.in_float32(experiment).numerics_step().lower(state.variables, experiment.batch_shapes).compile(quick)
     )
+    environment.check_memory(count, experiment.devices, "a smaller --config.batch_size")
     train_step = experiment.train_step() if last else None
     report: Report | None = None
     progress, began = StepProgress(first + last, first, experiment.batch_size), time.perf_counter()

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mixedres._internal import environment
 from mixedres._internal.mesh import AXIS, make_mesh
 from mixedres.data import Prefetch
 from mixedres.predict.classifier import Classifier
@@ -44,6 +45,9 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
     run = jax.jit(chosen.on(devices[0].platform).probabilities, in_shardings=(whole, split), out_shardings=split)
     variables = jax.device_put(chosen.variables, whole)
+    shape = jax.ShapeDtypeStruct((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
+    compiled = run.lower(variables, shape).compile()
+    environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
 
     def put(batch: list[np.ndarray | str]) -> tuple[list[np.ndarray | str], jax.Array]:
         images = np.zeros((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
@@ -56,7 +60,7 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     names = iter(paths)
     with Prefetch(_batched(decoded, batch_size), put) as ready:
         for batch, images in ready:
-            probabilities = np.asarray(run(variables, images))
+            probabilities = np.asarray(compiled(variables, images))
             for path, found, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
                 if isinstance(found, str):
                     yield Prediction(path, [], error=found)

@@ -193,13 +193,11 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
 def _compile(experiment: Experiment, state: step.TrainState) -> tuple[Any, Any, Sampler]:
     """All steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
     train_step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
-    # The system would not refuse the memory, but kill the process, or another one, once it is used.
-    needed, there = environment.memory_needed(train_step, experiment.devices)
-    if needed > there:
-        raise TrainingError(
-            f"a step needs {environment.gigabytes(needed)} of memory where there are {environment.gigabytes(there)}; "
-            "set a smaller config.batch_size, config.microbatches=2 or more, or a smaller config.data.image_size"
-        )
+    environment.check_memory(
+        train_step,
+        experiment.devices,
+        "a smaller config.batch_size, config.microbatches=2 or more, or a smaller config.data.image_size",
+    )
     eval_arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
     eval_step = experiment.eval_step().lower(*eval_arguments).compile()
     sampler = Sampler(experiment)

@@ -26,11 +26,3 @@ def test_killed_in_every_way(options, tmp_path):
     assert found["statuses"] == [-9, 143]
     assert interruptions.outcome(tmp_path / "run") == interruptions.outcome(tmp_path / "whole")
     assert set(interruptions.SHARED_MEMORY.iterdir()) <= shared
-
-
-def test_a_disk_that_is_full_for_a_while(options, tmp_path):
-    """As a limit on the size of files, which a log on the same disk meets, too."""
-    long = (*options, "--config.steps=1500")
-    interruptions.finish(long, tmp_path / "whole")
-    interruptions.on_a_full_disk(tmp_path / "run", long, 0.7)
-    assert interruptions.outcome(tmp_path / "run") == interruptions.outcome(tmp_path / "whole")

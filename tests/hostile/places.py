@@ -9,6 +9,7 @@ import tempfile
 
 import pytest
 
+from experiments import interruptions
 from mixedres import main
 from mixedres._internal.errors import ConfigError, TrainingError
 from mixedres.checkpoints import load, ownership, workdir
@@ -163,7 +164,20 @@ def more_than_the_memory(place):
     big = ("--config.data.name=synthetic", "--config.data.num_classes=10", "--config.data.train_examples=1000000")
     config = ("--config=digits:fp32,model=cifar_resnet8,steps=2", *big)
     sizes = ("--config.batch_size=400000", "--config.data.image_size=256", f"--workdir={place}/run")
-    assert_one_line(run_here(main.main, *config, *sizes), 1, "GB of memory where there are", "config.batch_size")
+    assert_one_line(
+        run_here(main.main, *config, *sizes), 1, "GB of memory where there are", "a smaller config.batch_size"
+    )
+
+
+@finding("F2 and F18", slow=True)
+def a_disk_that_is_full_for_a_while(place):
+    """As a limit on the size of files, which a log on the same disk meets, too; it has no traceback in the end."""
+    interruptions.images(place / "images")
+    options = ("--config=folder:fp16,model=cifar_resnet8", f"--config.data.dir={place}/images")
+    options += ("--config.batch_size=8", "--config.steps=1500")
+    interruptions.finish(options, place / "whole")
+    interruptions.on_a_full_disk(place / "run", options, 0.7)
+    assert interruptions.outcome(place / "run") == interruptions.outcome(place / "whole")
 
 
 @finding("F10")
