@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
-from mixedres._internal import console
+from mixedres._internal import console, environment
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres.checkpoints import workdir
 from mixedres.config.keys import KEYS
@@ -37,7 +37,7 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
     with compilation_cache(config.compilation_cache, directory, group):
         state, description = _weights(experiment, directory, group)
         with group.loop():
-            (sums,) = run(experiment, {"": experiment.eval_step()}, state, group=group).values()
+            (sums,) = run(experiment, {"": _compiled(experiment, state)}, state, group=group).values()
     result = metrics(sums)
     console.show(f"{description}: {summary.describe(result)}")
     return result
@@ -127,6 +127,14 @@ def metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
     examples = int(sums["examples"])
     means: dict[str, Any] = {name: int(sums[name]) / examples for name in ("top1", "top5")}
     return means | {"loss": float(sums["loss"]) / examples, "examples": examples}
+
+
+def _compiled(experiment: Experiment, state: TrainState) -> Any:
+    """The evaluation step, compiled ahead, if it fits into the memory."""
+    arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
+    compiled = experiment.eval_step().lower(*arguments).compile()
+    environment.check_memory(compiled, experiment.devices, "a smaller config.batch_size or config.data.image_size")
+    return compiled
 
 
 def _weights(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> tuple[TrainState, str]:
