@@ -114,16 +114,14 @@ class _Losable(io.RawIOBase):
 
     def write(self, data: object) -> int:
         text = bytes(data)  # type: ignore[call-overload]
-        rest = b"\n" + text if self._cut else text  # a line that lost its end must not run into this one
+        whole, done = b"\n" + text if self._cut else text, 0  # a line that lost its end must not run into this one
         try:
-            while rest:
-                written = self._file.write(rest)
-                if written is None:  # a terminal that others have made non-blocking
-                    if not select.select([], [self._file], [], _PATIENCE)[1]:
-                        raise BlockingIOError
-                    continue
-                rest = rest[written:]
+            while done < len(whole):
+                written = self._file.write(whole[done:])
+                if written is None and not select.select([], [self._file], [], _PATIENCE)[1]:
+                    raise BlockingIOError  # a terminal that others have made non-blocking, and that takes nothing
+                done += written or 0
             self._cut = False
         except (OSError, ValueError):
-            self._cut = len(rest) < len(text) or (self._cut and len(rest) == len(text))
+            self._cut = not whole[:done].endswith(b"\n") if done else self._cut
         return len(text)

@@ -11,6 +11,7 @@ import pytest
 
 from experiments import interruptions
 from mixedres import main
+from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, TrainingError
 from mixedres.checkpoints import load, ownership, workdir
 from mixedres.train import compilation, evaluation, loop, run
@@ -156,6 +157,27 @@ def a_run_without_a_result_gives_way(place):
     (place / workdir.CHECKPOINTS / "2").mkdir()
     with pytest.raises(ConfigError, match="holds a run with a different config"):
         ownership.claim(place, config | {"batch_size": 8}, clean=False)
+
+
+@finding("F8")
+def memory_that_runs_out(place):
+    """In the words of XLA on a CPU and on a GPU, and of NumPy; another error is not taken for it."""
+
+    def failing(error):
+        def command(_):
+            raise error
+
+        return run_here(lambda argv: command_line.run("mixedres", command, argv, smaller="a smaller batch"))
+
+    for error, asked in (
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 6400000000000 bytes."), "6,400.0 GB"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32.00GiB."), "34.4 GB"),
+        (MemoryError("Unable to allocate 1.09 TiB for an array with shape (400000, 3000000)"), "1,198.5 GB"),
+    ):
+        assert_one_line(failing(error), 1, f": {asked} more were asked for; ", " GB; set a smaller batch")
+    assert_one_line(failing(MemoryError()), 1, "the memory does not suffice; this machine has")
+    with pytest.raises(RuntimeError, match="something else"):
+        failing(RuntimeError("something else"))
 
 
 @finding("F8", slow=True)
