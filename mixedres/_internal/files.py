@@ -34,7 +34,8 @@ def read_json(path: pathlib.Path) -> Any:
 def replace_text(path: pathlib.Path, text: str) -> None:
     """Replaces the content of a file by `text`, completely or not at all."""
     partial = path.with_name(path.name + ".part")
-    with partial.open("w") as file:
+    partial.unlink(missing_ok=True)  # a link in its place, which others may have put there, is not followed
+    with partial.open("x") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())  # before the name is there, or a loss of power could leave an empty file under it
@@ -113,6 +114,20 @@ def _sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def open_own(path: pathlib.Path) -> IO[str]:
+    """Opens a file of ours to append to it, and makes it where there is none; a link or a pipe is refused.
+
+    Raises:
+      OSError: where it cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return open(descriptor, "a")
+
+
 def lock(path: pathlib.Path) -> IO[str]:
     """Opens a file and locks it until it is closed or the process ends.
 
@@ -122,7 +137,7 @@ def lock(path: pathlib.Path) -> IO[str]:
       BlockingIOError: where another process has the lock.
       OSError: where the file cannot be opened.
     """
-    file = path.open("a+")
+    file = open_own(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -138,7 +153,7 @@ def lock(path: pathlib.Path) -> IO[str]:
 def is_locked(path: pathlib.Path) -> bool:
     """Whether a process holds the lock of this file, as far as the file system reports."""
     try:
-        with path.open() as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import lock, nearest_existing, read_json, write_json
+from mixedres._internal.files import lock, nearest_existing, read_json, read_regular, write_json
 from mixedres.checkpoints import workdir as names
 from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
 from mixedres.config import recorded
@@ -43,7 +43,7 @@ class Claim:
 
     def close(self) -> None:
         """Gives the directory back."""
-        self._file.close()
+        _close(self._file)
 
     def is_lost(self) -> bool:
         """Whether the directory was removed or moved away; a disk that does not answer is no proof."""
@@ -51,7 +51,9 @@ class Claim:
         try:
             there, own = os.stat(path), os.fstat(self._file.fileno())
             # Some network disks give a file a new number now and then.
-            same = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) or path.read_text() == self._signature
+            same = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) or read_regular(
+                path, 99
+            ).decode() == self._signature
             return not same
         except (FileNotFoundError, NotADirectoryError):
             return not self._lock_again()
@@ -64,7 +66,7 @@ class Claim:
             return False
         with contextlib.suppress(OSError, ConfigError):
             self._file, old = _lock(self._workdir), self._file
-            old.close()
+            _close(old)
             self._sign()
             return True
         return False
@@ -80,7 +82,7 @@ class Claim:
             # A save that was under way may have made it again.
             if {path.name for path in self._workdir.iterdir()} - {CHECKPOINTS}:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            self._file.close()
+            _close(self._file)
             self._file = _lock(self._workdir)
             self._sign()
         begin(self._workdir, config, data)
@@ -92,6 +94,11 @@ class Claim:
             self._file.truncate(0)
             self._file.write(self._signature)
             self._file.flush()
+
+
+def _close(file: IO[str]) -> None:
+    with contextlib.suppress(OSError):  # where the disk is full, what was not written is tried once more
+        file.close()
 
 
 def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> Claim:

@@ -188,6 +188,7 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[
     """
     partial = path.with_name(f"{path.name}.part")
     try:
+        partial.unlink(missing_ok=True)  # a link in its place is not followed
         # transformers refuses files that do not say so.
         metadata = {"format": "pt"} | ({_ABOUT: json.dumps(about)} if about else {})
         safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)

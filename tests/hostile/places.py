@@ -1,5 +1,6 @@
 """The directory of a run: moved, removed, linked, damaged, full, and what else stands in it."""
 
+import contextlib
 import functools
 import json
 import os
@@ -142,6 +143,22 @@ def links_are_not_followed(place):
     (directory / workdir.CHECKPOINTS / "7").write_text("a file")
     with pytest.raises(ConfigError, match="7 is no directory of a run"):
         ownership.claim(directory, config, clean=True)
+
+
+@finding("F4b")
+def links_in_the_place_of_files(place):
+    """A directory that others made must not lead a run to other files."""
+    config = build(run_cases.tiny("fp16")).resolved
+    for name in (workdir.LOCK, f"{workdir.CONFIG}.part", f"{workdir.DATA}.part", workdir.METRICS):
+        directory, mine = place / name.strip("."), place / "mine"
+        directory.mkdir()
+        mine.write_text("thesis")
+        (directory / name).symlink_to(mine)
+        with contextlib.suppress(ConfigError, OSError), ownership.claim(directory, config, clean=False):
+            ownership.begin(directory, config, {"class_names": []})
+        with contextlib.suppress(OSError), contextlib.closing(MetricWriter(directory / workdir.METRICS, 0)) as writer:
+            writer.write(1, "train", {"loss": 1.0})
+        assert mine.read_text() == "thesis", name
 
 
 @finding("F8")

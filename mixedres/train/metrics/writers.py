@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
 import pathlib
-import stat
 from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from mixedres._internal.files import read_regular, replace_text, without_nan
+from mixedres._internal.files import open_own, read_regular, replace_text, without_nan
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
 # Values without a curve.
@@ -120,10 +118,8 @@ class _Lines:
     """A file to which lines are appended; lines that cannot be written wait in memory."""
 
     def __init__(self, path: pathlib.Path):
-        # A pipe would wait for a reader.
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
+        self._opened = open_own(path)
+        self._file = self._opened.fileno()
         self._waiting = b""
         self.problem: str | None = None
 
@@ -146,7 +142,7 @@ class _Lines:
 
     def close(self) -> None:
         self.write("")
-        os.close(self._file)
+        self._opened.close()
 
 
 class _Curves:
