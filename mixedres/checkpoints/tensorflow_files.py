@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -171,14 +171,9 @@ def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
 
     datasets: dict[str, Any] = {}
     opened.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    size = 0
-    for name, item in datasets.items():
-        if item.dtype.kind != "f":
-            continue
-        # Not of other files, which these could name, and not out of nothing: a few bytes can stand for any number.
-        size += item.size * item.dtype.itemsize
-        if item.external or item.is_virtual or size > _MOST_BYTES:
-            raise ValueError(f"{name} lies in other files, or is larger than the weights of a network")
+    found = {name: item for name, item in datasets.items() if item.dtype.kind == "f"}
+    _check_stored(found)
+    for name, item in found.items():
         *path, leaf = name.split("/")
         if path[-1:] == ["vars"] and leaf.isdigit():
             leaves = _NORM if len(item.parent) == len(_NORM) else _CONV
@@ -188,6 +183,17 @@ def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
             layer, leaf = path[-1] if path else "", leaf.removesuffix(":0")
         if path[:1] != ["optimizer"] and path[:1] != ["optimizer_weights"]:
             yield f"{layer}/{leaf}", np.asarray(item)
+
+
+def _check_stored(datasets: Mapping[str, Any]) -> None:
+    """Raises ValueError for numbers that lie in other files, or that so few bytes cannot be."""
+    size = 0
+    for name, item in datasets.items():
+        count = item.size * item.dtype.itemsize
+        size += count
+        # Deflate makes at most 1032 bytes of one; a fill value stands for any number of them.
+        if item.external or item.is_virtual or count > 1032 * item.id.get_storage_size() or size > _MOST_BYTES:
+            raise ValueError(f"{name} lies in other files, or is larger than the weights of a network")
 
 
 def _reason(error: Exception) -> str:

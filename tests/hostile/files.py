@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -292,3 +293,25 @@ def an_input_in_words(place):
     spec = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
     weights = tiny_weights(place / "weights.safetensors", input=spec)
     assert checkpoints.read(weights).input["mean"] == (1.5, 1.5, 1.5)
+
+
+@finding("F14")
+def numbers_that_are_not_in_the_file(place):
+    """HDF5 can name other files and devices, and let a fill value stand for any number of numbers."""
+
+    def virtual(file):
+        layout = h5py.VirtualLayout((9,), "f4")
+        layout[:] = h5py.VirtualSource(str(place / "other.h5"), "x", (9,))
+        file.create_virtual_dataset(name, layout)
+
+    name, large = "conv1/kernel:0", {"dtype": "f4", "chunks": (1024,)}
+    for make in (
+        lambda file: file.create_dataset(name, (9,), "f4", external=[("/dev/zero", 0, 36)]),
+        virtual,
+        lambda file: file.create_dataset(name, (2**40,), **large),
+        lambda file: [file.create_dataset(f"conv{i}/kernel:0", (2**28,), **large) for i in range(9)],
+    ):
+        with h5py.File(place / "bad.h5", "w") as file:
+            make(file)
+        with pytest.raises(WeightsError, match="lies in other files, or is larger than the weights"):
+            checkpoints.read(place / "bad.h5")
