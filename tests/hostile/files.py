@@ -268,7 +268,7 @@ def durations_without_end(place):
     for value in ("9" * 400, "9" * 400 + " steps"):
         config = run_cases.tiny("fp32")
         config.eval_every = value
-        with pytest.raises(ConfigError, match="config.eval_every"):
+        with pytest.raises(ConfigError, match=r"config\.eval_every"):
             build(config)
 
 
