@@ -32,8 +32,7 @@ class Claim:
 
     def __init__(self, workdir: pathlib.Path):
         """Locks `workdir`, which exists; raises ConfigError where another process has it."""
-        self._workdir, self._file = workdir, _lock(workdir)
-        self._sign()
+        self._workdir, self._file, self._signature = workdir, _lock(workdir), ""
 
     def __enter__(self) -> Claim:
         return self
@@ -50,11 +49,11 @@ class Claim:
         path = self._workdir / LOCK
         try:
             there, own = os.stat(path), os.fstat(self._file.fileno())
+            same = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+            if same and not self._signature:  # not before the run is under way: a refused start changes nothing
+                self._sign()
             # Some network disks give a file a new number now and then.
-            same = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) or read_regular(
-                path, 99
-            ).decode() == self._signature
-            return not same
+            return not same and read_regular(path, 99).decode() != (self._signature or None)
         except (FileNotFoundError, NotADirectoryError):
             return not self._lock_again()
         except (OSError, ValueError):
