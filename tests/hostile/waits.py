@@ -122,7 +122,16 @@ def started(place, *options):
     command += [f"--config.data.dir={place}/images", "--config.data.image_size=8", "--config.batch_size=8"]
     command += ["--config.num_devices=1", "--config.eval_every=0", f"--workdir={place}/run", *options]
     with (place / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        # What started the tests may ignore SIGHUP, as nohup does, and then so would this process.
+        process = subprocess.Popen(
+            command,
+            env=environment(),
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
         try:
             yield process
         finally:
