@@ -6,6 +6,7 @@ import json
 import pathlib
 import struct
 import tarfile
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -103,12 +104,13 @@ def records(data: bytes) -> list[bytes]:
     return found
 
 
-def join_records(found: list[bytes]) -> bytes:
+def join_records(found: Iterable[bytes]) -> bytes:
     """A TFRecord file of these records, whose sums are right."""
-    return b"".join(map(_framed, found))
+    return b"".join(map(framed, found))
 
 
-def _framed(record: bytes, length: bytes | None = None) -> bytes:
+def framed(record: bytes, length: bytes | None = None) -> bytes:
+    """A record as TFRecord files hold it; `length`: eight bytes that claim another one."""
     length = length or struct.pack("<Q", len(record))
     return length + struct.pack("<I", masked_crc(length)) + record + struct.pack("<I", masked_crc(record))
 
@@ -121,7 +123,7 @@ def tfrecord(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes
     if not chance(rng, 0.1) or not found:
         return join_records(found)
     at = int(rng.integers(len(found)))  # a length that is a lie, with the sum of the lie
-    lie = _framed(found[at], edge_field(rng, "<Q"))
+    lie = framed(found[at], edge_field(rng, "<Q"))
     return join_records(found[:at]) + lie + join_records(found[at + 1 :])
 
 

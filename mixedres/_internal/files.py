@@ -26,9 +26,22 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 def read_json(path: pathlib.Path) -> Any:
     """The content of a JSON file; None for one that does not exist, is no regular file, is too large or not JSON."""
     try:
-        return json.loads(read_regular(path, _LARGEST_JSON))
-    except (OSError, ValueError, RecursionError):
+        return parse_json(read_regular(path, _LARGEST_JSON))
+    except (OSError, ValueError):
         return None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; raises ValueError for anything else, also for one that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def as_json(value: Any) -> Any:
+    """`value` as it would be read back from a JSON file, where tuples are lists."""
+    return json.loads(json.dumps(value))
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:

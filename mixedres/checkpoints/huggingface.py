@@ -1,11 +1,10 @@
 """The JSON files that transformers keeps beside a ResNet's weights: the network, its classes, and its input."""
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mixedres._internal.files import read_regular
+from mixedres._internal.files import parse_json, read_regular
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 # Bytes of such a file.
@@ -102,8 +101,8 @@ def processor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(path, _LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(read_regular(path, _LARGEST))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a config of transformers")

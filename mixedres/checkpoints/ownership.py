@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import pathlib
 import re
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import lock, nearest_existing, read_json, read_regular, write_json
+from mixedres._internal.files import as_json, lock, nearest_existing, read_json, read_regular, write_json
 from mixedres.checkpoints import workdir as names
 from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
 from mixedres.config import recorded
@@ -146,9 +145,8 @@ def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | 
         if known is not None and read_json(workdir / DATA) != known:
             write_json(workdir / DATA, known)
         (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
-        as_json = json.loads(json.dumps(config))
-        if read_json(workdir / CONFIG) != as_json:
-            write_json(workdir / CONFIG, as_json)
+        if read_json(workdir / CONFIG) != as_json(config):
+            write_json(workdir / CONFIG, config)
         # From now on its absence means that the checkpoints are gone.
         (workdir / CHECKPOINTS).mkdir(exist_ok=True)
 

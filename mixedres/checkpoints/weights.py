@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from mixedres._internal.errors import WeightsError
-from mixedres._internal.files import open_regular, read_regular
+from mixedres._internal.files import open_regular, parse_json, read_regular
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
 from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, batches_of, layout_of
 from mixedres.data import InputSpec
@@ -147,7 +147,7 @@ def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> W
 def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
     """The facts beside the tensors: in the file's metadata, or in JSON files of transformers."""
     try:
-        found = json.loads(about) if about else {}
+        found = parse_json(about) if about else {}
         if not isinstance(found, dict):
             raise ValueError(f"{found!r}")
         keys = ("version", "options", "class_names", "epsilon", "input")
@@ -160,7 +160,7 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
         check_options(known.get("options", {}))
         if "class_names" in known:
             known["class_names"] = tuple(names)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
     config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
     try:
@@ -205,8 +205,8 @@ def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | 
     try:
         found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
-        about = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
-    except (safetensors.SafetensorError, ValueError, AttributeError, RecursionError) as error:
+        about = parse_json(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
+    except (safetensors.SafetensorError, ValueError, AttributeError) as error:
         raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
     tensors = {}
     for name, tensor in found:

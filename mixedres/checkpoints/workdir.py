@@ -1,12 +1,11 @@
 """The directory of a run: its files, and whether a new start may continue in it."""
 
-import json
 import pathlib
 from collections.abc import Collection
 from typing import Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import is_locked, read_regular
+from mixedres._internal.files import as_json, is_locked, parse_json, read_regular
 from mixedres.config import recorded
 from mixedres.config.keys import FREE, GROW, KEYS
 
@@ -60,7 +59,7 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
     old = recorded.read(workdir)
     if old is None:
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
-    new = json.loads(json.dumps(config))  # as read back from a file, where tuples are lists
+    new = as_json(config)
     keys = sorted(key for key in old.keys() | new.keys() if _RESUME.get(key) != FREE and (only is None or key in only))
     old = {key: old.get(key, _BEFORE.get(key, _DEFAULTS.get(key))) for key in keys}  # an older version had fewer keys
     changed = [key for key in keys if old[key] != new.get(key)]
@@ -115,13 +114,13 @@ def contents(workdir: pathlib.Path) -> dict[str, Any]:
 def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
     """The summary of a finished run; None where there is none yet."""
     try:
-        found = json.loads(read_regular(workdir / SUMMARY))
+        found = parse_json(read_regular(workdir / SUMMARY))
         if not isinstance(found, dict):
             raise ValueError
         return found
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise ConfigError(
             f"{workdir / SUMMARY} is not readable as JSON; remove it, or start over with --clean"
         ) from None

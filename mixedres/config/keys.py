@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mixedres._internal.names import LEVELS, PRESETS
+from mixedres._internal.names import LEVELS, MOST_SIDE, PRESETS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def each(inner: Range) -> Range:
 
 
 # Numbers end up in int32 or float32, where 1e300 would be infinite.
-SIDE = Range(lambda x: 0 < x <= 8192, "> 0 and <= 8192")
+SIDE = Range(lambda x: 0 < x <= MOST_SIDE, f"> 0 and <= {MOST_SIDE}")
 POSITIVE = Range(lambda x: 0 < x < 2**31, "> 0 and < 2**31")
 NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
 GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")

@@ -4,7 +4,6 @@ Config and data stand in files of their own, and in the record of every checkpoi
 those files are damaged or gone.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -13,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import checksums_hold, read_json
+from mixedres._internal.files import checksums_hold, parse_json, read_json
 from mixedres.config import unflatten
 
 FILE, DATA, CHECKPOINTS = "config.json", "data.json", "checkpoints"
@@ -62,9 +61,9 @@ def _of_checkpoint(workdir: pathlib.Path) -> dict[str, Any]:
         item = workdir / CHECKPOINTS / str(step) / ITEM
         if checksums_hold(item):
             try:
-                record = json.loads(read_json(item / _METADATA)["custom_metadata"]["record"])
+                record = parse_json(read_json(item / _METADATA)["custom_metadata"]["record"])
                 return record if isinstance(record, dict) else {}
-            except (TypeError, KeyError, ValueError, RecursionError):
+            except (TypeError, KeyError, ValueError):
                 return {}
     return {}
 

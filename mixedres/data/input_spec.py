@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mixedres._internal.names import MOST_SIDE
+
 # How an image becomes smaller, and the dtype of what comes out: 'area' and 'linear' round, 'official' does not.
 RESIZES: dict[str, np.dtype] = {
     "area": np.dtype(np.uint8),
@@ -17,8 +19,8 @@ RESIZES: dict[str, np.dtype] = {
 }
 
 
-# Of an input: a larger one is a mistake or an attack.
-MOST_SIDE, MOST_CHANNELS = 8192, 64
+# Channels of an image: more are a mistake or an attack.
+MOST_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)

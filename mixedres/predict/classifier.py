@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -11,14 +10,14 @@ import jax.numpy as jnp
 from mixedres import models, precision
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, WeightsError
-from mixedres._internal.files import read_regular
+from mixedres._internal.files import parse_json, read_regular
 from mixedres._internal.mesh import check_devices
+from mixedres._internal.names import MOST_SIDE
 from mixedres.checkpoints import layouts, load, weights
 from mixedres.config import unflatten
 from mixedres.config.precision import precision_of
 from mixedres.data import InputSpec
 from mixedres.data.images import preprocessing
-from mixedres.data.input_spec import MOST_SIDE
 from mixedres.models import normalize
 
 # Bytes of a file of class names.
@@ -137,12 +136,12 @@ def _class_names(given: str) -> tuple[str, ...]:
     try:
         text = read_regular(path, _MOST_LABELS).decode()
         if path.suffix == ".json":
-            found = json.loads(text)
+            found = parse_json(text)
             if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
                 raise ValueError("it must be a JSON list of texts")
             return tuple(found)
     except OSError as error:
         raise ValueError(f"--labels={given} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"--labels={given}: {error}") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

@@ -3,11 +3,12 @@
 import io
 import itertools
 import json
-import struct
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from experiments.fuzzing import containers
 
 CLASSES = ("cat", "dög", "owl")
 
@@ -119,33 +120,9 @@ def average(part, size):
     return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
 
 
-def framed(record):
-    """A record as TFRecord files hold it."""
-    length = struct.pack("<Q", len(record))
-    return length + checksum(length) + record + checksum(record)
-
-
-def checksum(data):
-    """The masked CRC-32C of TFRecord files, bit by bit (polynomial 0x1EDC6F41, reversed)."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_OF_BYTE[(crc ^ byte) & 255] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _crc_of_byte(crc):
-    for _ in range(8):
-        crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc
-
-
-_CRC_OF_BYTE = [_crc_of_byte(byte) for byte in range(256)]
-
-
 def write_tfrecord(path, records):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(map(framed, records)))
+    path.write_bytes(containers.join_records(records))
 
 
 def examples(count, height=24, width=30, kind="JPEG", channels=3, classes=3):

@@ -4,13 +4,12 @@ TensorFlow Datasets imports the module of every class that features.json names. 
 anything but the few classes of images with labels is refused before anything is imported.
 """
 
-import json
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from mixedres._internal.files import open_regular, read_regular
+from mixedres._internal.files import open_regular, parse_json, read_regular
 
 INFO, FEATURES = "dataset_info.json", "features.json"
 _FEATURE = "tensorflow_datasets.core.features"
@@ -31,7 +30,7 @@ _CLASSES = {
 # Keys under which the name of a class may stand, in the present format and in the one before it.
 _NAMES = ("pythonClassName", "python_class_name", "type")
 # Bytes of a file of metadata, nesting of features, and classes of a data set: many times what any has.
-_MOST_BYTES, _MOST_DEPTH, MOST_CLASSES = 2**26, 20, 2**20
+_MOST_BYTES, _MOST_DEPTH, MOST_CLASSES = 2**26, 40, 2**20
 
 
 def check(directory: pathlib.Path) -> dict[str, Any]:
@@ -61,8 +60,8 @@ def check(directory: pathlib.Path) -> dict[str, Any]:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(read_regular(path, _MOST_BYTES))
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path} is damaged ({reason}); copy or prepare the data set again") from error
     if not isinstance(found, dict):
@@ -72,7 +71,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 def _items(found: Any, path: pathlib.Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Every key and value, at any depth."""
-    if depth > 2 * _MOST_DEPTH:
+    if depth > _MOST_DEPTH:
         raise ValueError(f"{path} is nested too deeply")
     inside = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
     if isinstance(found, dict):

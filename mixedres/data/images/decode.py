@@ -184,7 +184,7 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
     image = _open(data)
     if image.mode == "F":
         raise ValueError(
-            "its pixels are floating-point numbers, of which nobody knows the range; 8 or 16 bits are read"
+            "its pixels are floating-point numbers of an unknown range; save it with 8 or 16 bits a channel"
         )
     try:
         if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip

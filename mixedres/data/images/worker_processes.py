@@ -9,9 +9,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from mixedres._internal import process
 from mixedres._internal.errors import DataError
-
-_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def begin(index: int, count: int) -> None:
@@ -20,7 +19,7 @@ def begin(index: int, count: int) -> None:
     Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
     """
     del index, count
-    for number in _LEFT_TO_PARENT:
+    for number in process.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -35,7 +34,7 @@ def _end_with_parent() -> None:
 def signals_blocked() -> Iterator[None]:
     """Blocks the signals while worker processes start, until `begin` makes them ignore these."""
     multiprocessing.resource_tracker.ensure_running()  # the first process would start it, which ends with an unblocking
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.SIGNALS)
     try:
         yield
     finally:

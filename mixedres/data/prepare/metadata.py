@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from mixedres._internal.errors import DataError
 from mixedres.data.prepare.writer import Written
 
-INFO, FEATURES = "dataset_info.json", "features.json"
-
 
 def write_info(
     directory: pathlib.Path,

@@ -5,7 +5,6 @@ the one before it. The step is a function of that state and the batch alone.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -20,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from mixedres import numerics
 from mixedres._internal.errors import ConfigError, NonFiniteError
-from mixedres._internal.files import read_regular, write_json
+from mixedres._internal.files import parse_json, read_regular, write_json
 from mixedres._internal.tree import named_leaves
 from mixedres.checkpoints.workdir import NONFINITE
 from mixedres.train.debug import diagnosis
@@ -114,7 +113,7 @@ def load(directory: pathlib.Path) -> Saved:
       ConfigError: if there is none, or it cannot be read.
     """
     try:
-        document = json.loads(read_regular(directory / DOCUMENT))
+        document = parse_json(read_regular(directory / DOCUMENT))
         state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
         batch = {name: batch[name].view(jnp.dtype(dtype)) for name, dtype in document["batch"].items()}
         return Saved(document["step"], document["config"], state, batch)
@@ -122,7 +121,7 @@ def load(directory: pathlib.Path) -> Saved:
         raise ConfigError(
             f"{directory} holds no step to replay; give the WORKDIR of a run that ended with exit status 3"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{directory} cannot be read ({error}); run again until the step to write it anew") from None
 
 

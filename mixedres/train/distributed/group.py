@@ -21,6 +21,7 @@ import jax
 
 from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped
+from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
 from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read
 
@@ -89,7 +90,7 @@ class ProcessGroup(SingleProcess):
 
     def assert_equal(self, what: str, value: dict[str, Any]) -> None:
         """Compares `value` with that of process 0; all processes raise the same error."""
-        line = difference(what, self.index, self.broadcast(what, value), json.loads(json.dumps(value)))
+        line = difference(what, self.index, self.broadcast(what, value), as_json(value))
         if line:
             self._client.key_value_set(f"difference/{what}/{self.index}", json.dumps(line))
         self.barrier(f"comparison of {what}")

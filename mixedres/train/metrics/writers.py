@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from mixedres._internal.files import open_own, read_regular, replace_text, without_nan
+from mixedres._internal.files import open_own, parse_json, read_regular, replace_text, without_nan
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
 # Values without a curve.
@@ -221,7 +221,7 @@ register_writer_factory(_SCHEME, _LosableFile)
 def _is_of(line: str, last: Mapping[str, int]) -> bool:
     """Whether a line belongs to a step up to the last one of its kind; False for one that a crash cut off."""
     try:
-        values = json.loads(line)
+        values = parse_json(line)
         return bool(values["step"] <= last[values["kind"]])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return False

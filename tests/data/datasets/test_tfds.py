@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, Text
 
+from experiments.fuzzing import containers
 from mixedres._internal.errors import DataError
 from mixedres.data import load
 from mixedres.data.datasets import tfds
@@ -226,7 +227,7 @@ def test_tfrecord_files_of_another_length(roots, tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert f"{path} is cut off after 7 records" in message("toy", tmp_path)
-    path.write_bytes(whole + made.framed(b"one more"))
+    path.write_bytes(whole + containers.framed(b"one more"))
     assert f"{path} has 9 records, not the 8 that its data set names" in message("toy", tmp_path)
 
 
