@@ -126,6 +126,7 @@ NOT_NEGATIVE = Range(lambda x: 0 <= x < 2**31, ">= 0 and < 2**31")
 GROWING = Range(lambda x: math.isfinite(x) and x > 1, "> 1")
 FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
+DIFFICULTY = Range(lambda x: 0 <= x <= 2, "in [0, 2]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
 PREPROCESSINGS = ("official", "official_fast", "torch")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
@@ -188,7 +189,9 @@ KEYS = (
     Key("batch_norm.unbiased", bool, True, "unbiased running variance, as in PyTorch and TensorFlow"),
     Key("batch_norm.frozen", bool, False, "normalize by the running averages in training too, without updating them"),
     Key("batch_norm.sync", bool, False, "batch statistics over all devices instead of per device"),
-    Key("data.name", str, "synthetic", "digits, synthetic, cifar10, imagenet2012, folder or tfds:NAME"),
+    Key(
+        "data.name", str, "synthetic", "digits, cluttered_digits, synthetic, cifar10, imagenet2012, folder or tfds:NAME"
+    ),
     free("data.dir", str, None, "directory of the data; not set: $TFDS_DATA_DIR or ~/tensorflow_datasets"),
     Key("data.image_size", int, 224, "height and width of the network's input", SIDE),
     Key("data.num_classes", int, None, "classes of synthetic data; more outputs than classes elsewhere", POSITIVE),
@@ -202,6 +205,7 @@ KEYS = (
         "raw, per_image, or that of a preprocessing; not set: of data.preprocessing",
         one_of("raw", "per_image", *PREPROCESSINGS),
     ),
+    Key("data.difficulty", float, 1.0, "of cluttered digits; 0: upright, without clutter and noise", DIFFICULTY),
     Key("data.pad", int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE),
     Key("data.flip", bool, False, "random left-right flip"),
     Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),

@@ -8,7 +8,7 @@ from typing import Any
 from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
-NAMES = ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
+NAMES = ("digits", "cluttered_digits", "synthetic", "cifar10", "imagenet2012", "folder")
 PREFIX = "tfds:"
 # How synthetic images are normalized.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
@@ -22,6 +22,7 @@ class Options:
       image_size: height and width of an image.
       batch_size: size of the one test batch of synthetic data.
       dir: directory of the data; digits and synthetic data need none.
+      difficulty: of cluttered digits.
       channels, train_examples: for synthetic data.
       num_classes: for synthetic data; elsewhere, outputs of the network where they are more than the classes.
       pad, flip: augmentation.
@@ -41,6 +42,7 @@ class Options:
     image_size: int
     batch_size: int
     dir: str | None = None
+    difficulty: float = 1.0
     channels: int = 3
     num_classes: int | None = None
     train_examples: int | None = None
@@ -78,6 +80,10 @@ def load(name: str, **options: Any) -> Source:
         from mixedres.data.datasets import digits
 
         return digits.load(image_size=given.image_size, pad=given.pad, flip=given.flip)
+    if name == "cluttered_digits":
+        from mixedres.data.datasets import cluttered_digits
+
+        return cluttered_digits.load(image_size=given.image_size, difficulty=given.difficulty)
     if name == "synthetic":
         return _synthetic(given)
     if name == "cifar10":

@@ -23,24 +23,34 @@ def load(*, image_size: int = 16, pad: int = 0, flip: bool = False) -> InMemory:
     if image_size < 8:
         raise ValueError(f"image_size of digits must be >= 8, got {image_size}")
     from scipy.ndimage import zoom
-    from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    images, labels, train, test = originals()
     factor = image_size / 8
-    images = zoom(15.0 * digits.images, (1, factor, factor), order=1, mode="nearest", grid_mode=True)
+    images = zoom(15.0 * images, (1, factor, factor), order=1, mode="nearest", grid_mode=True)
     images = np.rint(images).astype(np.uint8)[..., None]
-    train, test = _stratified_split(digits.target, test_fraction=0.2)
     return InMemory(
         train_images=images[train],
-        train_labels=digits.target[train],
+        train_labels=labels[train],
         eval_images=images[test],
-        eval_labels=digits.target[test],
+        eval_labels=labels[test],
         num_classes=10,
         mean=(float(images[train].mean()),),
         std=(float(images[train].std()),),
         pad=pad,
         flip=flip,
     )
+
+
+def originals() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The digits as scikit-learn has them, and the indices of the 1,437 for training and of the 360 for testing.
+
+    Returns:
+      (1797, 8, 8) floats from 0 to 16, (1797,) labels, and both indices, sorted.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.images, digits.target, *_stratified_split(digits.target, test_fraction=0.2)
 
 
 def _stratified_split(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:

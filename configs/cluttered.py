@@ -1,0 +1,26 @@
+"""Handwritten digits, distorted, in noise and among fragments of others: a task that ResNet-20 does not solve.
+
+python -m mixedres.main --config=configs/cluttered.py:fp16
+"""
+
+from mixedres import config as base
+
+
+def get_config(argument: str = "fp32"):
+    """The config of cluttered digits for PRESET[,key=value...]."""
+    config = base.defaults()
+    config.epochs = 20
+    config.batch_size = 32
+    config.eval_every = 0
+    config.checkpoint_every = 0
+    config.log_every = 44
+    config.data.name = "cluttered_digits"
+    config.data.image_size = 32
+    config.model.name = "cifar_resnet20"
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.lr_reference_batch = 0
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 1e-3
+    config.schedule.name = "cosine"
+    config.schedule.warmup = 1
+    return base.finish(config, *base.split(argument))
