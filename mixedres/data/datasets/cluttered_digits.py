@@ -30,13 +30,13 @@ _TRAIN, _TEST = 1, 3
 _PIXELS, _DIGIT_SIDE = 8, 0.7
 # What a difficulty of 1 draws, at most: logarithms of the size and of width to height, the angle in radians, the shear,
 # and the shift of the digit as a fraction of the room around it.
-_LOG_SCALE, _STRETCH, _ANGLE, _SHEAR, _SHIFT = 0.15, 0.08, 0.25, 0.15, 0.6
+_LOG_SCALE, _STRETCH, _ANGLE, _SHEAR, _SHIFT = 0.19, 0.1, 0.31, 0.19, 0.75
 # Standard deviation of the elastic shift as a fraction of the side, and points on a side of the grid that it is of.
-_ELASTIC, _CONTROL = 0.018, 4
+_ELASTIC, _CONTROL = 0.022, 4
 # Fragments, and the fraction of the side that one has.
-_FRAGMENTS, _FRAGMENT_SIDE = 3, 0.22
+_FRAGMENTS, _FRAGMENT_SIDE = 4, 0.22
 # Of the range of the pixels: the smallest difference between ink and background, and the deviation of the noise.
-_LEAST_CONTRAST, _NOISE = 0.6, 0.05
+_LEAST_CONTRAST, _NOISE = 0.6, 0.06
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
