@@ -18,7 +18,7 @@ from tests.data import made
 from tests.train import run_cases
 
 DIGITS, IMAGENET, FOLDER, CIFAR10, TFDS = (
-    f"--config={ROOT}/configs/{name}.py" for name in ("digits", "imagenet", "folder", "cifar10", "tfds")
+    f"--config={ROOT}/configs/{name}.py" for name in ("digits", "cluttered", "imagenet", "folder", "cifar10", "tfds")
 )
 FP16 = f"{DIGITS}:fp16"
 SHORT = ("--config.steps=2", "--config.model.name=cifar_resnet8", "--config.num_devices=1")

@@ -189,3 +189,42 @@ def _interval(panel: plt.Axes, row: int, estimate, color: tuple) -> None:
     if estimate.interval:
         panel.plot(estimate.interval, [row, row], color=color, linewidth=2)
     panel.plot([estimate.mean], [row], "o", color=color, markersize=5)
+
+
+def evidence(rows: list[dict], title: str) -> plt.Figure:
+    """Differences to the baseline in top-1 and cross-entropy with their intervals, over the floor as a band."""
+    shown = [row for row in rows if row["pairs"]]
+    figure, panels = plt.subplots(1, 2, figsize=(9, 1.2 + 0.36 * len(shown)), sharey=True, layout="constrained")
+    for panel, (figure_name, unit) in zip(panels, (("top1", "points of top-1"), ("loss", "nats")), strict=True):
+        for index, row in enumerate(shown):
+            one = row[figure_name]
+            if row["is_floor"] and one["single"]:
+                panel.axvspan(*one["single"], color="gray", alpha=0.2, linewidth=0)
+            if one["interval"]:
+                panel.plot(one["interval"], [index, index], color=f"C{index}", linewidth=2)
+            panel.plot([one["mean_difference"]], [index], "o", color=f"C{index}", markersize=5)
+        panel.axvline(0, color="black", linewidth=0.8)
+        # A case that fails would make the others a line: it is told in its place.
+        small = [end for row in shown for end in row[figure_name]["interval"] or () if not row["loss_scale"]]
+        if small:
+            room = max(map(abs, small)) * 1.6
+            panel.set_xlim(-room, room)
+            for index, row in enumerate(shown):
+                if abs(row[figure_name]["mean_difference"]) > room:
+                    panel.annotate(f"{row[figure_name]['mean_difference']:+.3g}", (0.02 * room, index), va="center")
+        panel.set(xlabel=unit)
+    panels[0].set_yticks(range(len(shown)), [row["case"] for row in shown])
+    panels[0].invert_yaxis()
+    figure.suptitle(f"{title} Difference to float32; gray: rounding alone, single runs", fontsize=9)
+    return figure
+
+
+def samples(images: np.ndarray, labels: np.ndarray, title: str) -> plt.Figure:
+    """Gray images with their labels, eight in a row; `images` is (n, side, side, 1) uint8."""
+    figure, panels = plt.subplots(len(images) // 8, 8, figsize=(7, 1.05 * len(images) / 8), layout="constrained")
+    for panel, image, label in zip(panels.flat, images, labels, strict=True):
+        panel.imshow(image[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        panel.set_title(str(label), fontsize=7, pad=2)
+        panel.axis("off")
+    figure.suptitle(title, fontsize=9)
+    return figure

@@ -104,7 +104,7 @@ def message(name, **options):
 
 
 def test_the_names():
-    assert NAMES == ("digits", "synthetic", "cifar10", "imagenet2012", "folder")
+    assert NAMES == ("digits", "cluttered_digits", "synthetic", "cifar10", "imagenet2012", "folder")
 
 
 NEAR = {"mnist": None, "": None, "digit": "digits", "cifar-10": "cifar10", "imagenet": "imagenet2012"}
@@ -114,7 +114,7 @@ NEAR |= {"Synthetic": "synthetic", "folders": "folder"}
 @pytest.mark.parametrize(("name", "near"), NEAR.items())
 def test_an_unknown_name_is_told_the_nearest(name, near):
     hint = f"did you mean {near!r}? " if near else ""
-    names = "digits, synthetic, cifar10, imagenet2012, folder, or tfds:NAME"
+    names = "digits, cluttered_digits, synthetic, cifar10, imagenet2012, folder, or tfds:NAME"
     assert message(name) == f"data set {name!r} is unknown; {hint}use one of {names}"
 
 
