@@ -1,0 +1,1 @@
+"""The parts of `python -m experiments.gpu` that no other experiment has, each a program of its own."""
