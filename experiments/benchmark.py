@@ -19,9 +19,11 @@ share of its memory bandwidth that the step reaches, by the bytes that its kerne
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -42,6 +44,8 @@ from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
 WARMUP, PROFILED = 3, 5
+# The fraction of --seconds after which nothing more is compiled.
+COMPILING = 0.7
 # How norms are computed: config.model.fused.
 FORMS = {"auto": "auto", "plain": "false", "fused": "true"}
 # With the padding that cuDNN takes without a copy, which TensorFlow's recipes do not have.
@@ -56,6 +60,7 @@ class Contender:
 
     Attributes:
       norms: 'plain', 'fused' or, as the config has it, 'auto'.
+      name: instead of that of preset and norms.
       seconds: per step, one figure a round.
     """
 
@@ -66,13 +71,14 @@ class Contender:
     state: Any
     batches: Iterator[Any]
     compile_seconds: float
+    name: str = ""
     seconds: list[float] = dataclasses.field(default_factory=list)
     cpu_seconds: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def label(self) -> str:
         """What it is called in tables: 'fp16', or 'fp16 fused'."""
-        return label(self.preset, self.norms)
+        return self.name or label(self.preset, self.norms)
 
     def take(self, steps: int) -> None:
         """Takes so many steps and waits for the last one."""
@@ -86,7 +92,9 @@ def label(preset: str, norms: str) -> str:
     return preset if norms == "auto" else f"{preset} {norms}"
 
 
-def prepare(preset: str, norms: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool) -> Contender:
+def prepare(
+    preset: str, norms: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool, name: str = ""
+) -> Contender:
     """Compiles the step of a preset and initialises its state."""
     config = command_flags.parse(["benchmark", *arguments]).config
     if norms != "auto":
@@ -108,7 +116,31 @@ def prepare(preset: str, norms: str, arguments: list[str], stack: contextlib.Exi
     else:
         ready = stack.enter_context(data.Prefetch(source, experiment.shard_batch))
         batches = iter(lambda: ready.take(lambda: False), None)
-    return Contender(preset, norms, experiment, step, state, batches, compile_seconds)
+    return Contender(preset, norms, experiment, step, state, batches, compile_seconds, name)
+
+
+def prepare_all(
+    asked: list[tuple[str, str]], options: argparse.Namespace, rest: list[str], stack: contextlib.ExitStack
+) -> tuple[list[Contender], list[str]]:
+    """Everyone who was asked for and compiled in time, in this order, and a line for each other."""
+    until = time.monotonic() + COMPILING * (options.seconds or math.inf)
+
+    def attempt(preset: str, norms: str) -> Contender | str:
+        if time.monotonic() > until:
+            return f"{label(preset, norms)}: not reached in {options.seconds} s"
+        given = [runs.config_flag(options.config, preset), *rest]
+        try:
+            one = prepare(preset, norms, given, stack, fixed=options.data == "fixed")
+            one.take(WARMUP)
+        # XLA's: a kernel that it cannot make; and memory that does not suffice.
+        except (RuntimeError, MemoryError, MemoryShortage) as error:
+            return f"{label(preset, norms)}: {runs.one_line(error)}"
+        print(f"{one.label}: compiled in {one.compile_seconds:.1f} s", flush=True)
+        return one
+
+    with concurrent.futures.ThreadPoolExecutor(options.compile_jobs) as pool:
+        found = list(pool.map(lambda pair: attempt(*pair), asked))
+    return [one for one in found if isinstance(one, Contender)], [one for one in found if isinstance(one, str)]
 
 
 def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
@@ -192,6 +224,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--data", default="fixed", choices=("fixed", "pipeline"), help="default fixed")
     parser.add_argument("--profile", metavar="DIR", help="write a trace for xprof or Perfetto")
     parser.add_argument("--name", help="of the files of results (default: the device)")
+    parser.add_argument("--compile_jobs", type=int, default=1, help="programs compiled at a time (default 1)")
+    parser.add_argument("--seconds", type=int, help="leave out what is not compiled after seven tenths of them")
     options, rest = parser.parse_known_args(argv)
     wrong = [argument for argument in rest if not argument.startswith("--config.")]
     if wrong:
@@ -200,30 +234,24 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     unknown = [norms for norms in options.norms if norms not in FORMS]
     if unknown:
         raise ConfigError(f"--norms={unknown[0]} is not known; use {' or '.join(FORMS)}")
-    for name in ("rounds", "steps"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name}={getattr(options, name)} must be >= 1")
+    for name in ("rounds", "steps", "compile_jobs", "seconds"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}={value} must be >= 1")
     return options, rest
 
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; returns the exit status."""
-    contenders: list[Contender] = []
-    failed: list[str] = []
     with contextlib.ExitStack() as stack:
         try:
             options, rest = parse(argv)
-            for preset, norms in itertools.product(options.presets, options.norms):
-                given = [runs.config_flag(options.config, preset), *rest]
-                try:
-                    one = prepare(preset, norms, given, stack, fixed=options.data == "fixed")
-                    one.take(WARMUP)
-                # XLA's: a kernel that it cannot make; and memory that does not suffice.
-                except (RuntimeError, MemoryError, MemoryShortage) as error:
-                    failed.append(f"{label(preset, norms)}: {runs.one_line(error)}")
-                else:
-                    contenders.append(one)
-                    print(f"{one.label}: compiled in {one.compile_seconds:.1f} s", flush=True)
+            asked = list(itertools.product(options.presets, options.norms))
+            # A rewritten graph sees single layers: it has plain norms only.
+            asked = [(preset, norms) for preset, norms in asked if norms != "fused" or not preset.endswith("_rewrite")]
+            if not asked:
+                raise ConfigError("--norms=fused does not go with presets that rewrite the graph; add plain")
+            contenders, failed = prepare_all(asked, options, rest, stack)
         except (ConfigError, data.DataError) as error:
             print(f"benchmark: {error}", file=sys.stderr)
             return 2
@@ -243,6 +271,7 @@ def main(argv: list[str]) -> int:
     device = environment.device(experiment.devices)
     result = {"device": device, "versions": environment.versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
     result |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size, "rows": rows}
+    result |= {"failed": failed}
     name = f"benchmark_{options.name or device['kind'].lower().replace(' ', '_')}"
     path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})
     plots.save(plots.benchmark(rows, f"{experiment.config.model.name}, {device['count']} x {device['kind']}"), path)

@@ -35,8 +35,8 @@ def unchecked(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     def init(params):
         return precision.LossScaledState(tx.init(params), precision.NoOpLossScale(), jnp.asarray(True))
 
-    def update(grads, state, params, *, value):
-        del value
+    def update(grads, state, params, **unused):
+        del unused
         updates, inner = tx.update(grads, state.inner_state, params)
         return updates, precision.LossScaledState(inner, state.loss_scale, jnp.asarray(True))
 

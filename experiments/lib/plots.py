@@ -228,3 +228,41 @@ def samples(images: np.ndarray, labels: np.ndarray, title: str) -> plt.Figure:
         panel.axis("off")
     figure.suptitle(title, fontsize=9)
     return figure
+
+
+def rates(by_batch: dict[str, list[dict]]) -> plt.Figure:
+    """Images per second of every preset and form, a line each, over the batch size."""
+    figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
+    names = list(dict.fromkeys(row["name"] for rows in by_batch.values() for row in rows))
+    for index, name in enumerate(names):
+        points = [
+            (int(batch), row["images_per_second"])
+            for batch, rows in by_batch.items()
+            for row in rows
+            if row["name"] == name
+        ]
+        style = "--" if name.endswith("fused") else "-"
+        panel.plot(*zip(*points, strict=True), style, marker="o", markersize=4, label=name, color=f"C{index % 10}")
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    panel.set_ylim(bottom=0)
+    panel.set(xlabel="images a step", ylabel="images per second")
+    panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure
+
+
+def kernels(presets: dict[str, dict]) -> plt.Figure:
+    """Milliseconds a step of each preset's largest kernels."""
+    figure, panels = plt.subplots(
+        1, len(presets), figsize=(5.5 * len(presets), 3.4), layout="constrained", squeeze=False
+    )
+    for panel, (preset, found) in zip(panels.flat, presets.items(), strict=True):
+        rows = found["kernels"]
+        kinds = list(found["ms_by_kind"])
+        panel.barh(
+            range(len(rows)), [row["ms"] for row in rows], color=[f"C{kinds.index(row['kind'])}" for row in rows]
+        )
+        panel.set_yticks(range(len(rows)), [f"{row['name'][:28]} ({row['kind']})" for row in rows])
+        panel.invert_yaxis()
+        panel.set(title=preset, xlabel="ms a step")
+    return figure

@@ -17,7 +17,8 @@ import scipy.stats
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
+# A command that runs others gathers their results elsewhere.
+RESULTS = pathlib.Path(os.environ.get("EXPERIMENTS_RESULTS") or pathlib.Path(__file__).parents[1] / "results")
 
 
 def run(arguments: list[str], workdir: pathlib.Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 import re
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task, cross_entropy
@@ -50,6 +51,8 @@ class PyTorch:
         self.cpu_seconds: list[float] = []
         self._compile = torch.compile if compiled else lambda function: function
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device == "cpu" and jax.default_backend() == "gpu":
+            raise MissingError("has no CUDA here, and ours runs on a GPU; install a build of torch for it")
         if dtype == "tf32" and self._device == "cpu":
             raise MissingError("has no TF32 on the CPU")
         torch.backends.cudnn.benchmark = True

@@ -1,5 +1,7 @@
 """From a config to the objects that it names. Nothing is written here, so that a mistake costs nothing."""
 
+import json
+import pathlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -59,9 +61,10 @@ def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
     return make_mesh(devices), batch_size
 
 
-# (platform, compute dtype) for which fused norms make the step faster on average over the benchmarks in
-# experiments/results, and in none of them 5 % slower. docs/performance.md has the numbers.
-FUSED_IS_FASTER_ON = frozenset({("cpu", "float32"), ("cpu", "bfloat16")})
+# {kind of device: compute dtypes} for which fused norms make the step faster on average over the benchmarks in
+# experiments/results, and in none of them 5 % slower; python -m experiments.gpu enters a GPU. docs/performance.md has
+# the numbers. Where a kind was not measured, norms are plain.
+FUSED_IS_FASTER: dict[str, list[str]] = json.loads((pathlib.Path(__file__).parent / "fused_is_faster.json").read_text())
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -83,7 +86,7 @@ def build(config: ConfigDict) -> Experiment:
         )
     options = config.model.to_dict()
     platform = mesh.devices.flat[0].platform
-    fused = _fused(options.pop("fused"), config, chosen, platform)
+    fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].device_kind)
     with errors("config.model"):
         model = models.create(
             **options,
@@ -123,14 +126,14 @@ def build(config: ConfigDict) -> Experiment:
     return experiment
 
 
-def _fused(given: str, config: ConfigDict, chosen: precision.Precision, platform: str) -> bool:
+def _fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
     """Whether batch norms are fused with what follows them; raises ConfigError if they must be and cannot."""
     obstacle = chosen.why_not_fusable
     if config.batch_norm.frozen:
         obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
     if given == "true" and obstacle:
         raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
-    is_faster = (platform, str(jnp.dtype(chosen.policy.compute_dtype))) in FUSED_IS_FASTER_ON
+    is_faster = str(jnp.dtype(chosen.policy.compute_dtype)) in FUSED_IS_FASTER.get(kind, ())
     return not obstacle and (given == "true" or (given == "auto" and is_faster))
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from experiments.lib import runs
+from experiments.on_gpu import page
 from mixedres import models, precision, replay, train
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
 from mixedres.models import kernel_layout
 from mixedres.train import start
-from mixedres.train.builder import FUSED_IS_FASTER_ON, build
+from mixedres.train.builder import FUSED_IS_FASTER, build
 from mixedres.train.experiment import Experiment
 from tests.train import run_cases
 from tests.train import step_cases as cases
@@ -143,26 +144,27 @@ def test_the_finite_check_sees_kernels_in_any_order(ohwi):
 
 
 def test_auto_is_what_was_measured():
-    """Fused where it is faster on average over the benchmarks of a platform and a dtype, and nowhere 5 % slower."""
-    gains: dict[tuple[str, str], list[float]] = {}
-    for path in runs.RESULTS.glob("benchmark_*.json"):
-        benchmark = json.loads(path.read_text())
-        for row in benchmark["rows"]:
-            if row.get("norms") == "fused":
-                place = (
-                    benchmark["device"]["platform"],
-                    str(jnp.dtype(precision.get(row["preset"]).policy.compute_dtype)),
-                )
-                gains.setdefault(place, []).append(row["speedup"]["plain"]["ratio"])
-    assert ("cpu", "float16") in gains
-    faster = {place for place, ratios in gains.items() if np.prod(ratios) > 1 and min(ratios) > 0.95}
-    assert faster == FUSED_IS_FASTER_ON
+    """Fused where it is faster on average over the benchmarks of a device and a dtype, and nowhere 5 % slower."""
+    gains: dict[str, dict[str, list[float]]] = {}
+    for path in runs.RESULTS.glob("*.json"):
+        found = json.loads(path.read_text())
+        if path.stem.startswith("benchmark_"):
+            found = {"device": found["device"], "parts": {"steps_of_a_benchmark": found}}
+        elif not path.stem.startswith("gpu_"):
+            continue
+        of_kind = gains.setdefault(found["device"]["kind"], {})
+        for dtype, ratios in page.fused_gains(found).items():
+            of_kind.setdefault(dtype, []).extend(ratios)
+    assert "float16" in gains["cpu"]
+    assert {kind: set(page.faster(of_kind)) for kind, of_kind in gains.items()} == {
+        kind: set(dtypes) for kind, dtypes in FUSED_IS_FASTER.items()
+    }
 
 
-@pytest.mark.parametrize("faster_on", [frozenset({("cpu", "float16")}), frozenset({("gpu", "float16")})], ids=str)
+@pytest.mark.parametrize("faster_on", [{"cpu": ["float16"]}, {"NVIDIA H200": ["float16"]}], ids=str)
 def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
-    monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER_ON", faster_on)
-    assert build(run_cases.tiny("fp16")).model.fused == (("cpu", "float16") in faster_on)
+    monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER", faster_on)
+    assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in faster_on)
     assert not build(run_cases.tiny("fp32")).model.fused
     for preset, options in (("fp16_rewrite", {}), ("bf16_rewrite", {}), ("fp16", {"batch_norm__frozen": "true"})):
         assert not build(run_cases.tiny(preset, **options)).model.fused

@@ -1,0 +1,150 @@
+"""The page of a GPU's results, its pictures, and what is done about them."""
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from experiments import benchmark
+from experiments.lib import plots
+from mixedres import precision
+from mixedres._internal.files import replace_text, write_json
+
+# What config.model.fused=auto follows: {kind of device: dtypes in which fused norms are faster}.
+TABLE = pathlib.Path(__file__).parents[2] / "mixedres" / "train" / "fused_is_faster.json"
+
+
+def slug(kind: str) -> str:
+    """'nvidia_h200' of 'NVIDIA H200'."""
+    return re.sub(r"\W+", "_", kind.lower()).strip("_")
+
+
+def write(document: dict[str, Any], stem: pathlib.Path) -> pathlib.Path:
+    """Writes STEM.md and its pictures, and returns the page's path."""
+    found = document["parts"]
+    device, versions = document["device"], document["versions"]
+    lines = [f"# {device['kind']}", "", f"`{document['command']}`, JAX {versions['jax']}, {document['date']}.", ""]
+    if driver := found.get("device", {}).get("driver"):
+        lines += [f"Driver: {driver}.", ""]
+    sections: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+        "numerics": _numerics,
+        "versus": _versus,
+        "costs": _costs,
+        "kernels": _kernels,
+        "pipeline": _pipeline,
+        "digits": _digits,
+    }
+    steps = {name: result for name, result in found.items() if name.startswith("steps_")}
+    if steps:
+        batches = sorted(steps, key=lambda name: int(name.removeprefix("steps_")))
+        first = steps[batches[0]]
+        lines += [f"## Steps of {first['model']}, {first['image_size']} pixels", ""]
+        picture = stem.with_name(f"{stem.name}_steps.png")
+        plots.save(plots.rates({name.removeprefix("steps_"): steps[name]["rows"] for name in batches}), picture)
+        lines += [f"![Images per second of every preset by batch size]({picture.name})", ""]
+        for name in batches:
+            lines += [f"Batch {name.removeprefix('steps_')}:", "", *benchmark.table(steps[name]["rows"]), ""]
+            lines += [f"- {line}" for line in steps[name].get("failed", ())] + [""]
+    for name, section in sections.items():
+        if name in found:
+            lines += [*section(found[name]), ""]
+    if "kernels" in found:
+        picture = stem.with_name(f"{stem.name}_kernels.png")
+        plots.save(plots.kernels(found["kernels"]["presets"]), picture)
+        lines += [f"![Time of the ten largest kernels]({picture.name})", ""]
+    if document["failed"]:
+        lines += ["## What did not run", "", *(f"- {name}: {why}" for name, why in document["failed"].items()), ""]
+    path = stem.with_suffix(".md")
+    replace_text(path, "\n".join(lines))
+    return path
+
+
+def remember(document: dict[str, Any], table: pathlib.Path = TABLE) -> pathlib.Path | None:
+    """Enters the device's kind into the table that config.model.fused=auto follows, and returns its path.
+
+    None, and nothing written, where no step was timed with both norms.
+    """
+    gains = fused_gains(document)
+    if not gains:
+        return None
+    known = json.loads(table.read_text())
+    write_json(table, known | {document["device"]["kind"]: faster(gains)})
+    return table
+
+
+def fused_gains(document: dict[str, Any]) -> dict[str, list[float]]:
+    """{compute dtype: times of plain over fused steps}, of all presets and batch sizes that were timed."""
+    gains: dict[str, list[float]] = {}
+    for name, result in document["parts"].items():
+        for row in result["rows"] if name.startswith("steps_") else ():
+            if row["norms"] == "fused" and "plain" in row["speedup"]:
+                dtype = str(jnp.dtype(precision.get(row["preset"]).policy.compute_dtype))
+                gains.setdefault(dtype, []).append(row["speedup"]["plain"]["ratio"])
+    return gains
+
+
+def faster(gains: dict[str, list[float]]) -> list[str]:
+    """The dtypes in which fused norms are faster on average, and nowhere 5 % slower."""
+    return [dtype for dtype, ratios in gains.items() if math.prod(ratios) > 1 and min(ratios) > 0.95]
+
+
+def _numerics(result: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {row['check']} | {row['case']} | {row['value']:.3g} | {row['limit']:.3g} "
+        f"| {'yes' if row['passed'] else 'NO'} |"
+        for row in result["rows"]
+    ]
+    return ["## Numerics", "", "| check | case | found | at most | passed |", "|---|---|---:|---:|---|", *rows]
+
+
+def _versus(result: dict[str, Any]) -> list[str]:
+    lines = ["## Beside other libraries", "", "| who | ms a step | images/s | our time / its |", "|---|---:|---:|---:|"]
+    for row in result["rows"]:
+        ratio = row["ours_to_this"]
+        told = "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else ""
+        lines.append(f"| {row['preset']} | {row['step_ms']:.1f} | {row['images_per_second']:,.0f} | {told} |")
+    return [*lines, "", *(f"- did not take part: {line}" for line in result["did_not_take_part"])]
+
+
+def _costs(result: dict[str, Any]) -> list[str]:
+    lines = ["## Costs in fp16", "", "| batch | what | to | ratio (95 % interval) | ms |", "|---:|---|---|---:|---:|"]
+    for row in result["rows"]:
+        told = "{:.3f} ({:.3f} to {:.3f})".format(row["ratio"], *row["interval"])
+        lines.append(f"| {row['batch']} | {row['what']} | {row['to']} | {told} | {row['ms']:.2f} |")
+        if "cost_of_every_100th" in row:
+            lines.append(f"| {row['batch']} | counting at every 100th step | no counting | {told_cost(row)} | |")
+    return [*lines, "", *(f"- {line}" for line in result["failed"])]
+
+
+def told_cost(row: dict[str, Any]) -> str:
+    """The share of a step's time that counting at every 100th step adds, as a ratio."""
+    return f"{1 + row['cost_of_every_100th']:.3f}"
+
+
+def _kernels(result: dict[str, Any]) -> list[str]:
+    lines = ["## Kernels"]
+    for preset, found in result["presets"].items():
+        lines += ["", f"{preset}, {found['ms_of_all_kernels']:.2f} ms of kernels a step, command buffers off:", ""]
+        lines += ["| kernel | kind | ms | of the time | MB | of the bandwidth |", "|---|---|---:|---:|---:|---:|"]
+        for row in found["kernels"]:
+            moved = "-" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.1f}"
+            share = "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}"
+            cells = [row["name"], row["kind"], f"{row['ms']:.3f}", f"{row['share_of_time']:.1%}", moved, share]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _pipeline(result: dict[str, Any]) -> list[str]:
+    lines = ["## Fed with JPEGs", "", "| images from | images/s | CPU ms an image |", "|---|---:|---:|"]
+    for row in result["rows"]:
+        lines.append(f"| {row['name']} | {row['images_per_second']:,.0f} | {row['cpu_ms_per_image']:.2f} |")
+    return [*lines, "", f"{result['cores']} CPU cores, JPEGs of {result['mean_kilobytes']:.0f} kB."]
+
+
+def _digits(result: dict[str, Any]) -> list[str]:
+    told = f"{result['top1']:.2%} of {result['examples']} in {result['seconds']:.1f} s"
+    return ["## Digits", "", f"{told}, {result['skipped_steps']:g} steps skipped."]
