@@ -133,7 +133,8 @@ class Report:
             self.document["parts"][name] = result
         if problem:
             self.document["failed"][name] = problem
-        self.document |= {"command": runs.command(), "date": datetime.date.today().isoformat()}
+        self.document.setdefault("command", runs.command())
+        self.document["date"] = datetime.date.today().isoformat()
         try:
             write_json(self.path, self.document)
             self.problem = ""

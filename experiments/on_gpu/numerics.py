@@ -137,7 +137,8 @@ def expected_counts(x: np.ndarray) -> np.ndarray:
     mantissas, powers = np.frexp(finite)
     # In [0.5, 1): half a unit of the eleventh bit up, which may reach the next power of two.
     powers += mantissas + 2.0**-12 >= 1
-    places = np.where(finite >= 2.0**-126 * (1 - 2.0**-12), powers - 1 + 127, 0)
+    # Below 2^-126 a unit is as large as just above it; what rounds up to it is counted with it.
+    places = np.where(finite >= 2.0**-126, powers - 1 + 127, finite >= 2.0**-126 * (1 - 2.0**-11))
     np.add.at(counts, np.clip(places, 0, BINS - 2), 1)
     return counts
 

@@ -52,10 +52,10 @@ def write(document: dict[str, Any], stem: pathlib.Path) -> pathlib.Path:
     for name, section in sections.items():
         if name in found:
             lines += [*section(found[name]), ""]
-    if "kernels" in found:
-        picture = stem.with_name(f"{stem.name}_kernels.png")
-        plots.save(plots.kernels(found["kernels"]["presets"]), picture)
-        lines += [f"![Time of the ten largest kernels]({picture.name})", ""]
+        if name == "kernels" and name in found:
+            picture = stem.with_name(f"{stem.name}_kernels.png")
+            plots.save(plots.kernels(found[name]["presets"]), picture)
+            lines += [f"![Time of the ten largest kernels]({picture.name})", ""]
     if document["failed"]:
         lines += ["## What did not run", "", *(f"- {name}: {why}" for name, why in document["failed"].items()), ""]
     path = stem.with_suffix(".md")
@@ -81,7 +81,7 @@ def fused_gains(document: dict[str, Any]) -> dict[str, list[float]]:
     gains: dict[str, list[float]] = {}
     for name, result in document["parts"].items():
         for row in result["rows"] if name.startswith("steps_") else ():
-            if row["norms"] == "fused" and "plain" in row["speedup"]:
+            if row.get("norms") == "fused" and "plain" in row["speedup"]:
                 dtype = str(jnp.dtype(precision.get(row["preset"]).policy.compute_dtype))
                 gains.setdefault(dtype, []).append(row["speedup"]["plain"]["ratio"])
     return gains

@@ -1,0 +1,199 @@
+"""The command for GPUs: its parts in their tiny form, what is kept when one fails, its page and its mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import gpu
+from experiments.lib import runs
+from experiments.on_gpu import kernels, numerics, page
+from tests import ROOT
+
+
+def command(*arguments, **options):
+    given = [sys.executable, "-m", "experiments.gpu", *arguments]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.slow
+def test_the_tiny_form_runs_every_part(tmp_path):
+    done = command("--device=cpu", "--name=try", f"--out={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "gpu_try.json").read_text())
+    names = [part.name for part in gpu.parts(gpu.parse(["--device=cpu"]))]
+    assert list(document["parts"]) == names and not document["failed"]
+    found = document["parts"]
+    assert all(row["passed"] for row in found["numerics"]["rows"]) and len(found["numerics"]["rows"]) == 12
+    assert {row["name"] for row in found["steps_8"]["rows"]} == {
+        f"{preset} {norms}" for preset in ("fp32", "fp16") for norms in ("plain", "fused")
+    }
+    assert all(row["ms"] > 0 for row in found["costs"]["rows"]) and not found["costs"]["failed"]
+    rows = found["kernels"]["presets"]["fp16"]["kernels"]
+    times = [row["ms"] for row in rows]
+    assert len(rows) == 10 and times == sorted(times, reverse=True) and all(row["bytes"] > 0 for row in rows)
+    assert sum(found["kernels"]["presets"]["fp16"]["ms_by_kind"].values()) == pytest.approx(
+        found["kernels"]["presets"]["fp16"]["ms_of_all_kernels"]
+    )
+    assert list((tmp_path / "traces" / "fp16").rglob("*.xplane.pb"))
+    assert found["digits"]["examples"] == 360
+    text = (tmp_path / "gpu_try.md").read_text()
+    for heading in ("Steps of", "Numerics", "Beside other libraries", "Costs", "Kernels", "Fed with JPEGs", "Digits"):
+        assert f"## {heading}" in text
+    assert "What did not run" not in text
+    for picture in ("steps", "kernels"):
+        assert (tmp_path / f"gpu_try_{picture}.png").stat().st_size > 3_000
+
+
+def test_without_a_gpu(tmp_path):
+    done = command(f"--out={tmp_path}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "JAX has no GPU here, but cpu; pip install 'mixedres[cuda13]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parts=steps_256,step"], "--parts=step is not known; use device, numerics, steps_256"),
+        (["--parts="], "must name each of one or more once"),
+        (["--minutes=0"], "--minutes=0 must be > 0"),
+        (["--minutes=nan"], "--minutes=nan must be > 0"),
+        (["--flax=/nowhere"], "--flax=/nowhere is no directory"),
+    ],
+)
+def test_mistakes(arguments, said, capsys):
+    assert gpu.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_lists_the_parts(capsys):
+    assert gpu.main(["--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    order = [line.split()[2] for line in lines[:-1]]
+    named = "device numerics steps_256 steps_32 steps_512 steps_128 versus costs kernels pipeline digits"
+    assert order == named.split()
+    minutes = [float(line.split()[0]) for line in lines]
+    assert sum(minutes[:-1]) == minutes[-1] <= gpu.MINUTES
+
+
+def program(tmp_path, name, text):
+    """A part whose process runs `text`, with `out` as the file of its result."""
+    (tmp_path / "made").mkdir(exist_ok=True)
+    (tmp_path / "made" / "__init__.py").touch()
+    head = "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[-1].removeprefix('--name='))\n"
+    (tmp_path / "made" / f"{name}.py").write_text(head + text)
+
+    class Made(gpu.Part):
+        def command(self, out, seconds):
+            return [*super().command(out, seconds)[:-1], f"--name={out / self.file}"]
+
+    return Made(name, 1, "made", f"made.{name}")
+
+
+def test_a_part_that_fails_hangs_or_dies_keeps_the_others(tmp_path, monkeypatch, capsys):
+    good = "out.write_text(json.dumps({'rows': [%s]}))\n"
+    parts = [
+        program(tmp_path, "first", good % 1),
+        program(tmp_path, "raises", "raise ValueError('no such kernel')\n"),
+        program(tmp_path, "hangs", good % 2 + "time.sleep(100)\n"),
+        program(tmp_path, "dies", "import os; os.kill(os.getpid(), 9)\n"),
+        program(tmp_path, "last", good % 3),
+    ]
+    monkeypatch.setattr(gpu, "MINUTES", 5)
+    report = gpu.Report(tmp_path / "gpu_made.json", keep=False)
+    began = time.monotonic()
+    # Each has a minute of five: of a tenth of a minute in all, 1.2 s and what is left over.
+    gpu.run(parts, report, tmp_path, 0.1, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert time.monotonic() - began < 20
+    document = json.loads((tmp_path / "gpu_made.json").read_text())
+    assert {name: result["rows"] for name, result in document["parts"].items()} == {
+        "first": [1],
+        "hangs": [2],
+        "last": [3],
+    }
+    assert "ValueError: no such kernel" in document["failed"]["raises"]
+    assert "cut off after" in document["failed"]["hangs"] and "exit status -9" in document["failed"]["dies"]
+    again = gpu.Report(tmp_path / "gpu_made.json", keep=True)
+    again.add("raises", {"rows": [4]}, "")
+    kept = json.loads((tmp_path / "gpu_made.json").read_text())
+    assert set(kept["parts"]) == {"first", "hangs", "last", "raises"} and set(kept["failed"]) == {"hangs", "dies"}
+
+
+def test_a_full_disk_loses_nothing_that_is_in_memory(tmp_path, monkeypatch, capsys):
+    report = gpu.Report(tmp_path / "gpu_made.json", keep=False)
+    report.add("one", {"rows": [1]}, "")
+    with monkeypatch.context() as full:
+
+        def no_room(path, value):
+            raise OSError(28, "No space left on device")
+
+        full.setattr(gpu, "write_json", no_room)
+        report.add("two", {"rows": [2]}, "")
+    assert "No space left on device); make room" in capsys.readouterr().err
+    assert report.problem and set(json.loads(report.path.read_text())["parts"]) == {"one"}
+    report.add("three", None, "no")
+    assert not report.problem and set(json.loads(report.path.read_text())["parts"]) == {"one", "two"}
+
+
+def test_a_damaged_result_is_not_overwritten(tmp_path):
+    (tmp_path / "gpu_made.json").write_text("{")
+    with pytest.raises(gpu.ConfigError, match="move it away"):
+        gpu.Report(tmp_path / "gpu_made.json", keep=True)
+
+
+def test_expected_counts_are_those_of_the_definition():
+    exponents = np.array([0, 1, 126, 127, 254, 255], np.uint32) << 23
+    bits = (exponents[:, None] | np.array([0, 1, 0x7FEFFF, 0x7FF000, 0x7FFFFF], np.uint32)).ravel()
+    by_definition = np.zeros(257, np.uint32)
+    for one in bits.tolist():
+        place = (one + 0x1000) >> 23
+        by_definition[256 if one > 0x7F800000 else min(place, 255)] += 1
+    np.testing.assert_array_equal(numerics.expected_counts(bits.view(np.float32)), by_definition)
+
+
+def test_kernels_of_a_trace_are_joined_with_their_bytes():
+    text = jax.jit(lambda x: jnp.tanh(x @ x).sum()).lower(jnp.ones((64, 64))).compile().as_text()
+    names = [kernel.name for kernel in kernels.hlo.kernels(text)]
+    ran = {name: kernels.Traced(10, 1e6 * (index + 1)) for index, name in enumerate(names)}
+    found = kernels.largest(ran | {"inner.1": kernels.Traced(1, 1e9)}, text, 10, bandwidth=1e9)
+    assert [row["name"] for row in found["kernels"]] == names[::-1][:10]
+    first = found["kernels"][0]
+    assert first["ms"] == pytest.approx(0.1 * len(names))
+    assert first["bandwidth_share"] == pytest.approx(first["bytes"] / (first["ms"] / 1e3) / 1e9)
+
+
+def document(**ratios):
+    """Results in which fused norms are so many times as fast in each preset, at two batch sizes."""
+    rows = [
+        {"preset": preset, "norms": "fused", "speedup": {"plain": {"ratio": ratio}}} for preset, ratio in ratios.items()
+    ]
+    plain = [{"preset": preset, "norms": "plain", "speedup": {}} for preset in ratios]
+    parts = {"steps_256": {"rows": plain + rows}, "steps_32": {"rows": rows}, "costs": {"rows": [{"batch": 1}]}}
+    return {"device": {"kind": "NVIDIA H200"}, "parts": parts}
+
+
+def test_auto_learns_what_was_measured(tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text('{"cpu": ["float32"]}')
+    assert page.remember(document(bf16=1.2, fp16=1.1, fp16_static=0.9, fp32=0.98, tf32=1.3), table) == table
+    # float16 is slower by a tenth in one preset; float32 by 2 % in one, and faster on average.
+    assert json.loads(table.read_text()) == {"cpu": ["float32"], "NVIDIA H200": ["bfloat16", "float32"]}
+    before = table.read_bytes()
+    assert page.remember({"device": {"kind": "x"}, "parts": {}}, table) is None and table.read_bytes() == before
+
+
+def test_results_go_where_the_environment_says(tmp_path):
+    code = "from experiments.lib import runs; print(runs.write('made', {'rows': []}))"
+    environment = {**os.environ, "EXPERIMENTS_RESULTS": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(tmp_path / "made.json")
+    assert runs.RESULTS == ROOT / "experiments" / "results"
