@@ -1,6 +1,7 @@
-"""Compiles the training step for a GPU that is not there, and counts what it would move.
+"""Compiles the training step for a GPU or TPUs that are not there, and counts what it would move.
 
 python -m experiments.aot --gpu=h200 --presets=fp32,bf16,fp16,fp16_rewrite --batch=256,32
+python -m experiments.aot --tpu=v5e:2x2 --config=configs/cifar10.py --batch=512
 python -m experiments.aot --check
 
 Needs no GPU, but JAX's CUDA plugin: Python 3.12 or newer and pip install 'jax[cuda13]' in an environment of its own.
@@ -12,9 +13,14 @@ plain ones alone. Prints a table and writes experiments/results/aot_GPU.json: by
 kernel, kernels, temporary memory, dtypes of the convolutions, transposes, and results as large as an activation that a
 half-precision step should not have: float32, integers, booleans, and what is scattered, copied or transposed.
 
+--tpu compiles for the chips of a topology, such as v5e:2x2 or v6e:2x2, and needs pip install 'mixedres[tpu]' instead.
+It tells of every preset whether the step compiles, what the chips sum up, memory, and XLA's own estimates of the bytes
+and of the time of a step (its 'optimal_seconds'): nothing of it is measured. It writes
+experiments/results/aot_tpu_TPU.json.
+
 --check compiles what experiments/aot_limits.json names instead, writes nothing, and tells what is above its limits.
 
-exit status: 0; 1 where a limit is passed; 2 for a mistake in what was given
+exit status: 0; 1 where a limit is passed, or a step does not compile for a TPU; 2 for a mistake in what was given
 """
 
 import argparse
@@ -33,7 +39,7 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from experiments.lib import hlo, runs
+from experiments.lib import hlo, runs, tpus
 from experiments.lib.gpus import GPUS
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
@@ -57,7 +63,7 @@ class Case:
     """A step to compile.
 
     Attributes:
-      gpu: of `GPUS`; batch: images; preset: of `mixedres.precision`; fused: whether norms are.
+      gpu: of `GPUS`, or a topology of TPUs; batch: images; preset: of `mixedres.precision`; fused: whether norms are.
       config: file of the config; options: further arguments.
     """
 
@@ -213,15 +219,21 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.aot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gpu", default="h200", help=f"comma-separated: {', '.join(GPUS)}")
+    parser.add_argument("--gpu", help=f"comma-separated: {', '.join(GPUS)} (default h200)")
+    parser.add_argument("--tpu", help="instead: chip and topology, comma-separated, such as v5e:2x2,v6e:2x2")
     parser.add_argument("--config", default=CONFIG, help="FILE[,key=value ...] without a preset")
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
     parser.add_argument("--batch", default="256", help="images, comma-separated")
     parser.add_argument("--name", help="of the file of results (default aot_GPU)")
     parser.add_argument("--check", action="store_true", help="compare with the committed limits instead")
     options, rest = parser.parse_known_args(argv)
-    options.presets, options.gpu = runs.names("presets", options.presets), options.gpu.split(",")
-    unknown = [gpu for gpu in options.gpu if gpu not in GPUS]
+    if options.gpu and options.tpu:
+        raise ConfigError("--gpu and --tpu compile different programs; leave one of them out")
+    options.presets = runs.names("presets", options.presets)
+    options.gpu = (options.tpu or options.gpu or "h200").split(",")
+    for tpu in options.gpu if options.tpu else ():
+        tpus.check_name(tpu)
+    unknown = [gpu for gpu in options.gpu if not options.tpu and gpu not in GPUS]
     if unknown:
         raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
     if not all(size.isdigit() and int(size) > 0 for size in options.batch.split(",")):
@@ -235,12 +247,49 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, rest
 
 
+def measure_on_tpu(case: Case) -> dict[str, Any]:
+    """What the step tells that is compiled for TPUs; with 'failed' instead where XLA refuses it.
+
+    Raises:
+      ConfigError: where that cannot be done here, or the batch cannot be shared by the chips.
+    """
+    devices = tpus.chips(case.gpu)
+    if case.batch % len(devices):
+        raise ConfigError(f"--batch={case.batch} cannot be shared by the {len(devices)} chips of {case.gpu}")
+    experiment = build(command_flags.parse(["aot", *case.arguments]).config)
+    about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
+    about |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size}
+    with _without_cache():
+        try:
+            return about | tpus.measure(experiment, devices)
+        except (RuntimeError, NotImplementedError) as error:  # XLA's: that a step does not compile is a result
+            return about | {"failed": runs.one_line(error)}
+
+
+def for_tpus(asked: list[Case], name: str | None) -> int:
+    """Compiles the cases for their TPUs, prints and writes; returns the exit status.
+
+    Raises:
+      ConfigError: see `measure_on_tpu`.
+    """
+    rows: list[dict[str, Any]] = []
+    stem = name or "_".join(["aot_tpu", *dict.fromkeys(case.gpu.partition(":")[0] for case in asked)])
+    for case in asked:
+        rows.append(measure_on_tpu(case))
+        print(tpus.table(rows)[-1], flush=True)
+        path = runs.write(stem, {"versions": environment.versions() | tpus.versions(), "rows": rows})
+    print("\n".join(["", *tpus.table(rows), str(path)]))
+    return int(any("failed" in row for row in rows))
+
+
 def main(argv: list[str]) -> int:
     """Compiles everything that was asked for; returns the exit status."""
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")  # the plugin would look for a GPU, and fail where there is no driver
     try:
         options, rest = parse(argv)
+        if options.tpu:
+            return for_tpus(cases(options, rest), options.name)
         asked = limited(LIMITS) if options.check else [(case, {}) for case in cases(options, rest)]
         rows, over = [], []
         for case, most in asked:

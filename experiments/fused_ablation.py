@@ -1,13 +1,16 @@
 """What each construct of the fused norms is worth: the compiled step of ResNet-50 without one of them at a time.
 
 python -m experiments.fused_ablation --batch=256,32
+python -m experiments.fused_ablation --tpu=v5e:2x2 --config=configs/cifar10.py --config.model.name=cifar_resnet20
 
 Needs JAX's CUDA plugin and no GPU, as `experiments.aot` does; counts bytes and kernels in the same way, in bfloat16. A
 construct is taken out by putting the plain way in its place; half a minute each. Prints a table and writes
-experiments/results/fused_ablation.json.
+experiments/results/fused_ablation.json. --tpu: what is made for GPUs, and donation, in the step of a TPU; needs libtpu,
+and writes fused_ablation_tpu.json.
 """
 
 import contextlib
+import functools
 import math
 import sys
 from typing import Any
@@ -17,13 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from experiments import aot
-from experiments.lib import runs
+from experiments.lib import runs, tpus
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.models import kernel_layout
 from mixedres.models.fused import norms, statistics
 from mixedres.models.layers import Norms
 from mixedres.models.operations import max_pool
+from mixedres.train import step
 from mixedres.train.experiment import Experiment
 
 
@@ -56,28 +60,58 @@ WITHOUT: dict[str, list[tuple[Any, str, Any]]] = {
 }
 
 
+# The same for TPUs, with fused norms.
+WITHOUT_ON_TPU: dict[str, list[tuple[Any, str, Any]]] = {
+    "nothing": [],
+    "barriers": [(jax.lax, "optimization_barrier", _as_it_is)],
+    "kernels in cuDNN's order": [(Experiment, "has_ohwi_kernels", False)],
+    "donation": [(step, "jit_train_step", functools.partial(step.jit_train_step, donate=False))],
+}
+
+
 def main(argv: list[str]) -> int:
     """Compiles without each construct; returns the exit status."""
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     try:
         options, rest = aot.parse(["--presets=bf16", *argv])
+        target, more = options.gpu[0], tuple(rest)
+        compiled = aot.measure_on_tpu if options.tpu else aot.measure
         rows = []
         for batch in options.batch:
-            for without, patches in WITHOUT.items():
+            for without, patches in (WITHOUT_ON_TPU if options.tpu else WITHOUT).items():
                 jax.clear_caches()  # of functions that were traced with another construct in place
                 with contextlib.ExitStack() as stack:
                     for patch in patches:
                         stack.enter_context(mock.patch.object(*patch))
-                    row = aot.measure(aot.Case("h200", batch, "bf16", True, options.config, tuple(rest)))
+                    row = compiled(aot.Case(target, batch, "bf16", True, options.config, more))
                 rows.append({"without": without} | row)
-                print(f"batch {batch}, without {without}: {row['mb_per_image']:.1f} MB an image", flush=True)
+                print(f"batch {batch}, without {without}: {told(row)}", flush=True)
+            if options.tpu:
+                row = aot.measure_on_tpu(aot.Case(target, batch, "bf16", False, options.config, more))
+                rows.append({"without": "fused norms at all"} | row)
     except ConfigError as error:
         print(f"fused_ablation: {error}", file=sys.stderr)
         return 2
-    print("\n".join(["", *table(rows)]))
-    print(runs.write("fused_ablation", {"versions": environment.versions(), "rows": rows}))
+    versions = environment.versions() | (tpus.versions() if options.tpu else {})
+    print("\n".join(["", *(tpu_table(rows) if options.tpu else table(rows))]))
+    print(runs.write("fused_ablation_tpu" if options.tpu else "fused_ablation", {"versions": versions, "rows": rows}))
     return 0
+
+
+def told(row: dict[str, Any]) -> str:
+    """The bytes of a row, or why it has none."""
+    if "failed" in row:
+        return f"does not compile: {row['failed']}"
+    per_image = row["mb_per_image"] if "mb_per_image" in row else row["chips"] * row["accessed_mb"] / row["batch"]
+    return f"{per_image:.1f} MB an image"
+
+
+def tpu_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a Markdown table: the rows of `experiments.aot --tpu`, by what is left out."""
+    head, rule, *lines = tpus.table(rows)
+    pairs = zip(rows, lines, strict=True)
+    return [f"| without {head}", f"|---{rule}", *(f"| {row['without']} {line}" for row, line in pairs)]
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

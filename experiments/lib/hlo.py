@@ -38,7 +38,12 @@ class Kernel:
     def bytes(self) -> int:
         """What it reads and writes, each operand and result once; scratch memory of a library's call is not counted."""
         results = self.results[:-1] if self.target.startswith("__cudnn") else self.results
-        return sum(_BYTES.get(dtype, 0) * math.prod(shape) for dtype, shape in (*self.operands, *results))
+        return sum(size_in_bytes(*array) for array in (*self.operands, *results))
+
+
+def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Of an array; 0 for what is none, such as a token."""
+    return _BYTES.get(dtype, 0) * math.prod(shape)
 
 
 def arrays(shape: str) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from experiments import aot
-from experiments.lib import hlo
+from experiments.lib import hlo, tpus
 
 HAS_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 needs_plugin = pytest.mark.skipif(not HAS_PLUGIN, reason="needs JAX's CUDA plugin: pip install 'jax[cuda13]'")
@@ -116,3 +116,76 @@ def test_rewritten_graphs_are_compiled_plain_alone():
 def test_without_the_plugin_it_says_what_to_install(capsys):
     assert aot.main(["--gpu=h200"]) == 2
     assert "pip install 'jax[cuda13]'" in capsys.readouterr().err
+
+
+# ---- TPUs
+
+HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
+CHIPS = ("--tpu=v5e:2x2", "--config=configs/cifar10.py")
+
+
+@pytest.mark.skipif(not HAS_LIBTPU, reason="needs libtpu: pip install 'jax[tpu]'")
+@pytest.mark.slow
+def test_the_step_compiles_for_four_tpu_chips():
+    options = ("--config.model.name=cifar_resnet8", "--config.data.image_size=16")
+    case = aot.Case("v5e:2x2", 64, "bf16", False, "configs/cifar10.py", options)
+    row = aot.measure_on_tpu(case)
+    assert (row["chips"], row["fused"], row["kind"]) == (4, False, "TPU v5 lite")
+    # All gradients, statistics and metrics in one sum, in float32.
+    assert row["all_reduces"]["calls"][0] == 1 and set(row["all_reduces"]) == {"calls", "f32"}
+    assert set(row["convolution_dtypes"]) <= {"bf16", "f32"} and row["convolution_dtypes"]["bf16"] >= 9
+    assert row["accessed_mb"] > 0 and row["temp_mb"] > 0 and row["aliased_mb"] > 0.9 * row["argument_mb"] * 0.5
+    assert "| v5e:2x2 | 64 | `bf16` | plain |" in tpus.table([row])[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tpu=v5e"], "--tpu=v5e is no chip and topology; write such as --tpu=v5e:2x2"),
+        (["--tpu=v5e:2x2", "--gpu=h200"], "leave one of them out"),
+        (["--tpu=v5e:2x2", "--check"], "leave out --tpu=v5e:2x2"),
+    ],
+)
+def test_mistakes_with_tpus(arguments, said, capsys):
+    assert aot.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_batch_that_the_chips_cannot_share(monkeypatch, capsys):
+    monkeypatch.setattr(tpus, "chips", lambda name: [None] * 4)
+    assert aot.main([*CHIPS, "--batch=6"]) == 2
+    assert "--batch=6 cannot be shared by the 4 chips of v5e:2x2" in capsys.readouterr().err
+
+
+def test_a_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
+    def refuse(experiment, devices):
+        raise NotImplementedError("no such type\nmore")
+
+    monkeypatch.setattr(tpus, "chips", lambda name: [None] * 4)
+    monkeypatch.setattr(tpus, "measure", refuse)
+    monkeypatch.setattr(aot.runs, "RESULTS", tmp_path)
+    assert aot.main([*CHIPS, "--presets=bf16,fp16_rewrite", "--batch=8", "--config.model.name=cifar_resnet8"]) == 1
+    assert "does not compile: NotImplementedError: no such type |" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "aot_tpu_v5e.json").read_text())["rows"]
+    assert [(row["preset"], row["form"]) for row in rows] == [
+        ("bf16", "plain"),
+        ("bf16", "fused"),
+        ("fp16_rewrite", "plain"),
+    ]
+
+
+def test_what_chips_sum_up_is_read_from_the_program():
+    text = (
+        "  %all-reduce.1 = (f32[3,3,16]{2,1,0:T(8,128)S(1)}, f32[]{:T(128)}) all-reduce(%a, %b), channel_id=1\n"
+        "  %all-reduce-start.2 = bf16[8]{0:T(512)} all-reduce-start(%c)\n"
+        "  %copy.3 = f32[2]{0} copy(%d)\n  %x = bf16[1,2]{1,0:T(8,128)(2,1)} convolution(%e, %f)\n"
+    )
+    found = tpus.all_reduces(text)
+    assert found == {"calls": [2, pytest.approx(596e-6)], "f32": [2, pytest.approx(580e-6)], "bf16": [1, 16e-6]}
+    assert tpus.instructions(text) == {"fusion": 0, "convolution": 1, "copy": 1, "copy-start": 0, "transpose": 0}
+
+
+def test_norms_are_plain_on_a_tpu():
+    from mixedres.train.builder import FUSED_IS_FASTER
+
+    assert not any(kind.startswith("TPU") for kind in FUSED_IS_FASTER)  # until one is timed
