@@ -4,8 +4,8 @@ python -m experiments.readme
 
 Nothing in them is typed by hand. README.md gets one table: the accuracy of every preset (sweep_precision.json), what
 its ResNet-50 step moves (aot_h200.json) and, where benchmark_*.json has GPUs, its speed there. docs/results.md gets all
-tables: these, versus_*.json (of a CPU too) and loss_scale_overhead.json. docs/images gets copies of
-the images that the pages show, because a page of the documentation cannot show files from outside docs/.
+tables: these, evidence_cluttered.json, versus_*.json (of a CPU too) and loss_scale_overhead.json. docs/images gets
+copies of the images that the pages show, because a page of the documentation cannot show files from outside docs/.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark, third_party
+from experiments import benchmark, evidence, third_party
 from mixedres._internal.files import replace_text
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -25,6 +25,8 @@ BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end
 
 # Images of experiments/results that pages in docs/ show.
 SHOWN = (
+    "evidence_cluttered.png",
+    "evidence_cluttered_samples.png",
     "gradient_range_digits_479.png",
     "passes_h200.png",
     "sweep_loss_scale_curves.png",
@@ -36,7 +38,7 @@ NO_GPU = "No GPU has been timed yet."
 def summary() -> str:
     """The table of README.md: one row a preset."""
     swept, compiled = _read("sweep_precision"), _read("aot_h200")
-    timed = [result for result in map(_read, _names("benchmark_")) if _on_gpu(result)]
+    timed = _timed()
     variants = {variant["name"]: variant for variant in swept["variants"]}
     seeds = swept["variants"][0]["n"]
     head = [
@@ -66,8 +68,7 @@ def summary() -> str:
 
 def page() -> str:
     """docs/results.md."""
-    compared, timed = ([_read(name) for name in _names(prefix)] for prefix in ("versus_", "benchmark_"))
-    timed = [result for result in timed if _on_gpu(result)]
+    compared, timed = [_read(name) for name in _names("versus_")], _timed()
     parts = [
         "# Results",
         "`python -m experiments.readme` writes this page from the files in `experiments/results`. Every table names "
@@ -77,6 +78,9 @@ def page() -> str:
         "![Training loss, test top-1, learning rate and loss scale over steps, for five presets and five seeds]"
         "(images/sweep_precision_curves.png)",
     ]
+    if _names("evidence_cluttered"):
+        parts += ["## A tenth of a point", tenth_of_a_point(_read("evidence_cluttered"))]
+        parts += ["![Differences to float32 with their intervals, over the floor](images/evidence_cluttered.png)"]
     if compared:
         intro = (
             "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions "
@@ -110,6 +114,26 @@ def accuracy(result: dict[str, Any]) -> str:
         f"seed by seed; each run trains for {min(seconds):.0f} to {max(seconds):.0f} s. "
         f"`{result['sweep']}`, {_where(result)}.{notes}"
     )
+
+
+def tenth_of_a_point(result: dict[str, Any]) -> str:
+    """The cases of the sweep on cluttered digits, with the floor."""
+    seconds = [mean[0] for mean in result["seconds"].values() if mean]
+    text = (
+        f"{result['model']} on {result['data'].replace('_', ' ')}: mean ± standard deviation over seeds; differences "
+        "to float32, and their 95 % intervals for other seeds and other digits. The floor is what 95 % of single runs "
+        "of float32 change by in another order of summation; a case costs nothing where its interval lies within. "
+        f"A run takes {min(seconds):.0f} to {max(seconds):.0f} s on one CPU core. `{result['command']}` after "
+        f"`{result['sweep']}`, {_where(result)}."
+    )
+    if said := result["doctor"]:
+        text += (
+            f" Of a loss scale of 2^{said['log2_scale']}, the doctor says from float32's gradients that 2^"
+            f"{said['min_sufficient_log2_scale']} or more is needed; that at this scale the median gradient loses "
+            f"{said['median_lost']:.1%} of its mass and the worst {said['most_lost']:.0%}, and "
+            f"{said['gradients_that_lose_over_a_tenth']} of {said['gradients']} lose over a tenth."
+        )
+    return _lines(evidence.table(result["rows"])) + text
 
 
 def peers(result: dict[str, Any]) -> str:
@@ -215,6 +239,16 @@ def _rate(result: dict[str, Any], preset: str) -> str:
 
 def _on_gpu(result: dict[str, Any]) -> bool:
     return result["device"]["platform"] == "gpu"
+
+
+def _timed() -> list[dict[str, Any]]:
+    """Steps of every preset that were timed on a GPU: benchmarks, and batch 256 of `experiments.gpu`."""
+    found = [result for result in map(_read, _names("benchmark_")) if _on_gpu(result)]
+    for name in _names("gpu_"):
+        whole = _read(name)
+        if (steps := whole["parts"].get("steps_256")) is not None:
+            found.append(steps | {key: whole[key] for key in ("command", "device", "versions", "date")})
+    return found
 
 
 def _lines(table: list[str]) -> str:
