@@ -28,6 +28,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import multiprocessing
 import pathlib
 import sys
 import time
@@ -221,6 +222,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--gpu", help=f"comma-separated: {', '.join(GPUS)} (default h200)")
     parser.add_argument("--tpu", help="instead: chip and topology, comma-separated, such as v5e:2x2,v6e:2x2")
+    parser.add_argument("--minutes", type=float, default=15, help="that a step may compile for a TPU (default 15)")
     parser.add_argument("--config", default=CONFIG, help="FILE[,key=value ...] without a preset")
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
     parser.add_argument("--batch", default="256", help="images, comma-separated")
@@ -239,6 +241,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if not all(size.isdigit() and int(size) > 0 for size in options.batch.split(",")):
         raise ConfigError(f"--batch={options.batch} is not a list of numbers > 0; write such as --batch=256,32")
     options.batch = [int(size) for size in options.batch.split(",")]
+    if not options.minutes > 0:
+        raise ConfigError(f"--minutes={options.minutes:g} must be > 0")
     if any(argument.startswith("--config.model.fused") for argument in rest):
         raise ConfigError("--config.model.fused is set here: both forms are compiled; leave it out")
     if options.check and len(argv) > 1:
@@ -266,7 +270,17 @@ def measure_on_tpu(case: Case) -> dict[str, Any]:
             return about | {"failed": runs.one_line(error)}
 
 
-def for_tpus(asked: list[Case], name: str | None) -> int:
+def within(minutes: float, case: Case) -> dict[str, Any]:
+    """`measure_on_tpu` in a process of its own, which is ended after so many minutes: that is a result, too."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        try:
+            return pool.apply_async(measure_on_tpu, (case,)).get(60 * minutes)
+        except multiprocessing.TimeoutError:
+            about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
+            return about | {"failed": f"not within {minutes:g} minutes"}
+
+
+def for_tpus(asked: list[Case], name: str | None, minutes: float) -> int:
     """Compiles the cases for their TPUs, prints and writes; returns the exit status.
 
     Raises:
@@ -275,7 +289,7 @@ def for_tpus(asked: list[Case], name: str | None) -> int:
     rows: list[dict[str, Any]] = []
     stem = name or "_".join(["aot_tpu", *dict.fromkeys(case.gpu.partition(":")[0] for case in asked)])
     for case in asked:
-        rows.append(measure_on_tpu(case))
+        rows.append(within(minutes, case))
         print(tpus.table(rows)[-1], flush=True)
         path = runs.write(stem, {"versions": environment.versions() | tpus.versions(), "rows": rows})
     print("\n".join(["", *tpus.table(rows), str(path)]))
@@ -289,7 +303,7 @@ def main(argv: list[str]) -> int:
     try:
         options, rest = parse(argv)
         if options.tpu:
-            return for_tpus(cases(options, rest), options.name)
+            return for_tpus(cases(options, rest), options.name, options.minutes)
         asked = limited(LIMITS) if options.check else [(case, {}) for case in cases(options, rest)]
         rows, over = [], []
         for case, most in asked:

@@ -2,8 +2,8 @@
 
 python -m experiments.sweep --sweep=experiments/sweeps/cluttered_resnet50.py
 
-One run shows that a curve does not leave that of float32, and no tenth of a point: `cluttered.py` is for that. Two cores
-take half an hour a run.
+One run shows that a curve does not leave that of float32, and no tenth of a point: `cluttered.py` is for that. Two
+cores take half an hour a run.
 """
 
 from experiments.plan import Sweep

@@ -143,6 +143,7 @@ def test_the_step_compiles_for_four_tpu_chips():
     [
         (["--tpu=v5e"], "--tpu=v5e is no chip and topology; write such as --tpu=v5e:2x2"),
         (["--tpu=v5e:2x2", "--gpu=h200"], "leave one of them out"),
+        (["--tpu=v5e:2x2", "--minutes=0"], "--minutes=0 must be > 0"),
         (["--tpu=v5e:2x2", "--check"], "leave out --tpu=v5e:2x2"),
     ],
 )
@@ -153,6 +154,7 @@ def test_mistakes_with_tpus(arguments, said, capsys):
 
 def test_a_batch_that_the_chips_cannot_share(monkeypatch, capsys):
     monkeypatch.setattr(tpus, "chips", lambda name: [None] * 4)
+    monkeypatch.setattr(aot, "within", lambda minutes, case: aot.measure_on_tpu(case))
     assert aot.main([*CHIPS, "--batch=6"]) == 2
     assert "--batch=6 cannot be shared by the 4 chips of v5e:2x2" in capsys.readouterr().err
 
@@ -163,6 +165,7 @@ def test_a_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(tpus, "chips", lambda name: [None] * 4)
     monkeypatch.setattr(tpus, "measure", refuse)
+    monkeypatch.setattr(aot, "within", lambda minutes, case: aot.measure_on_tpu(case))
     monkeypatch.setattr(aot.runs, "RESULTS", tmp_path)
     assert aot.main([*CHIPS, "--presets=bf16,fp16_rewrite", "--batch=8", "--config.model.name=cifar_resnet8"]) == 1
     assert "does not compile: NotImplementedError: no such type |" in capsys.readouterr().out
@@ -172,6 +175,12 @@ def test_a_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
         ("bf16", "fused"),
         ("fp16_rewrite", "plain"),
     ]
+
+
+def test_a_step_that_compiles_too_long_is_a_row():
+    # Not even the process starts within this time.
+    row = aot.within(1e-4, aot.Case("v5e:2x2", 8, "bf16", False))
+    assert row["failed"] == "not within 0.0001 minutes" and "does not compile: not within" in tpus.table([row])[-1]
 
 
 def test_what_chips_sum_up_is_read_from_the_program():
