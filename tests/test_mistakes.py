@@ -17,7 +17,7 @@ from tests import ROOT
 from tests.data import made
 from tests.train import run_cases
 
-DIGITS, IMAGENET, FOLDER, CIFAR10, TFDS = (
+DIGITS, CLUTTERED, IMAGENET, FOLDER, CIFAR10, TFDS = (
     f"--config={ROOT}/configs/{name}.py" for name in ("digits", "cluttered", "imagenet", "folder", "cifar10", "tfds")
 )
 FP16 = f"{DIGITS}:fp16"
@@ -70,6 +70,8 @@ COMMAND_LINES = (
     Case("a mode that is none", (FP16, "--mode=test"), ("--mode=test", "train|eval")),
     Case("--clean of what is evaluated", (*RUN, "--mode=eval", "--clean"), ("--clean", "--mode=eval")),
     Case("a key that is none", (FP16, "--config.batchsize=8"), ("'batchsize'", "batch_size")),
+    Case("a difficulty beyond all", (f"{CLUTTERED}:fp16", "--config.data.difficulty=3"), ("data.difficulty", "[0, 2]")),
+    Case("too few pixels for clutter", (f"{CLUTTERED}:fp16,data.image_size=8",), ("image_size", "from 16 to 64")),
     Case("a section for a key", (FP16, "--config.model=resnet18"), ("'model'", "model.name")),
     Case("a text for a number", (FP16, "--config.batch_size=many"), ("batch_size=many", "int")),
     Case("a fraction for a whole number", (FP16, "--config.batch_size=8.5"), ("batch_size", "int")),
@@ -176,4 +178,4 @@ def test_a_wrong_command_says_so_and_touches_nothing(case, directory, capsys):
 
 
 def test_there_are_enough_of_them_and_none_twice():
-    assert len({case.what for case in CASES}) == len(CASES) == 53
+    assert len({case.what for case in CASES}) == len(CASES) == 55

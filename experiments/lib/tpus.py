@@ -16,7 +16,8 @@ from mixedres.train.experiment import Experiment
 
 # libtpu looks for the machine that it is part of, and asks a server of a cloud for it: there is none.
 _ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
-_ALONE |= {"TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}
+# It refuses to be loaded twice on a machine, because a TPU has one user.
+_ALONE |= {"TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 _NAME = re.compile(r"v\d+[a-z]*:\d+x\d+(x\d+)?")
 _COLLECTIVE = re.compile(r" = (\(.*?\)|\S+) (all-reduce|all-reduce-start)\(")
 _COUNTED = ("fusion", "convolution", "copy", "copy-start", "transpose")
