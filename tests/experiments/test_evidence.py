@@ -67,7 +67,7 @@ CASES = ({"preset": "fp32", **ONE}, {"preset": "fp32", "num_devices": 2, "batch_
 SWEEP = Sweep(
     question="Does it?",
     base="configs/cluttered.py",
-    overrides={"model.name": "cifar_resnet8", "data.image_size": 16, "steps": 30, "log_every": 10},
+    overrides={"model.name": "cifar_resnet8", "data.image_size": 16, "steps": 60, "log_every": 10},
     runs=[{"seed": seed, **case} for seed in range(2) for case in CASES],
     baseline=CASES[0],
 )
