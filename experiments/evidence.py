@@ -69,6 +69,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"case": label(variant, by_baseline), "n": len(own), "pairs": len(pairs)}
         row["is_floor"] = is_floor(variant, by_baseline)
         row["loss_scale"] = variant.overrides.get("precision.loss_scale")
+        row["skipped_steps"] = int(sum(variant.values("skipped_steps").values()))
         for figure, (factor, _) in FIGURES.items():
             means = [factor * float(one[figure].mean()) for one in own.values()]
             row[figure] = {"mean": statistics.fmean(means), "sd": statistics.stdev(means) if len(means) > 1 else 0.0}

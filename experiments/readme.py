@@ -2,10 +2,11 @@
 
 python -m experiments.readme
 
-Nothing in them is typed by hand. README.md gets one table: the accuracy of every preset (sweep_precision.json), what
-its ResNet-50 step moves (aot_h200.json) and, where benchmark_*.json has GPUs, its speed there. docs/results.md gets all
-tables: these, evidence_cluttered.json, versus_*.json (of a CPU too) and loss_scale_overhead.json. docs/images gets
-copies of the images that the pages show, because a page of the documentation cannot show files from outside docs/.
+Nothing in them is typed by hand. README.md gets one table: the accuracy of every preset (evidence_cluttered.json), what
+its ResNet-50 step moves (aot_h200.json) and, where benchmark_*.json or gpu_*.json has GPUs, its speed there.
+docs/results.md gets all tables: these, sweep_precision.json, versus_*.json (of a CPU too) and loss_scale_overhead.json.
+docs/images gets copies of the images that the pages show, because a page of the documentation cannot show files from
+outside docs/.
 """
 
 import itertools
@@ -37,14 +38,14 @@ NO_GPU = "No GPU has been timed yet."
 
 def summary() -> str:
     """The table of README.md: one row a preset."""
-    swept, compiled = _read("sweep_precision"), _read("aot_h200")
+    trained, compiled = _read("evidence_cluttered"), _read("aot_h200")
     timed = _timed()
-    variants = {variant["name"]: variant for variant in swept["variants"]}
-    seeds = swept["variants"][0]["n"]
+    cases = {row["case"]: row for row in trained["rows"]}
+    floor = next(row for row in trained["rows"] if row["is_floor"])
     head = [
         "preset",
-        f"test top-1, n={seeds}",
-        "difference to fp32 (95 % interval)",
+        "test top-1",
+        "difference to fp32, points (95 % interval)",
         "skipped steps",
         "MB per image: plain / fused norms",
         "temporary memory",
@@ -52,13 +53,15 @@ def summary() -> str:
     ]
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for preset, forms in _by_preset(compiled):
-        cells = [f"`{preset}`", *(_accuracy_cells(variants[preset]) if preset in variants else ("", "", ""))]
+        cells = [f"`{preset}`", *(_trained_cells(cases[preset]) if preset in cases else ("", "", ""))]
         cells += [_joined(forms, "{:.0f}", "mb_per_image"), _joined(forms, "{:.1f} GB", "temp_gb")]
         cells += (_rate(result, preset) for result in timed)
         lines.append(f"| {' | '.join(cells)} |")
     text = _lines(lines) + (
-        f"Accuracy: {swept['model']} on the {swept['data']}, mean ± standard deviation over {seeds} seeds; `fp32` is "
-        f"true float32; `{swept['sweep']}`, {_where(swept)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles "
+        f"Accuracy: {trained['model']} on {_named(trained['data'])}, mean ± standard deviation over "
+        f"{floor['n']} seeds, intervals for other seeds and other digits; the same float32 in another order of "
+        f"summation differs by {_difference(floor)}; `{trained['command']}`, {_where(trained)}. "
+        "Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles "
         f"the training step for an {compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
         f"`python -m experiments.aot`, JAX {compiled['versions']['jax']}, {compiled['date']}."
     )
@@ -120,7 +123,7 @@ def tenth_of_a_point(result: dict[str, Any]) -> str:
     """The cases of the sweep on cluttered digits, with the floor."""
     seconds = [mean[0] for mean in result["seconds"].values() if mean]
     text = (
-        f"{result['model']} on {result['data'].replace('_', ' ')}: mean ± standard deviation over seeds; differences "
+        f"{result['model']} on {_named(result['data'])}: mean ± standard deviation over seeds; differences "
         "to float32, and their 95 % intervals for other seeds and other digits. The floor is what 95 % of single runs "
         "of float32 change by in another order of summation; a case costs nothing where its interval lies within. "
         f"A run takes {min(seconds):.0f} to {max(seconds):.0f} s on one CPU core. `{result['command']}` after "
@@ -208,6 +211,24 @@ def overhead(result: dict[str, Any]) -> str:
         f"check, and {plain} times the step with the check alone; {result['rounds']} rounds, `{result['command']}`, "
         f"{result['processor'].strip()}, {result['date']}."
     )
+
+
+def _trained_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Top-1, difference to float32, and skipped steps of all seeds together."""
+    top1 = row["top1"]
+    return f"{top1['mean']:.2f} ± {top1['sd']:.2f} %", _difference(row), f"{row['skipped_steps']}"
+
+
+def _difference(row: dict[str, Any]) -> str:
+    found = row["top1"].get("mean_difference")
+    if found is None:
+        return ""
+    low, high = (f"{round(end, 2) + 0.0:+.2f}" for end in row["top1"]["interval"])
+    return f"{round(found, 2) + 0.0:+.2f} ({low} to {high})"  # no "-0.00"
+
+
+def _named(data: str) -> str:
+    return data.replace("_", " ")
 
 
 def _accuracy_cells(variant: dict[str, Any]) -> tuple[str, str, str]:

@@ -5,8 +5,8 @@ XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m experiments.sweep -
 python -m experiments.evidence runs/sweeps/cluttered
 
 Seed by seed all runs begin with the same weights and see the same images. 'fp32' on two devices, with batch statistics
-over both, computes the same in another order of summation: what differs is rounding. A loss scale of 2**-10 must fail.
-Two and a half minutes a run on one CPU core; more seeds make the intervals narrower.
+over both, computes the same in another order of summation: what differs is rounding. A loss scale of 2**-10 must fail,
+which five seeds show. Two and a half minutes a run on one CPU core; more seeds make the intervals narrower.
 """
 
 from experiments.plan import Sweep
@@ -17,12 +17,12 @@ CASES = (
     {"preset": "fp32", **ONE},
     {"preset": "fp32", "num_devices": 2, "batch_norm.sync": True},
     *({"preset": preset, **ONE} for preset in ("bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")),
-    {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10},
 )
+MUST_FAIL = {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10}
 
 SWEEP = Sweep(
     question="Does half precision cost a tenth of a point on cluttered digits?",
     base="configs/cluttered.py",
-    runs=[{"seed": seed, **case} for seed in range(SEEDS) for case in CASES],
+    runs=[{"seed": seed, **case} for seed in range(SEEDS) for case in (*CASES, *([MUST_FAIL] if seed < 5 else []))],
     baseline=CASES[0],
 )
