@@ -1,6 +1,9 @@
 """Handwritten digits, distorted, in noise and among fragments of others: a task that ResNet-20 does not solve.
 
 python -m mixedres.main --config=configs/cluttered.py:fp16
+
+Expected: 93.9 % of the 10,800 test images, 0.4 more or less from seed to seed, in every preset (docs/results.md).
+Hardware: three minutes on one CPU core.
 """
 
 from mixedres import config as base

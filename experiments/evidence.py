@@ -5,8 +5,9 @@ python -m experiments.evidence runs/sweeps/cluttered
 Evaluates every finished run image by image, and compares each case with the baseline of the sweep seed by seed and
 image by image: test top-1 and, with more power, the mean test cross-entropy. The intervals are 95 % ones for other
 seeds and other digits: the draws of one digit are a cluster. The floor is what a run of the baseline changes by where
-only its order of summation does: 95 % of single runs lie within. A case costs nothing where its interval lies within
-the floor. --doctor also tells what the doctor says of the case that must fail, from the gradients of float32.
+only its order of summation does: 95 % of single runs lie within. Both runs of the baseline are what the other cases are
+compared with: their mean, seed by seed. A case costs nothing where its interval lies within the floor. --doctor also
+tells what the doctor says of the case that must fail, from the gradients of float32.
 
 Prints a table and writes experiments/results/evidence_NAME.json, .png and a picture of 64 images (NAME from --name,
 default cluttered).
@@ -62,10 +63,14 @@ def rows(results: Results) -> list[dict[str, Any]]:
     if by_baseline is None:
         raise ConfigError("no run of the sweep's baseline is finished; start experiments.sweep again")
     found: list[dict[str, Any]] = []
-    of_baseline = _outcomes(by_baseline)
+    floors = [variant for variant in results.variants if is_floor(variant, by_baseline)]
+    known = {variant.name: _outcomes(variant) for variant in (by_baseline, *floors)}
+    references = list(known.values())
     for variant in results.variants:
-        own = of_baseline if variant is by_baseline else _outcomes(variant)
-        pairs = [seed for seed in own if seed in of_baseline and variant is not by_baseline]
+        own = known[variant.name] if variant.name in known else _outcomes(variant)
+        # The baseline in another order of summation is compared with the baseline alone.
+        compared = references[:1] if variant in floors else references
+        pairs = [seed for seed in own if all(seed in one for one in compared) and variant is not by_baseline]
         row: dict[str, Any] = {"case": label(variant, by_baseline), "n": len(own), "pairs": len(pairs)}
         row["is_floor"] = is_floor(variant, by_baseline)
         row["loss_scale"] = variant.overrides.get("precision.loss_scale")
@@ -74,7 +79,8 @@ def rows(results: Results) -> list[dict[str, Any]]:
             means = [factor * float(one[figure].mean()) for one in own.values()]
             row[figure] = {"mean": statistics.fmean(means), "sd": statistics.stdev(means) if len(means) > 1 else 0.0}
             if pairs:
-                values = [own[seed][figure] * factor - of_baseline[seed][figure] * factor for seed in pairs]
+                means = [np.mean([one[seed][figure] for one in compared], axis=0) for seed in pairs]
+                values = [factor * (own[seed][figure] - mean) for seed, mean in zip(pairs, means, strict=True)]
                 difference = clusters.difference(np.stack(values), DRAWS)
                 row[figure] |= {"mean_difference": difference.mean, "interval": difference.interval}
                 row[figure] |= {"single": difference.single, "width": difference.width}

@@ -59,8 +59,9 @@ def summary() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     text = _lines(lines) + (
         f"Accuracy: {trained['model']} on {_named(trained['data'])}, mean ± standard deviation over "
-        f"{floor['n']} seeds, intervals for other seeds and other digits; the same float32 in another order of "
-        f"summation differs by {_difference(floor)}; `{trained['command']}`, {_where(trained)}. "
+        f"{floor['n']} seeds, intervals for other seeds and other digits; float32 was trained twice, in two orders of "
+        f"summation that differ by {_difference(floor)}, and is their mean in the differences; `{trained['command']}`, "
+        f"{_where(trained)}. "
         "Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles "
         f"the training step for an {compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
         f"`python -m experiments.aot`, JAX {compiled['versions']['jax']}, {compiled['date']}."
@@ -124,8 +125,9 @@ def tenth_of_a_point(result: dict[str, Any]) -> str:
     seconds = [mean[0] for mean in result["seconds"].values() if mean]
     text = (
         f"{result['model']} on {_named(result['data'])}: mean ± standard deviation over seeds; differences "
-        "to float32, and their 95 % intervals for other seeds and other digits. The floor is what 95 % of single runs "
-        "of float32 change by in another order of summation; a case costs nothing where its interval lies within. "
+        "to float32 (the mean of both runs of the seed), and their 95 % intervals for other seeds and other digits. "
+        "The floor is what 95 % of single runs of float32 change by in another order of summation; a case costs "
+        "nothing where its interval lies within. "
         f"A run takes {min(seconds):.0f} to {max(seconds):.0f} s on one CPU core. `{result['command']}` after "
         f"`{result['sweep']}`, {_where(result)}."
     )

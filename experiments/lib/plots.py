@@ -207,7 +207,8 @@ def evidence(rows: list[dict], title: str) -> plt.Figure:
         # A case that fails would make the others a line: it is told in its place.
         small = [end for row in shown for end in row[figure_name]["interval"] or () if not row["loss_scale"]]
         if small:
-            room = 1.6 * max(map(abs, small)) or 1.0
+            floor = [end for row in shown for end in row[figure_name]["single"] or () if row["is_floor"]]
+            room = max(1.6 * max(map(abs, small)), *(1.15 * abs(end) for end in floor), 1e-9)
             panel.set_xlim(-room, room)
             for index, row in enumerate(shown):
                 if abs(row[figure_name]["mean_difference"]) > room:
