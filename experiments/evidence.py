@@ -54,7 +54,7 @@ def is_floor(variant: Variant, baseline: Variant) -> bool:
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """A row a case: means, and differences to the baseline with their intervals.
+    """A row a case: means, and differences to the baseline, or to the mean of both its orders, with their intervals.
 
     Raises:
       ConfigError: for a sweep without its baseline, or on data that does not come in clusters.
@@ -63,27 +63,25 @@ def rows(results: Results) -> list[dict[str, Any]]:
     if by_baseline is None:
         raise ConfigError("no run of the sweep's baseline is finished; start experiments.sweep again")
     found: list[dict[str, Any]] = []
-    floors = [variant for variant in results.variants if is_floor(variant, by_baseline)]
-    known = {variant.name: _outcomes(variant) for variant in (by_baseline, *floors)}
-    references = list(known.values())
+    outcomes_of = {variant.name: _outcomes(variant) for variant in results.variants}
+    floors = [outcomes_of[variant.name] for variant in results.variants if is_floor(variant, by_baseline)]
     for variant in results.variants:
-        own = known[variant.name] if variant.name in known else _outcomes(variant)
+        own, other_order = outcomes_of[variant.name], is_floor(variant, by_baseline)
         # The baseline in another order of summation is compared with the baseline alone.
-        compared = references[:1] if variant in floors else references
-        pairs = [seed for seed in own if all(seed in one for one in compared) and variant is not by_baseline]
+        references = [outcomes_of[by_baseline.name], *([] if other_order else floors)]
+        pairs = [seed for seed in own if all(seed in one for one in references) and variant is not by_baseline]
         row: dict[str, Any] = {"case": label(variant, by_baseline), "n": len(own), "pairs": len(pairs)}
-        row["is_floor"] = is_floor(variant, by_baseline)
+        row["is_floor"] = other_order
         row["loss_scale"] = variant.overrides.get("precision.loss_scale")
         row["skipped_steps"] = int(sum(variant.values("skipped_steps").values()))
         for figure, (factor, _) in FIGURES.items():
             means = [factor * float(one[figure].mean()) for one in own.values()]
             row[figure] = {"mean": statistics.fmean(means), "sd": statistics.stdev(means) if len(means) > 1 else 0.0}
             if pairs:
-                means = [np.mean([one[seed][figure] for one in compared], axis=0) for seed in pairs]
-                values = [factor * (own[seed][figure] - mean) for seed, mean in zip(pairs, means, strict=True)]
-                difference = clusters.difference(np.stack(values), DRAWS)
-                row[figure] |= {"mean_difference": difference.mean, "interval": difference.interval}
-                row[figure] |= {"single": difference.single, "width": difference.width}
+                values = [own[seed][figure] - np.mean([one[seed][figure] for one in references], 0) for seed in pairs]
+                change = clusters.difference(factor * np.stack(values), DRAWS)
+                row[figure] |= {"mean_difference": change.mean, "interval": change.interval}
+                row[figure] |= {"single": change.single, "width": change.width}
         found.append(row)
     _judge(found)
     return found
@@ -137,7 +135,7 @@ def table(found: list[dict[str, Any]]) -> list[str]:
         for figure, (_, decimals) in FIGURES.items():
             one = row[figure]
             cells.append(f"{one['mean']:.{decimals}f} ± {one['sd']:.{decimals}f}")
-            cells.append(_difference(one, decimals))
+            cells.append(difference(one, decimals))
         verdicts = [row[figure]["within_floor"] for figure in FIGURES]
         told = ", ".join({True: "yes", False: "no", None: "-"}[verdict] for verdict in verdicts)
         cells.append("is the floor" if row["is_floor"] else "" if verdicts == [None, None] else told)
@@ -145,14 +143,17 @@ def table(found: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _difference(one: dict[str, Any], decimals: int) -> str:
+def difference(one: dict[str, Any], decimals: int) -> str:
+    """The difference of a figure of a row and its interval: '-0.06 (-0.20 to +0.09)'; '' for the baseline."""
     if "mean_difference" not in one:
         return ""
-    told = f"{one['mean_difference']:+.{decimals}f}"
-    if one["interval"] is None:
-        return told
-    low, high = one["interval"]
-    return f"{told} ({low:+.{decimals}f} to {high:+.{decimals}f})"
+    told = signed(one["mean_difference"], decimals)
+    return f"{told} ({' to '.join(signed(end, decimals) for end in one['interval'])})" if one["interval"] else told
+
+
+def signed(value: float, decimals: int) -> str:
+    """A number with its sign, and no '-0.00'."""
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}"
 
 
 def main(argv: list[str]) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments import benchmark, evidence, third_party
 from mixedres._internal.files import replace_text
+from mixedres._internal.names import PRESETS
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -42,6 +43,7 @@ def summary() -> str:
     timed = _timed()
     cases = {row["case"]: row for row in trained["rows"]}
     floor = next(row for row in trained["rows"] if row["is_floor"])
+    seeds = sorted({row["n"] for preset, row in cases.items() if preset in PRESETS})
     head = [
         "preset",
         "test top-1",
@@ -59,11 +61,11 @@ def summary() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     text = _lines(lines) + (
         f"Accuracy: {trained['model']} on {_named(trained['data'])}, mean ± standard deviation over "
-        f"{floor['n']} seeds, intervals for other seeds and other digits; float32 was trained twice, in two orders of "
-        f"summation that differ by {_difference(floor)}, and is their mean in the differences; `{trained['command']}`, "
-        f"{_where(trained)}. "
-        "Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles "
-        f"the training step for an {compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
+        f"{' or '.join(map(str, seeds))} seeds, intervals for other seeds and other digits; `fp32` is true float32, "
+        "trained twice, in two orders of summation that differ by "
+        f"{evidence.difference(floor['top1'], 2)}, and is their mean in the differences; `{trained['command']}`, "
+        f"{_where(trained)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles the training step for an "
+        f"{compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
         f"`python -m experiments.aot`, JAX {compiled['versions']['jax']}, {compiled['date']}."
     )
     speeds = "".join(f" Speed: `{result['command']}`, {_where(result)}." for result in timed)
@@ -218,15 +220,7 @@ def overhead(result: dict[str, Any]) -> str:
 def _trained_cells(row: dict[str, Any]) -> tuple[str, str, str]:
     """Top-1, difference to float32, and skipped steps of all seeds together."""
     top1 = row["top1"]
-    return f"{top1['mean']:.2f} ± {top1['sd']:.2f} %", _difference(row), f"{row['skipped_steps']}"
-
-
-def _difference(row: dict[str, Any]) -> str:
-    found = row["top1"].get("mean_difference")
-    if found is None:
-        return ""
-    low, high = (f"{round(end, 2) + 0.0:+.2f}" for end in row["top1"]["interval"])
-    return f"{round(found, 2) + 0.0:+.2f} ({low} to {high})"  # no "-0.00"
+    return f"{top1['mean']:.2f} ± {top1['sd']:.2f} %", evidence.difference(top1, 2), f"{row['skipped_steps']}"
 
 
 def _named(data: str) -> str:
@@ -238,8 +232,8 @@ def _accuracy_cells(variant: dict[str, Any]) -> tuple[str, str, str]:
     mean, deviation = variant["top1"]
     text, found = "", variant["difference_top1"]
     if found:
-        text = f"{round(found['mean'], 2) + 0.0:+.2f} points"  # no "-0.00"
-        ends = [f"{round(end, 2) + 0.0:+.2f}" for end in found["interval"] or ()]
+        text = f"{evidence.signed(found['mean'], 2)} points"
+        ends = [evidence.signed(end, 2) for end in found["interval"] or ()]
         text += f" ({' to '.join(ends)})" if ends else ""
     skipped = variant["skipped_steps"][0] * variant["n"]
     return f"{mean:.2f} ± {deviation:.2f} %", text, f"{skipped:g}"

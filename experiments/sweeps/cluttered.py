@@ -23,6 +23,9 @@ MUST_FAIL = {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10}
 SWEEP = Sweep(
     question="Does half precision cost a tenth of a point on cluttered digits?",
     base="configs/cluttered.py",
-    runs=[{"seed": seed, **case} for seed in range(SEEDS) for case in (*CASES, *([MUST_FAIL] if seed < 5 else []))],
+    runs=[
+        *({"seed": seed, **case} for seed in range(SEEDS) for case in CASES),
+        *({"seed": seed, **MUST_FAIL} for seed in range(5)),
+    ],
     baseline=CASES[0],
 )
