@@ -9,12 +9,18 @@ only its order of summation does: 95 % of single runs lie within. Both runs of t
 compared with: their mean, seed by seed. A case costs nothing where its interval lies within the floor. --doctor also
 tells what the doctor says of the case that must fail, from the gradients of float32.
 
+Seeds may be spread over machines and days (experiments.sweep --only): --add=FILE adds those of an earlier evidence, whose
+runs need not be here. A seed is in one of them, with all of its cases.
+
 Prints a table and writes experiments/results/evidence_NAME.json, .png and a picture of 64 images (NAME from --name,
 default cluttered).
 """
 
 import argparse
+import functools
+import json
 import math
+import operator
 import pathlib
 import statistics
 import sys
@@ -30,6 +36,8 @@ from mixedres.data.datasets import cluttered_digits
 from mixedres.data.datasets.cluttered_digits import DRAWS
 from mixedres.doctor.examine import examine
 
+# What a file of evidence has of its sweep.
+KEPT = ("question", "sweep", "model", "data", "date", "processor", "device", "versions", "notes")
 # Figures: name, what an image's value is multiplied by, decimals.
 FIGURES = {"top1": (100.0, 2), "loss": (1.0, 4)}
 
@@ -71,7 +79,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
         references = [outcomes_of[by_baseline.name], *([] if other_order else floors)]
         pairs = [seed for seed in own if all(seed in one for one in references) and variant is not by_baseline]
         row: dict[str, Any] = {"case": label(variant, by_baseline), "n": len(own), "pairs": len(pairs)}
-        row["is_floor"] = other_order
+        row |= {"seeds": sorted(own), "is_floor": other_order}
         row["loss_scale"] = variant.overrides.get("precision.loss_scale")
         row["skipped_steps"] = int(sum(variant.values("skipped_steps").values()))
         for figure, (factor, _) in FIGURES.items():
@@ -79,12 +87,70 @@ def rows(results: Results) -> list[dict[str, Any]]:
             row[figure] = {"mean": statistics.fmean(means), "sd": statistics.stdev(means) if len(means) > 1 else 0.0}
             if pairs:
                 values = [own[seed][figure] - np.mean([one[seed][figure] for one in references], 0) for seed in pairs]
-                change = clusters.difference(factor * np.stack(values), DRAWS)
-                row[figure] |= {"mean_difference": change.mean, "interval": change.interval}
-                row[figure] |= {"single": change.single, "width": change.width}
+                row[figure] |= told(clusters.difference(factor * np.stack(values), DRAWS))
         found.append(row)
-    _judge(found)
     return found
+
+
+def told(change: clusters.Difference) -> dict[str, Any]:
+    """A difference as a figure of a row has it: with its intervals, and with what `untold` reads."""
+    intervals = {"interval": change.interval, "single": change.single, "width": change.width}
+    parts = {"clusters": change.clusters, "of_seeds": change.of_seeds, "of_clusters": change.of_clusters}
+    return {"mean_difference": change.mean} | intervals | parts
+
+
+def untold(row: dict[str, Any], figure: str) -> clusters.Difference:
+    """The difference of a figure of a row."""
+    one = row[figure]
+    return clusters.Difference(
+        one["mean_difference"], row["pairs"], one["clusters"], one["of_seeds"], one["of_clusters"]
+    )
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """An earlier evidence, to be added to another.
+
+    Raises:
+      ConfigError: where the file is none, or of a version that told less.
+    """
+    try:
+        earlier = json.loads(path.read_text())
+        for row in earlier["rows"]:
+            _ = row["seeds"], [untold(row, figure) for figure in FIGURES if row["pairs"]]
+        if earlier["draws"] != DRAWS:
+            raise ConfigError(f"--add={path} has {earlier['draws']} draws of a digit, not {DRAWS}; leave it out")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--add={path} is no evidence that can be added ({type(error).__name__}); name a file that "
+            "experiments.evidence wrote, such as experiments/results/evidence_cluttered.json"
+        ) from None
+    return earlier
+
+
+def check_other_seeds(results: Results, earlier: list[dict[str, Any]]) -> None:
+    """Raises ConfigError for a seed that both have."""
+    here = {seed for variant in results.variants for seed in variant.directories}
+    if both := sorted(here & {seed for row in earlier for seed in row["seeds"]}):
+        raise ConfigError(f"seed {both[0]} is both in the runs and in --add; it can be in one of them")
+
+
+def with_earlier(found: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of two evidences, of other seeds each, as one."""
+    before = {row["case"]: row for row in earlier}
+    joined = [_joined(row, before.pop(row["case"])) if row["case"] in before else row for row in found]
+    return joined + list(before.values())
+
+
+def _joined(row: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    joined = row | {name: earlier[name] + row[name] for name in ("n", "pairs", "seeds", "skipped_steps")}
+    for figure in FIGURES:
+        moments = [(one["n"], one[figure]["mean"], one[figure]["sd"] ** 2) for one in (earlier, row)]
+        mean, variance = clusters.pooled(*moments)
+        joined[figure] = {"mean": mean, "sd": math.sqrt(variance)}
+        changes = [untold(one, figure) for one in (earlier, row) if one["pairs"]]
+        if changes:
+            joined[figure] |= told(functools.reduce(operator.add, changes))
+    return joined
 
 
 def _outcomes(variant: Variant) -> dict[Any, dict[str, np.ndarray]]:
@@ -95,7 +161,7 @@ def _outcomes(variant: Variant) -> dict[Any, dict[str, np.ndarray]]:
     return found
 
 
-def _judge(found: list[dict[str, Any]]) -> None:
+def judge(found: list[dict[str, Any]]) -> None:
     """Adds whether each case lies within the floor: True, False, or None where one of them is not known."""
     floor = next((row for row in found if row["is_floor"]), None)
     for row in found:
@@ -137,8 +203,8 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             cells.append(f"{one['mean']:.{decimals}f} ± {one['sd']:.{decimals}f}")
             cells.append(difference(one, decimals))
         verdicts = [row[figure]["within_floor"] for figure in FIGURES]
-        told = ", ".join({True: "yes", False: "no", None: "-"}[verdict] for verdict in verdicts)
-        cells.append("is the floor" if row["is_floor"] else "" if verdicts == [None, None] else told)
+        answers = ", ".join({True: "yes", False: "no", None: "-"}[verdict] for verdict in verdicts)
+        cells.append("is the floor" if row["is_floor"] else "" if verdicts == [None, None] else answers)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -147,8 +213,8 @@ def difference(one: dict[str, Any], decimals: int) -> str:
     """The difference of a figure of a row and its interval: '-0.06 (-0.20 to +0.09)'; '' for the baseline."""
     if "mean_difference" not in one:
         return ""
-    told = signed(one["mean_difference"], decimals)
-    return f"{told} ({' to '.join(signed(end, decimals) for end in one['interval'])})" if one["interval"] else told
+    mean = signed(one["mean_difference"], decimals)
+    return f"{mean} ({' to '.join(signed(end, decimals) for end in one['interval'])})" if one["interval"] else mean
 
 
 def signed(value: float, decimals: int) -> str:
@@ -163,20 +229,27 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("directory", type=pathlib.Path, help="the --out of experiments.sweep")
     parser.add_argument("--name", default="cluttered", help="of the files of results (default cluttered)")
+    parser.add_argument("--add", type=pathlib.Path, metavar="FILE", help="add the seeds of an earlier evidence")
     parser.add_argument("--doctor", action="store_true", help="ask the doctor about the smallest loss scale, too")
     options = parser.parse_args(argv)
     try:
+        earlier = read(options.add) if options.add else {"rows": [], "doctor": None}
         results = comparison.read(options.directory)
-        found = rows(results)
+        whole = comparison.document(results)
+        if options.add and any(whole[name] != earlier[name] for name in ("model", "data")):
+            raise ConfigError(f"--add={options.add} is of {earlier['model']} on {earlier['data']}; leave it out")
+        check_other_seeds(results, earlier["rows"])
+        found = with_earlier(rows(results), earlier["rows"])
+        judge(found)
         scales = [row["loss_scale"] for row in found if row["loss_scale"]]
         run = next(iter(results.variants[0].directories.values()))
-        said = predicted(run, min(scales)) if options.doctor and scales else None
-        whole = comparison.document(results)
+        said = predicted(run, min(scales)) if options.doctor and scales else earlier["doctor"]
     except ConfigError as error:
         print(f"evidence: {error}", file=sys.stderr)
         return 2
-    kept = ("question", "sweep", "model", "data", "date", "processor", "device", "versions", "notes")
-    document = {name: whole[name] for name in kept} | {"draws": DRAWS, "rows": found, "doctor": said}
+    document = {name: whole[name] for name in KEPT} | {"draws": DRAWS, "rows": found, "doctor": said}
+    if options.add:
+        document["added"] = [*earlier.pop("added", []), {name: earlier[name] for name in KEPT}]
     document["seconds"] = {v.name: v.mean("seconds") for v in results.variants}
     path = runs.write(f"evidence_{options.name}", document)
     plots.save(plots.evidence(found, results.question), path)

@@ -6,8 +6,8 @@ python -m experiments.sweep --sweep=FILE --executor=slurm --slurm partition=gpu 
 A sweep file defines SWEEP = experiments.plan.Sweep(...): a base config, and axes or a list of overrides. --out (default
 runs/sweeps/NAME) gets a directory for every run, what each printed, and results.jsonl, a line a run, of which
 ``python -m experiments.report`` makes a page. The same command goes on where it ended: what is finished is not
-repeated, what was interrupted continues, what failed is tried again. Further arguments such as --config.epochs=2 go to
-every run.
+repeated, what was interrupted continues, what failed is tried again. --only=REGEX takes the runs whose names it matches,
+such as one machine's share. Further arguments such as --config.epochs=2 go to every run.
 
 exit status: 0 all runs are finished; 1 some failed; 2 a mistake in what was given, nothing was started; 130 interrupted
 """
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -123,6 +124,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--executor", default="local", choices=("local", "slurm"), help="default local")
     parser.add_argument("--jobs", type=int, help="runs at a time (default 1; with slurm all)")
     parser.add_argument("--slurm", nargs="*", default=[], metavar="KEY=VALUE", help="for sbatch, as submitit names it")
+    parser.add_argument("--only", metavar="REGEX", help="runs in whose name this is found, such as 'seed=[0-4],'")
     parser.add_argument("--dry_run", action="store_true", help="list the runs and start none")
     options, rest = parser.parse_known_args(argv)
     wrong = [argument for argument in rest if not argument.startswith("--config.")]
@@ -131,6 +133,17 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs={options.jobs} must be >= 1")
     return options, rest
+
+
+def chosen(found: list[plan.Run], only: str | None) -> list[plan.Run]:
+    """The runs in whose name a regular expression is found; raises ConfigError where that is none."""
+    try:
+        kept = [run for run in found if re.search(only or "", run.name)]
+    except re.error as error:
+        raise ConfigError(f"--only={only} is no regular expression ({error}); write such as --only='seed=[0-4],'") from None
+    if not kept:
+        raise ConfigError(f"--only={only} is found in no name, such as {found[0].name}; --dry_run lists them")
+    return kept
 
 
 def _slurm_parameters(given: list[str]) -> dict[str, Any]:
@@ -150,7 +163,7 @@ def main(argv: list[str]) -> int:
     try:
         options, more = parse(argv)
         sweep = plan.load(options.sweep)
-        found = plan.expand(sweep, more)
+        found = chosen(plan.expand(sweep, more), options.only)
         out = pathlib.Path(options.out or f"runs/sweeps/{pathlib.Path(options.sweep).stem}").absolute()
         tasks = [Task(run, out / "runs" / run.name) for run in found]
         if options.dry_run:

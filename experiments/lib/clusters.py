@@ -13,26 +13,54 @@ class Difference:
 
     Attributes:
       mean: over everything.
-      interval: 95 %, for other seeds and other clusters; None for one seed or one cluster.
-      single: 95 % of the differences of one further seed lie in here, on these images; None for one seed.
+      seeds: how many.
+      clusters: how many, of images.
+      of_seeds: variance of the mean of one seed.
+      of_clusters: variance of `mean` that clusters add to that of the seeds; more seeds do not lower it.
     """
 
     mean: float
-    interval: tuple[float, float] | None
-    single: tuple[float, float] | None
+    seeds: int
+    clusters: int
+    of_seeds: float
+    of_clusters: float
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %, for other seeds and other clusters; None for one seed or one cluster.
+
+        Student's t has as many degrees of freedom as the smaller of their numbers less one.
+        """
+        fewer = min(self.seeds, self.clusters)
+        return self._around(self.of_seeds / self.seeds + self.of_clusters, fewer) if fewer > 1 else None
+
+    @property
+    def single(self) -> tuple[float, float] | None:
+        """95 % of the differences of one further seed lie in here, on these images; None for one seed."""
+        return self._around(self.of_seeds * (1 + 1 / self.seeds), self.seeds) if self.seeds > 1 else None
 
     @property
     def width(self) -> float | None:
         """Of the interval."""
         return None if self.interval is None else self.interval[1] - self.interval[0]
 
+    def _around(self, variance: float, count: int) -> tuple[float, float]:
+        half = float(scipy.stats.t.ppf(0.975, count - 1)) * math.sqrt(variance)
+        return self.mean - half, self.mean + half
+
+    def __add__(self, other: "Difference") -> "Difference":
+        """Of the seeds of both, on the same images; what clusters add is the mean of both, by seeds."""
+        mean, of_seeds = pooled((self.seeds, self.mean, self.of_seeds), (other.seeds, other.mean, other.of_seeds))
+        seeds = self.seeds + other.seeds
+        of_clusters = (self.seeds * self.of_clusters + other.seeds * other.of_clusters) / seeds
+        return Difference(mean, seeds, self.clusters, of_seeds, of_clusters)
+
 
 def difference(values: np.ndarray, draws: int) -> Difference:
-    """The mean of paired differences, with intervals.
+    """The mean of paired differences and its variance, which is that of crossed effects.
 
-    The variance of the mean is that of crossed effects: of seeds, plus of clusters, less what both count twice
-    (Cameron, Gelbach and Miller, "Robust inference with multiway clustering", 2011), and no less than the larger of
-    both. Student's t has as many degrees of freedom as the smaller of their numbers less one.
+    Of seeds, plus of clusters, less what both count twice (Cameron, Gelbach and Miller, "Robust inference with multiway
+    clustering", 2011), and no less than the larger of both.
 
     Args:
       values: (seeds, images), such as 1 where only the first network was right, -1 where only the second was.
@@ -46,12 +74,16 @@ def difference(values: np.ndarray, draws: int) -> Difference:
         raise ValueError(f"{images} images are no whole clusters of {draws}")
     cells = np.asarray(values, np.float64).reshape(seeds, -1, draws).mean(axis=2)
     mean, clusters = float(cells.mean()), cells.shape[1]
+    of_seeds = float(cells.mean(axis=1).var(ddof=1)) if seeds > 1 else 0.0
     if min(seeds, clusters) < 2:
-        return Difference(mean, None, None)
-    of_seeds = cells.mean(axis=1).var(ddof=1)
-    seed, cluster = of_seeds / seeds, cells.mean(axis=0).var(ddof=1) / clusters
-    both = cells.var(ddof=1) / cells.size
-    variance = max(seed + cluster - both, seed, cluster)
-    half = float(scipy.stats.t.ppf(0.975, min(seeds, clusters) - 1)) * math.sqrt(variance)
-    one = float(scipy.stats.t.ppf(0.975, seeds - 1)) * math.sqrt(of_seeds * (1 + 1 / seeds))
-    return Difference(mean, (mean - half, mean + half), (mean - one, mean + one))
+        return Difference(mean, seeds, clusters, of_seeds, 0.0)
+    cluster, both = cells.mean(axis=0).var(ddof=1) / clusters, cells.var(ddof=1) / cells.size
+    return Difference(mean, seeds, clusters, of_seeds, max(float(cluster - min(both, of_seeds / seeds)), 0.0))
+
+
+def pooled(*moments: tuple[int, float, float]) -> tuple[float, float]:
+    """Mean and variance of all values of some samples, of which each gives (count, mean, variance)."""
+    count = sum(n for n, _, _ in moments)
+    mean = sum(n * own for n, own, _ in moments) / count
+    squares = sum((n - 1) * variance + n * (own - mean) ** 2 for n, own, variance in moments)
+    return mean, squares / (count - 1) if count > 1 else 0.0

@@ -59,6 +59,54 @@ def test_one_seed_has_no_interval_and_odd_clusters_are_refused():
         clusters.difference(np.ones((2, 6)), 4)
 
 
+def test_seeds_on_two_machines_are_as_good_as_on_one():
+    rng = np.random.default_rng(3)
+    values = made(rng, 20, 30, 4, of_seed=1.0, of_draw=0.3)
+    first, second = clusters.difference(values[:8], 4), clusters.difference(values[8:], 4)
+    together, whole = first + second, clusters.difference(values, 4)
+    assert together.mean == pytest.approx(whole.mean) and together.of_seeds == pytest.approx(whole.of_seeds)
+    assert together.single == pytest.approx(whole.single) and together.seeds == 20
+    # What clusters add is an estimate of each part alone: here, nothing.
+    assert together.interval == pytest.approx(whole.interval, abs=0.02 * whole.width)
+    # Digits that differ always do: more seeds do not make that narrower.
+    values = made(rng, 20, 30, 4, of_seed=0.1, of_cluster=1.0, of_draw=0.3)
+    together = clusters.difference(values[:8], 4) + clusters.difference(values[8:], 4)
+    assert together.width == pytest.approx(clusters.difference(values, 4).width, rel=0.05)
+    assert together.width > clusters.difference(values[:, :20], 4).width / 4
+
+
+def test_pooled_moments_are_those_of_all_values():
+    one, other = np.random.default_rng(4).standard_normal(7), np.random.default_rng(5).standard_normal(3) + 4
+    found = clusters.pooled(*((len(values), values.mean(), values.var(ddof=1)) for values in (one, other)))
+    every = np.concatenate([one, other])
+    assert found == pytest.approx((every.mean(), every.var(ddof=1)))
+    assert clusters.pooled((1, 2.5, 0.0)) == (2.5, 0.0)
+
+
+def row(case, seeds, change, mean=93.0, sd=0.4):
+    figures = {"mean": mean, "sd": sd} | (evidence.told(change) if change else {})
+    about = {"case": case, "n": len(seeds), "pairs": len(seeds) if change else 0, "seeds": seeds, "is_floor": False}
+    return about | {"skipped_steps": 1, "top1": dict(figures), "loss": dict(figures)}
+
+
+def test_an_earlier_evidence_is_added_row_by_row():
+    values = np.random.default_rng(6).standard_normal((9, 12))
+    found = [
+        row("fp32", list(range(5)), None, mean=94.0, sd=0.3),
+        row("fp16", list(range(5)), clusters.difference(values[:5], 3)),
+    ]
+    earlier = [row("fp16", [5, 6, 7, 8], clusters.difference(values[5:], 3)), row("fails", [5], None)]
+    joined = {one["case"]: one for one in evidence.with_earlier(found, earlier)}
+    assert list(joined) == ["fp32", "fp16", "fails"]
+    assert joined["fp32"] == found[0] and joined["fails"] == earlier[1]
+    both = joined["fp16"]
+    assert (both["n"], both["pairs"], both["skipped_steps"], sorted(both["seeds"])) == (9, 9, 2, list(range(9)))
+    assert both["top1"]["mean_difference"] == pytest.approx(values.mean())
+    assert evidence.untold(both, "loss") == evidence.untold(found[1], "loss") + evidence.untold(earlier[0], "loss")
+    evidence.judge(list(joined.values()))
+    assert both["top1"]["within_floor"] is None
+
+
 SWEEP = """
 from experiments.plan import Sweep
 ONE = {"num_devices": 1, "batch_norm.sync": False}
@@ -103,6 +151,28 @@ def test_a_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert document["doctor"]["log2_scale"] == -10
     assert document["doctor"]["min_sufficient_log2_scale"] > -10 and document["doctor"]["most_lost"] > 0.001
     assert (tmp_path / "evidence_small.png").stat().st_size > 5_000
+    # The same seeds cannot be added.
+    assert evidence.main([f"{tmp_path}/out", "--name=twice", f"--add={tmp_path}/evidence_small.json"]) == 2
+    assert "seed 0 is both in the runs and in --add" in capsys.readouterr().err
+    assert not (tmp_path / "evidence_twice.json").exists()
+    # Other seeds can: as if they had been trained here.
+    for one in document["rows"]:
+        one["seeds"] = [10 + seed for seed in one["seeds"]]
+    (tmp_path / "earlier.json").write_text(json.dumps(document))
+    assert evidence.main([f"{tmp_path}/out", "--name=both", f"--add={tmp_path}/earlier.json"]) == 0
+    both = json.loads((tmp_path / "evidence_both.json").read_text())
+    assert both["added"][0]["date"] == document["date"] and both["doctor"] == document["doctor"]
+    for one, two in zip(document["rows"], both["rows"], strict=True):
+        assert (two["case"], two["n"], two["seeds"]) == (one["case"], 4, [10, 11, 0, 1])
+        assert two["loss"]["mean"] == pytest.approx(one["loss"]["mean"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"case": "fp32"}]}', '{"rows": []}'])
+def test_what_cannot_be_added(tmp_path, capsys, text):
+    (tmp_path / "other.json").write_text(text)
+    assert evidence.main([str(tmp_path), f"--add={tmp_path}/other.json"]) == 2
+    error = capsys.readouterr().err
+    assert "is no evidence that can be added" in error and error.count("\n") == 1
 
 
 def test_without_a_sweep(tmp_path, capsys):

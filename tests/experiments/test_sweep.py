@@ -90,6 +90,19 @@ def test_runs_of_another_config_are_not_taken_for_these(file, monkeypatch, capsy
     assert "optimizer.learning_rate: 7.0 there, 0.05 now" in capsys.readouterr().err
 
 
+def test_only_takes_the_runs_whose_names_match(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(ROOT)
+    asked = ["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]
+    assert sweep.main([*asked, "--only=seed=[03],"]) == 0
+    names = [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert len(names) == 10 and all(name.startswith(("seed=0,", "seed=3,")) for name in names)
+    for wrong, told in (("seed=[0", "is no regular expression"), ("seed=77", "is found in no name")):
+        assert sweep.main([*asked, f"--only={wrong}"]) == 2
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_list_of_runs_can_be_seen_first(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
     assert sweep.main(["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]) == 0
