@@ -274,10 +274,14 @@ def within(minutes: float, case: Case) -> dict[str, Any]:
     """`measure_on_tpu` in a process of its own, which is ended after so many minutes: that is a result, too."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         try:
-            return pool.apply_async(measure_on_tpu, (case,)).get(60 * minutes)
+            row = pool.apply_async(measure_on_tpu, (case,)).get(60 * minutes)
         except multiprocessing.TimeoutError:
             about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
             return about | {"failed": f"not within {minutes:g} minutes"}
+        # Ended by a signal, as the pool does by itself, libtpu would print a stack.
+        pool.close()
+        pool.join()
+        return row
 
 
 def for_tpus(asked: list[Case], name: str | None, minutes: float) -> int:
