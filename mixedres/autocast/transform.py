@@ -14,6 +14,7 @@ from mixedres._internal import jax_compat
 from mixedres.autocast.coloring import color, widen
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call, guarded
+from mixedres.autocast.float8 import WIDER, Float8, Part, check_lists, color_float8, why_emulated
 from mixedres.autocast.graph import Graph, Scope
 from mixedres.autocast.graph_builder import build
 from mixedres.autocast.keep_float32 import Keep
@@ -25,7 +26,11 @@ _OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class PrecisionWarning(UserWarning):
-    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
+    """Something that a user of half precision should know.
+
+    Nothing was cast because all float32 products ask for full precision; products in half decide when a loop stops;
+    float8 is emulated, or has a loss scale that it does not need.
+    """
 
 
 def autocast(
@@ -47,7 +52,7 @@ def autocast(
       fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
         Python numbers) are passed unchanged.
       dtype: float16 or bfloat16, by name too, also that of a preset: "fp16", "bf16". float16 gradients need a loss
-        scale, see `mixedres.precision`.
+        scale, see `mixedres.precision`. "fp8" or `Float8(...)`: bfloat16 with large products in float8, experimental.
       lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
@@ -65,37 +70,66 @@ def autocast(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The half dtype, the lists and the paths to keep in float32 of a rewrite."""
+    """The half dtype, the lists, the paths to keep in float32, and what is in float8 of a rewrite; None: nothing."""
 
     dtype: np.dtype
     lists: Lists
     keep: Keep
+    float8: Float8 | None
 
 
 def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
     """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
+    half, float8 = parsed(dtype)
+    chosen = Lists.parse(lists, half).at_level(level)
+    if float8 is not None:
+        check_lists(chosen)
+    return Settings(half, chosen, Keep(keep_float32), float8)
+
+
+def parsed(dtype: Any) -> tuple[np.dtype, Float8 | None]:
+    """(half dtype, settings of float8) of what `autocast` takes as its dtype.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    if isinstance(dtype, Float8):
+        return WIDER, dtype
+    if isinstance(dtype, str) and dtype == "fp8":
+        return WIDER, Float8()
     given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
     except TypeError:
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}") from None
     if half.name not in DTYPES:
-        raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}")
-    return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
+        hint = '; for products in float8 write "fp8", which takes both of its formats' if "float8" in half.name else ""
+        raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}{hint}")
+    return half, None
 
 
-def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:
-    """`autocast` with checked settings; `scope`: the surroundings of a part of a program, None for a whole program."""
+def rewrite(
+    fn: Callable[..., Any], settings: Settings, scope: Scope | None = None, part: Part = "values"
+) -> Callable[..., Any]:
+    """`autocast` with checked settings.
+
+    Args:
+      fn: the function.
+      settings: of `checked`.
+      scope: the surroundings of a part of a program, None for a whole program.
+      part: what it is of; see `color_float8`.
+    """
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
-        graph, arrays, tree = traced(fn, settings, call, scope)
+        graph, arrays, tree = traced(fn, settings, call, scope, part, len(jax.tree.leaves(args[-1:])))
         if not graph.has_half(()):
             _warn_of_precision(graph)
         _warn_of_loops(graph)
+        _warn_of_emulation(graph)
         results = run(graph, functools.partial(rewrite, settings=settings), arrays)
         call.update(results[tree.num_leaves :])
         return jax.tree.unflatten(tree, results[: tree.num_leaves])
@@ -104,11 +138,16 @@ def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = No
 
 
 def traced(
-    fn: Callable[..., Any], settings: Settings, call: Call, scope: Scope | None = None
+    fn: Callable[..., Any],
+    settings: Settings,
+    call: Call,
+    scope: Scope | None = None,
+    part: Part = "values",
+    last: int = 0,
 ) -> tuple[Graph, list[Any], Any]:
     """(colored graph, array arguments, structure of the results) of a call of `fn`.
 
-    The graph returns the results and, after them, what changes in the nnx modules among the arguments.
+    `last`: how many arrays the last argument consists of. The graph returns the results and, after them, what changes in the nnx modules among the arguments.
     """
     leaves = call.leaves
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
@@ -131,6 +170,10 @@ def traced(
     if scope is None:
         widen(graph)
         settings.keep.check(graph)
+    if settings.float8 is not None:
+        color_float8(graph, settings.float8, part, last)
+        if scope is None:
+            settings.float8.check(graph)
     return graph, arrays, structure
 
 
@@ -156,7 +199,7 @@ def _warn_of_precision(graph: Graph) -> None:
         )
 
 
-# The loops of which a user has been told.
+# What a user has been told: lines of loops, and that float8 is emulated.
 _told: set[str] = set()
 
 
@@ -166,6 +209,13 @@ def _warn_of_loops(graph: Graph) -> None:
         if place not in _told:
             _told.add(place)
             warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
+
+
+def _warn_of_emulation(graph: Graph) -> None:
+    why = why_emulated(graph)
+    if why and why not in _told:
+        _told.add(why)
+        warnings.warn(why, PrecisionWarning, stacklevel=3)
 
 
 def unsteady(eqn: Any, dtype: np.dtype) -> str:
