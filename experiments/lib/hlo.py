@@ -10,6 +10,8 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "s16": 2, "u16": 2, 
     "f64": 8,
     "s64": 8,
     "u64": 8,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
 }
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
@@ -37,7 +39,8 @@ class Kernel:
     @property
     def bytes(self) -> int:
         """What it reads and writes, each operand and result once; scratch memory of a library's call is not counted."""
-        results = self.results[:-1] if self.target.startswith("__cudnn") else self.results
+        has_scratch = self.target.startswith(("__cudnn", "__cublas")) and len(self.results) > 1
+        results = self.results[:-1] if has_scratch else self.results
         return sum(size_in_bytes(*array) for array in (*self.operands, *results))
 
 
@@ -95,7 +98,7 @@ def _kind(operation: str, target: str, body: list[str], line: str) -> str:
     operations = Counter(match[3] for inner in body if (match := _INSTRUCTION.match(inner)))
     if target.startswith("__cudnn$conv") or operation == "convolution" or operations["convolution"]:
         return "convolution"
-    if target.startswith("__cublas") or operation == "dot" or operations["dot"] or "gemm" in line:
+    if target.startswith("__cublas") or operation == "dot" or operations["dot"] or "gemm" in line.partition("=")[0]:
         return "matmul"
     if operation.startswith(("all-reduce", "all-gather", "reduce-scatter", "collective")):
         return "collective"

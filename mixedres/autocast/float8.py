@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixedres._internal import jax_compat
 from mixedres.autocast.graph import Graph, Node, Value, reach
 from mixedres.autocast.keep_float32 import Keep
 from mixedres.autocast.rules import ALLOW, Lists
@@ -20,6 +22,8 @@ VALUES, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
 WIDER = np.dtype(jnp.bfloat16)
 # The least compute capability of NVIDIA's GPUs that XLA makes float8 products for.
 CAPABILITY = (8, 9)
+# What the path of an operation in a backward pass has more than that of the operation of which it is the gradient.
+_PASSES = re.compile(r"transpose\(|jvp\(|\)|\b(remat2|checkpoint|rematted_computation)\b|/")
 PRODUCTS = ("dot_general", "conv_general_dilated")
 Part = Literal["values", "gradients", "derivative"]
 # What takes logits: an error in one of 4 % of its size is one of the same size in the logarithm of a probability.
@@ -104,14 +108,20 @@ def color_float8(graph: Graph, float8: Float8, part: Part = "values", last: int 
     """
     keep = float8.keep
     after = _depending_on(graph.args[len(graph.args) - last :] if part == "gradients" else [])
+    made: dict[tuple[str, str], bool] = {}  # whether a product of a line and path is in float8
     for node in graph.nodes:
         if not (node.half and node.category == "allow"):
             continue
-        are_gradients = [value in after or _made_backwards(value) for value in node.ins[:2]]
+        are_gradients = [value in after if part == "gradients" else _made_backwards(value) for value in node.ins[:2]]
+        place = jax_compat.source_line(node.eqn), _PASSES.sub("", node.scope.path)
         if part == "derivative":
             reason = "in a function with a derivative rule of its own (custom_jvp)"
+        elif any(are_gradients) and not made.get(place, True):
+            reason = "as the product whose gradient it is"
         else:
             reason = _why_not(node, float8, keep, are_gradients)
+        if not any(are_gradients):
+            made[place] = made.get(place, False) or not reason
         if reason:
             node.reason = f"bfloat16: {reason}"
             continue

@@ -100,12 +100,12 @@ def parsed(dtype: Any) -> tuple[np.dtype, Float8 | None]:
     if isinstance(dtype, str) and dtype == "fp8":
         return WIDER, Float8()
     given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    hint = '; for products in float8 write "fp8", which takes both of its formats' if "8" in str(dtype) else ""
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
     except TypeError:
-        raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}") from None
+        raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}{hint}") from None
     if half.name not in DTYPES:
-        hint = '; for products in float8 write "fp8", which takes both of its formats' if "float8" in half.name else ""
         raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}{hint}")
     return half, None
 
