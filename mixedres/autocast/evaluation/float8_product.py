@@ -122,18 +122,27 @@ def float8_product(
     def forward(operands: Sequence[Any], quantized: Sequence[Quantized]) -> tuple[Any, Sequence[Quantized]]:
         return function(operands, quantized), quantized
 
-    def backward(quantized: Sequence[Quantized], cotangent: Any) -> tuple[Any, None]:
+    @jax.custom_jvp
+    def gradients(quantized: Sequence[Quantized], cotangent: Any) -> list[Any]:
         if eqn.primitive.name == "dot_general":
             incoming = quantize(cotangent, GRADIENTS)
-            gradients = [
+            found = [
                 _rescaled(_gradient(eqn, index, incoming.array, other.array, half), incoming, other)
                 for index, other in enumerate(reversed(quantized))
             ]
         else:
             left, right = (x.widened(half) for x in quantized)
             _, pullback = jax.vjp(lambda *operands: product(*operands, half), left, right)
-            gradients = pullback(cast(cotangent, half))
-        return [cast(gradient, dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)], None
+            found = pullback(cast(cotangent, half))
+        return [cast(gradient, dtype) for gradient, dtype in zip(found, dtypes, strict=True)]
+
+    @gradients.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        # Rounded operands have no derivative: without this, second derivatives would be silently wrong.
+        raise NotImplementedError("products in float8 have first derivatives alone; for second ones use bf16")
+
+    def backward(quantized: Sequence[Quantized], cotangent: Any) -> tuple[Any, None]:
+        return gradients(quantized, cotangent), None
 
     function.defvjp(forward, backward)
     return function(list(operands), list(quantized))
