@@ -9,8 +9,8 @@ only its order of summation does: 95 % of single runs lie within. Both runs of t
 compared with: their mean, seed by seed. A case costs nothing where its interval lies within the floor. --doctor also
 tells what the doctor says of the case that must fail, from the gradients of float32.
 
-Seeds may be spread over machines and days (experiments.sweep --only): --add=FILE adds those of an earlier evidence, whose
-runs need not be here. A seed is in one of them, with all of its cases.
+Seeds may be spread over machines and days (experiments.sweep --only): --add=FILE adds those of an earlier evidence,
+whose runs need not be here. A seed is in one of them, with all of its cases.
 
 Prints a table and writes experiments/results/evidence_NAME.json, .png and a picture of 64 images (NAME from --name,
 default cluttered).

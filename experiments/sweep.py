@@ -6,8 +6,8 @@ python -m experiments.sweep --sweep=FILE --executor=slurm --slurm partition=gpu 
 A sweep file defines SWEEP = experiments.plan.Sweep(...): a base config, and axes or a list of overrides. --out (default
 runs/sweeps/NAME) gets a directory for every run, what each printed, and results.jsonl, a line a run, of which
 ``python -m experiments.report`` makes a page. The same command goes on where it ended: what is finished is not
-repeated, what was interrupted continues, what failed is tried again. --only=REGEX takes the runs whose names it matches,
-such as one machine's share. Further arguments such as --config.epochs=2 go to every run.
+repeated, what was interrupted continues, what failed is tried again. --only=REGEX takes the runs in whose names it is
+found, such as one machine's share. Further arguments such as --config.epochs=2 go to every run.
 
 exit status: 0 all runs are finished; 1 some failed; 2 a mistake in what was given, nothing was started; 130 interrupted
 """
@@ -140,7 +140,9 @@ def chosen(found: list[plan.Run], only: str | None) -> list[plan.Run]:
     try:
         kept = [run for run in found if re.search(only or "", run.name)]
     except re.error as error:
-        raise ConfigError(f"--only={only} is no regular expression ({error}); write such as --only='seed=[0-4],'") from None
+        raise ConfigError(
+            f"--only={only} is no regular expression ({error}); write such as --only='seed=[0-4],'"
+        ) from None
     if not kept:
         raise ConfigError(f"--only={only} is found in no name, such as {found[0].name}; --dry_run lists them")
     return kept

@@ -15,7 +15,7 @@ from mixedres._internal import jax_compat
 from mixedres.autocast import report_html
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call
-from mixedres.autocast.float8 import Float8, color_float8, why_emulated
+from mixedres.autocast.float8 import Float8, Part, color_float8, why_emulated
 from mixedres.autocast.graph import Graph, Node
 from mixedres.autocast.transform import ListsLike, checked, rewrite, traced, unsteady
 
@@ -162,13 +162,15 @@ def _decisions(graph: Graph, float8: Float8 | None) -> Iterator[Decision]:
         if node.eqn is None:
             continue
         if node.program is not None:
-            is_vjp = node.primitive == "custom_vjp_call"
-            parts = [(node.program, "values" if is_vjp else "derivative", 0), (node.backward(), "gradients", len(node.outs))]
-            for part, kind, last in parts:
-                if part is not None:
+            parts: list[tuple[Graph | None, Part]] = [
+                (node.program, "values" if node.primitive == "custom_vjp_call" else "derivative"),
+                (node.backward(), "gradients"),
+            ]
+            for graph_of_part, part in parts:
+                if graph_of_part is not None:
                     if float8 is not None:
-                        color_float8(part, float8, kind, last)
-                    yield from _decisions(part, float8)
+                        color_float8(graph_of_part, float8, part, len(node.outs))
+                    yield from _decisions(graph_of_part, float8)
             continue
         ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
         if node.float8:

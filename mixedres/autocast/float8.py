@@ -15,8 +15,8 @@ from mixedres.autocast.graph import Graph, Node, Value, reach
 from mixedres.autocast.keep_float32 import Keep
 from mixedres.autocast.rules import ALLOW, Lists
 
-# Formats of values and weights, and of gradients, which need range rather than digits (Micikevicius et al., "FP8 Formats
-# for Deep Learning", 2022).
+# Formats of values and weights, and of gradients, which need range rather than digits (Micikevicius et al., "FP8
+# Formats for Deep Learning", 2022).
 VALUES, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
 # Which a program in bfloat16 becomes.
 WIDER = np.dtype(jnp.bfloat16)
@@ -60,7 +60,9 @@ class Float8:
         if not isinstance(self.min_size, int | float) or not 0 <= self.min_size < math.inf:
             raise ValueError(f"min_size must be a number >= 0, such as 350 (0: every product), got {self.min_size!r}")
         if missing := [name for name in (VALUES, GRADIENTS) if not hasattr(jnp, name)]:
-            raise NotImplementedError(f"this version of JAX lacks jnp.{missing[0]}; upgrade jax and jaxlib, or use bf16")
+            raise NotImplementedError(
+                f"this version of JAX lacks jnp.{missing[0]}; upgrade jax and jaxlib, or use bf16"
+            )
 
     @property
     def keep(self) -> Keep:
@@ -83,8 +85,8 @@ def why_emulated(graph: Graph) -> str:
     if device.platform == "gpu" and tuple(map(int, capability)) >= CAPABILITY:
         return ""
     return (
-        f"float8 is emulated on this device ({device.device_kind}), slowly: good for its numbers only. XLA multiplies in "
-        f"float8 on NVIDIA GPUs of compute capability {'.'.join(map(str, CAPABILITY))} or more, such as H100"
+        f"float8 is emulated on this device ({device.device_kind}), slowly: good for its numbers only. XLA multiplies "
+        f"in float8 on NVIDIA GPUs of compute capability {'.'.join(map(str, CAPABILITY))} or more, such as H100"
     )
 
 
@@ -191,6 +193,9 @@ def _made_backwards(value: Value) -> bool:
 
 def _goes_to_logits(node: Node) -> bool:
     follow: Callable[[Node], Iterator[Node]] = Node.consumers
-    reached = (node, *reach([node], follow, lambda n: n.category in ("infer", "clear") and n.primitive != "dot_general"))
+    reached = (
+        node,
+        *reach([node], follow, lambda n: n.category in ("infer", "clear") and n.primitive != "dot_general"),
+    )
     readers = (reader for one in reached for reader in one.consumers())
     return any(reader.category == "deny" and reader.primitive in _OF_LOGITS and not reader.sums for reader in readers)

@@ -125,7 +125,9 @@ def rewrite(
     @functools.wraps(fn, updated=())
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
-        graph, arrays, tree = traced(fn, settings, call, scope, part, len(jax.tree.leaves(args[-1:])))
+        graph, arrays, tree = traced(fn, settings, call, scope)
+        if scope is not None and settings.float8 is not None:
+            color_float8(graph, settings.float8, part, len(jax.tree.leaves(args[-1:])))
         if not graph.has_half(()):
             _warn_of_precision(graph)
         _warn_of_loops(graph)
@@ -138,16 +140,12 @@ def rewrite(
 
 
 def traced(
-    fn: Callable[..., Any],
-    settings: Settings,
-    call: Call,
-    scope: Scope | None = None,
-    part: Part = "values",
-    last: int = 0,
+    fn: Callable[..., Any], settings: Settings, call: Call, scope: Scope | None = None
 ) -> tuple[Graph, list[Any], Any]:
     """(colored graph, array arguments, structure of the results) of a call of `fn`.
 
-    `last`: how many arrays the last argument consists of. The graph returns the results and, after them, what changes in the nnx modules among the arguments.
+    The graph returns the results and, after them, what changes in the nnx modules among the arguments. In a part of a
+    program, nothing is in float8 yet.
     """
     leaves = call.leaves
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
@@ -170,9 +168,8 @@ def traced(
     if scope is None:
         widen(graph)
         settings.keep.check(graph)
-    if settings.float8 is not None:
-        color_float8(graph, settings.float8, part, last)
-        if scope is None:
+        if settings.float8 is not None:
+            color_float8(graph, settings.float8)
             settings.float8.check(graph)
     return graph, arrays, structure
 

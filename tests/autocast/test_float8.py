@@ -54,7 +54,7 @@ def error(found, exact):
 
 
 def in_numpy(x, format):
-    """(values, exponent of the scale) as float64, by the definition: the largest power of two that overflows nothing."""
+    """(values, exponent of the scale), by the definition: the largest power of two that overflows nothing."""
     x = np.asarray(x, np.float64)
     largest, limit = np.abs(x).max(initial=0), float(ml_dtypes.finfo(format).max)
     shift = 0
@@ -125,8 +125,10 @@ def test_a_product_and_its_gradients_are_those_of_the_rounded_values(spec):
     cotangent = jnp.asarray(rng.standard_normal(found.shape), jnp.bfloat16)
     exact = [in_numpy(x, VALUES)[0] for x in operands]
     with jax.enable_x64(True):
-        dot = lambda *xs: eqn.primitive.bind(*xs, **{**eqn.params, "preferred_element_type": np.dtype(np.float64)})
-        expected, exact_pullback = jax.vjp(dot, *(jnp.asarray(x) for x in exact))
+        params = {**eqn.params, "preferred_element_type": np.dtype(np.float64)}
+        expected, exact_pullback = jax.vjp(
+            lambda *xs: eqn.primitive.bind(*xs, **params), *(jnp.asarray(x) for x in exact)
+        )
         expected_gradients = exact_pullback(jnp.asarray(in_numpy(cotangent, GRADIENTS)[0]))
         rounding = {"rtol": 2**-8, "atol": 1e-6}
         np.testing.assert_allclose(np.asarray(found, np.float64), expected, **rounding)
@@ -155,12 +157,14 @@ def test_which_products_a_network_has_in_float8():
 
 def test_logits_and_routers_stay_bfloat16():
     def vocabulary(w, x, labels):
-        return cross_entropy(jnp.tanh(x @ w) @ w.T * 0.5 + 1.0, labels)
+        # Larger than both operands: its float32 sums would cost memory.
+        return cross_entropy(jnp.tanh(x @ w[:, :16]) @ w * 0.5 + 1.0, labels)
 
-    wide = jax.random.normal(KEYS[5], (16, 300))
-    assert reasons(vocabulary, EVERY, wide, X, LABELS)[1] == "bfloat16: its result goes to a softmax or a logarithm" or (
-        reasons(vocabulary, EVERY, wide, X, LABELS)[1] == "bfloat16: float32 ops read its float32 result"
-    )
+    w = jax.random.normal(KEYS[5], (16, 300))
+    assert reasons(vocabulary, EVERY, w, X, LABELS) == [
+        "float8: e4m3 x e4m3",
+        "bfloat16: its result goes to a softmax or a logarithm",
+    ]
 
     def routed(w, x):
         gate = jax.nn.softmax(x @ w[0][:, :3])
@@ -190,9 +194,7 @@ TRANSFORMED = {
     "checkpoint": lambda fn: jax.grad(jax.checkpoint(fn)),
     "inside checkpoint": lambda fn: jax.grad(fn),
     "vmap": lambda fn: jax.grad(lambda p, x, y: jax.vmap(fn, (None, 0, 0))(p, x[:, None], y[:, None]).mean()),
-    "scan": lambda fn: jax.grad(
-        lambda p, x, y: lax.scan(lambda c, _: (c, fn(p, x, y)), 0, None, length=2)[1].mean()
-    ),
+    "scan": lambda fn: jax.grad(lambda p, x, y: lax.scan(lambda c, _: (c, fn(p, x, y)), 0, None, length=2)[1].mean()),
     "cond": lambda fn: jax.grad(lambda p, x, y: lax.cond(y[0] >= 0, lambda: fn(p, x, y), lambda: 0.0)),
 }
 
@@ -216,8 +218,9 @@ def test_second_derivatives_are_refused():
         jax.grad(penalty)(PARAMS)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda p: autocast(loss, EVERY)(p, X, LABELS), (PARAMS,), (PARAMS,))
-    # Of what is in float8 alone: nothing here is.
-    assert jnp.isfinite(jax.grad(lambda p: sum(map(jnp.sum, jax.grad(autocast(loss, "fp8"))(p, X, LABELS))))(PARAMS)[0]).all()
+    # Nothing here is large enough for float8.
+    second = jax.grad(lambda p: sum(map(jnp.sum, jax.grad(autocast(loss, "fp8"))(p, X, LABELS))))(PARAMS)
+    assert jnp.isfinite(second[0]).all()
 
 
 def test_a_scale_is_of_the_whole_batch_under_vmap():
@@ -245,9 +248,7 @@ def test_a_sharded_step_has_a_scale_for_each_device():
         return lax.pmean(loss(params, x, labels), "data")
 
     outside = jax.grad(autocast(jax.shard_map(mean, **specs), EVERY))
-    inside = jax.grad(
-        jax.shard_map(lambda *args: lax.pmean(autocast(loss, EVERY)(*args), "data"), **specs)
-    )
+    inside = jax.grad(jax.shard_map(lambda *args: lax.pmean(autocast(loss, EVERY)(*args), "data"), **specs))
     exact = jax.grad(loss)(PARAMS, X, LABELS)
     found = jax.jit(outside)(PARAMS, X, LABELS)
     assert error(found, jax.jit(inside)(PARAMS, X, LABELS)) < 1e-5
@@ -432,7 +433,7 @@ def test_mistakes(make, message):
 
 def test_a_jax_without_the_formats(monkeypatch):
     monkeypatch.delattr(jnp, GRADIENTS)
-    with pytest.raises(NotImplementedError, match="lacks jnp.float8_e5m2; upgrade jax and jaxlib, or use bf16"):
+    with pytest.raises(NotImplementedError, match=r"lacks jnp\.float8_e5m2; upgrade jax and jaxlib, or use bf16"):
         autocast(loss, "fp8")
 
 

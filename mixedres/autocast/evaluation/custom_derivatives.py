@@ -52,6 +52,7 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
 
 def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
     """The float32 results of a custom rule that contains products, with its function and derivative rewritten."""
+
     def function(*arrays: Any) -> tuple[Any, ...]:
         return tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays))
 

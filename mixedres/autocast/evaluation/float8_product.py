@@ -39,16 +39,17 @@ class Quantized:
       log2_scale: int32 scalar.
     """
 
-    array: jax.Array
-    log2_scale: jax.Array
+    array: Any
+    log2_scale: Any
 
     def widened(self, dtype: np.dtype) -> jax.Array:
         """The values in a wider dtype, exactly unless they are subnormal there."""
-        return cast(self.array, dtype) * cast(_power(-self.log2_scale), dtype)
+        wide: jax.Array = cast(self.array, dtype) * cast(_power(-self.log2_scale), dtype)
+        return wide
 
 
 # The structure of the operands of a product.
-PAIR = jax.tree.structure([Quantized(np.zeros(()), np.zeros(()))] * 2)
+PAIR = jax.tree.structure([Quantized(0, 0)] * 2)
 
 
 def in_float8(cell: Cell, format: str) -> Quantized:
@@ -110,7 +111,6 @@ def float8_product(
     """
     dtypes = [operand.dtype for operand in operands]
 
-
     def product(left: Any, right: Any, dtype: np.dtype) -> Any:
         return jax_compat.bind(eqn, left, right, preferred_element_type=dtype)[0]
 
@@ -132,7 +132,7 @@ def float8_product(
             ]
         else:
             left, right = (x.widened(half) for x in quantized)
-            _, pullback = jax.vjp(lambda *operands: product(*operands, half), left, right)
+            _, pullback = jax.vjp(lambda left, right: product(left, right, half), left, right)
             found = pullback(cast(cotangent, half))
         return [cast(gradient, dtype) for gradient, dtype in zip(found, dtypes, strict=True)]
 
@@ -150,7 +150,8 @@ def float8_product(
 
 def _rescaled(product: jax.Array, left: Quantized, right: Quantized) -> jax.Array:
     """A product of the arrays of two operands as one of their values."""
-    return product * cast(_power(-(left.log2_scale + right.log2_scale)), product.dtype)
+    scaled: jax.Array = product * cast(_power(-(left.log2_scale + right.log2_scale)), product.dtype)
+    return scaled
 
 
 def _gradient(eqn: Equation, index: int, cotangent: jax.Array, other: jax.Array, dtype: np.dtype) -> jax.Array:

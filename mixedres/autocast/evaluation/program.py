@@ -78,7 +78,7 @@ class Evaluator:
     def float8(self, eqn: Equation, node: Node, args: list[Any]) -> list[Any]:
         """The result of a product in float8; operands that others read in the same format are quantized once."""
         operands = [arg if isinstance(arg, Cell) else Cell(arg) for arg in args]
-        quantized = [in_float8(cell, format) for cell, format in zip(operands, node.float8, strict=True)]
+        quantized = [in_float8(cell, format) for cell, format in zip(operands, node.float8 or (), strict=True)]
         arrays = [cell.array for cell in operands] + jax.tree.leaves(quantized)
         return cells(eqn.outvars, call(self.kinds[node], arrays))
 
