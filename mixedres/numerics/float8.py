@@ -164,6 +164,14 @@ class Float8Products:
         return max(errors, default=None)
 
     @property
+    def product_error(self) -> float:
+        """The expected l2 error of a weight gradient relative to its norm, from the casts of one product in float8.
+
+        The casts of the value and of the gradient are independent. Errors of several layers add up to more.
+        """
+        return math.hypot(*(self.error(format) or 0.0 for format in (E4M3, E5M2)))
+
+    @property
     def advice(self) -> str:
         """What to keep in bfloat16 and why, and what the casts of the others cost."""
         if not self.operands:
@@ -175,13 +183,21 @@ class Float8Products:
             row = next(row for row in self.rows if (row.kind, row.name) == key)
             names = enumerated([path or "products in no jax.named_scope" for path in self.damaged])
             kept = f"In float8, keep {names} in bfloat16: of the {row}, {_reason(cast)}."
-        errors = [
-            f"{error:.1%} of {what}".replace("%", " %")
+        return f"{kept} {self._cost()}".rstrip()
+
+    def _cost(self) -> str:
+        """What the casts of the products in float8 cost; '' where there are none."""
+        found = [
+            (error, what)
             for format, what in ((E4M3, "a value or weight"), (E5M2, "a gradient"))
-            if (error := self.error(format))
+            if (error := self.error(format)) and math.isfinite(error)
         ]
+        if not found:
+            return ""
+        parts = [f"{_percent(error)} of {what}" for error, what in found]
         casts = "Casts of the others cost" if self.damaged else "Casts cost"
-        return f"{kept} {casts} up to about {enumerated(errors)}." if errors else kept
+        together = _percent(self.product_error)
+        return f"{casts} about {enumerated(parts)}, so each product costs its gradients about {together}."
 
     def to_json(self) -> dict[str, Any]:
         """The advice and the products as a dict for `Report.to_json`."""
@@ -202,9 +218,13 @@ class Float8Products:
         return {"float8": cast and cast.to_json() | {"products": list(self.operands.get(key, ()))}}
 
 
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
 def _reason(cast: Float8Cast) -> str:
     if cast.verdict == "non-finite":
         return "some elements are infinite or NaN"
     if cast.verdict == "LOST":
-        return f"{100 * cast.lost:.1f} % of the mass becomes zero"
+        return f"{_percent(cast.lost)} of the mass becomes zero"
     return f"{100 * (cast.flushed + cast.subnormal):.0f} % of the nonzero elements keep fewer digits, or none"

@@ -92,11 +92,11 @@ class _Walk:
         if name == "scan":
             return self._loop(body, operands, *jax_compat.scan_arity(eqn.params), scopes)
         if name == "while":
-            first = eqn.params["cond_nconsts"]
-            consts = eqn.params["body_nconsts"]
-            return self._loop(
-                eqn.params["body_jaxpr"], operands[first:], consts, len(operands) - first - consts, scopes
-            )
+            first, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            carried, body = operands[first + consts :], eqn.params["body_jaxpr"]
+            results = self._loop(body, operands[first:], consts, len(carried), scopes)
+            # It may do nothing.
+            return [before | after for before, after in zip(carried, results, strict=True)]
         if name == "cond":
             results = [self.body(branch, operands[1:], scopes) for branch in eqn.params["branches"]]
             return [frozenset().union(*sources) for sources in zip(*results, strict=True)]
@@ -123,5 +123,5 @@ class _Walk:
             results = self.body(body, [*operands[:consts], *carried, *operands[consts + carry :]], scopes)
             wider = [before | after for before, after in zip(carried, results[:carry], strict=True)]
             if wider == carried:
-                return [*wider, *results[carry:]]
+                return results
             carried = wider

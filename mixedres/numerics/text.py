@@ -127,13 +127,13 @@ def _float8(report: Any, problems_only: bool) -> list[str]:
     if not shown:
         return [f"{heading}: all {len(casts)} fine"]
     columns = f"{'lost %':>7} {'zero %':>7} {'subnormal %':>11} {'error %':>8}"
-    lines = [heading, "-" * len(heading), f"{'':<48} {'format':>6} {columns}  verdict"]
+    lines = [heading, "-" * len(heading), f"{'':<44} {'format':>6} {columns}  verdict"]
     for row in shown:
         cast = casts[row.kind, row.name]
         format = cast.format.removeprefix("float8_").removesuffix("fn")
         error = f"{100 * cast.error:.1f}" if math.isfinite(cast.error) else "-"
         numbers = f"{100 * cast.lost:>7.2f} {100 * cast.flushed:>7.2f} {100 * cast.subnormal:>11.2f} {error:>8}"
-        lines.append(f"{_shortened(str(row), 48):<48} {format:>6} {numbers}  {cast.verdict}")
+        lines.append(f"{_shortened(str(row), 44):<44} {format:>6} {numbers}  {cast.verdict}")
     if report.keep_bfloat16:
         lines += _wrapped(f"keep in bfloat16: {', '.join(report.keep_bfloat16)}", 4)
         lines.append(f"Float8(keep_bfloat16={report.keep_bfloat16_pattern!r})")
