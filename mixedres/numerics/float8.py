@@ -196,8 +196,8 @@ class Float8Products:
             return ""
         parts = [f"{_percent(error)} of {what}" for error, what in found]
         casts = "Casts of the others cost" if self.damaged else "Casts cost"
-        together = _percent(self.product_error)
-        return f"{casts} about {enumerated(parts)}, so each product costs its gradients about {together}."
+        product = f"each product costs its gradients about {_percent(self.product_error)}, and layers add up"
+        return f"{casts} about {enumerated(parts)}, so {product}."
 
     def to_json(self) -> dict[str, Any]:
         """The advice and the products as a dict for `Report.to_json`."""

@@ -98,8 +98,8 @@ class _Walk:
             # It may do nothing.
             return [before | after for before, after in zip(carried, results, strict=True)]
         if name == "cond":
-            results = [self.body(branch, operands[1:], scopes) for branch in eqn.params["branches"]]
-            return [frozenset().union(*sources) for sources in zip(*results, strict=True)]
+            ends = [self.body(branch, operands[1:], scopes) for branch in eqn.params["branches"]]
+            return [frozenset().union(*sources) for sources in zip(*ends, strict=True)]
         if body is not None and len(jax_compat.opened(body)[0].invars) == len(operands):
             return self.body(body, operands, scopes)
         mixed = frozenset().union(*operands)
