@@ -44,12 +44,7 @@ class Scope:
     @property
     def modules(self) -> tuple[str, ...]:
         """`names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
-        found: list[str] = []
-        for name in self.names:
-            owner, dot, _ = name.partition(".")
-            if not (dot and found and found[-1] == owner):
-                found.append(name)
-        return tuple(found)
+        return jax_compat.modules_of(self.names)
 
 
 def _joined(*parts: str) -> str:

@@ -29,6 +29,10 @@ exit status: 0; 1: it failed; 2: a mistake in the command, and no report was wri
 """
 
 
+# `mixedres.numerics` has the same, but needs JAX, for which a mistake in the command need not wait.
+FORMATS = ("fp8",)
+
+
 class Options(NamedTuple):
     """The parsed options: the config, the run whose weights are examined (None: fresh weights), and the others."""
 
@@ -36,6 +40,7 @@ class Options(NamedTuple):
     workdir: pathlib.Path | None
     steps: list[int]
     compare: list[str]
+    formats: list[str]
     out: pathlib.Path
 
 
@@ -49,7 +54,7 @@ def doctor(given: Sequence[str]) -> None:
     # Imported here so that a mistake in the command need not wait for the models.
     from mixedres.doctor.examine import examine, overrides
 
-    report = examine(options.config, options.workdir, options.steps, options.compare)
+    report = examine(options.config, options.workdir, options.steps, options.compare, options.formats)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:
@@ -81,6 +86,9 @@ def parse(given: Sequence[str]) -> Options:
     parser.add_argument(
         "--compare", default="", metavar="PRESET,...", help="measure the errors of real gradients in these presets"
     )
+    parser.add_argument(
+        "--formats", default="", metavar="fp8", help="judge float8 as well: which products should stay in bfloat16"
+    )
     parser.add_argument("--out", default="doctor.html", metavar="FILE.html", help="the report (default doctor.html)")
     options, rest = parser.parse_known_args(list(given))
     wrong = [argument for argument in rest if not argument.startswith("--config.")]
@@ -95,7 +103,8 @@ def parse(given: Sequence[str]) -> Options:
     if options.workdir == "":
         raise ConfigError("--workdir= is empty; name the directory of a run")
     workdir = None if options.workdir is None else command_line.path(options.workdir)
-    return Options(_config(options, rest, workdir), workdir, _steps(options.steps), _presets(options.compare), out)
+    steps, presets, formats = _steps(options.steps), _presets(options.compare), _formats(options.formats)
+    return Options(_config(options, rest, workdir), workdir, steps, presets, formats, out)
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
@@ -125,6 +134,14 @@ def _steps(text: str) -> list[int]:
 
 def _presets(text: str) -> list[str]:
     return command_line.presets("--compare", [name.strip() for name in text.split(",") if name.strip()])
+
+
+def _formats(text: str) -> list[str]:
+    formats = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"--formats: {name!r} is unknown; use {', '.join(FORMATS)}")
+    return formats
 
 
 def main(argv: Sequence[str]) -> int:
