@@ -1,5 +1,7 @@
 """Float8 products in programs that XLA compiles for a GPU without having one: which kernels, and what they move."""
 
+import argparse
+import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +12,10 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.lib import hlo
+from experiments.lib import hlo, runs
 from experiments.lib.gpus import GPUS
+from mixedres._internal import environment
+from mixedres._internal.errors import ConfigError
 from mixedres.autocast import Float8, autocast
 
 TOKENS, LENGTH, WIDTH, HEADS = 8192, 1024, 1024, 16
@@ -69,6 +73,39 @@ def compiled(fn: Callable[..., Any], shapes: tuple[Any, ...], gpu: str, options:
     return jax.jit(fn).lower(*placed).compile(options)
 
 
+def run(options: argparse.Namespace) -> None:
+    """Compiles every program for every GPU asked for, prints a table and writes float8_compiled.json.
+
+    Raises:
+      ConfigError: for an unknown GPU, and where JAX's CUDA plugin is not installed.
+    """
+    gpus = (options.gpu or "h200,a100").split(",")
+    if unknown := [gpu for gpu in gpus if gpu not in GPUS]:
+        raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        raise ConfigError("JAX's CUDA plugin is not here; with Python 3.12 or newer, pip install 'jax[cuda13]'")
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")  # the plugin would look for a GPU, and fail where there is no driver
+    rows = []
+    for gpu in gpus:
+        for name in programs():
+            for backend in BACKENDS:
+                for precision in PRECISIONS:
+                    rows.append(_measured(name, precision, gpu, backend))
+                    print(table(rows)[-1], flush=True)
+    print("\n".join(["", *table(rows)]))
+    print(runs.write(f"float8_{options.name or 'compiled'}", {"versions": environment.versions(), "rows": rows}))
+
+
+def _measured(name: str, precision: str, gpu: str, backend: str) -> dict[str, Any]:
+    """`measure`, or why it does not compile."""
+    try:
+        return measure(name, precision, gpu, backend)
+    except RuntimeError as error:  # XLA's: that a program does not compile is a result
+        about = {"program": name, "precision": precision, "gpu": gpu, "backend": backend}
+        return about | {"failed": runs.one_line(error)}
+
+
 def measure(name: str, precision: str, gpu: str, backend: str) -> dict[str, Any]:
     """What the compiled gradient of a program tells."""
     loss, shapes = programs()[name]
@@ -102,6 +139,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---:|---:|---:|---:|",
     ]
     for row in rows:
+        if "failed" in row:
+            cells = [row["program"], row["gpu"], row["backend"], f"`{row['precision']}`", row["failed"]]
+            lines.append(f"| {' | '.join(cells)} | | | | |")
+            continue
         products = ", ".join(f"{count} {dtype}" for dtype, count in sorted(row["products"].items()))
         cells = [row["program"], row["gpu"], row["backend"], f"`{row['precision']}`", products]
         cells += [str(row["cublaslt_float8_calls"]), str(row["kernels"])]
