@@ -26,10 +26,10 @@ ENTRY %main (x: f8e5m2[64,32], w: f8e4m3fn[32,16], k: s32[], v: bf16[16,16]) -> 
   %w = f8e4m3fn[32,16]{1,0} parameter(1)
   %k = s32[] parameter(2)
   %v = bf16[16,16]{1,0} parameter(3)
-  %gemm_fusion_dot.1 = bf16[64,16]{1,0} fusion(%x, %w, %k), kind=kCustom, calls=%gemm_computation
+  %gemm.1 = bf16[64,16]{1,0} fusion(%x, %w, %k), kind=kCustom, calls=%gemm_computation
   %lt = (bf16[64,16]{1,0}, s8[4194304]{0}) custom-call(%x, %w, %k), custom_call_target="__cublas$lt$matmul$f8"
   %y = bf16[64,16]{1,0} get-tuple-element(%lt), index=0
-  ROOT %plain = (bf16[64,16]{1,0}, s8[64]{0}) custom-call(%gemm_fusion_dot.1, %v), custom_call_target="__cublas$lt$matmul"
+  ROOT %plain = (bf16[64,16]{1,0}, s8[64]{0}) custom-call(%gemm.1, %v), custom_call_target="__cublas$lt$matmul"
 }
 """
 
@@ -37,10 +37,10 @@ ENTRY %main (x: f8e5m2[64,32], w: f8e4m3fn[32,16], k: s32[], v: bf16[16,16]) -> 
 def test_products_by_their_operands():
     found = {kernel.name: kernel for kernel in hlo.kernels(PROGRAM)}
     products = {name: compiled.product_dtype(kernel) for name, kernel in found.items()}
-    assert products == {"gemm_fusion_dot.1": "float8", "lt": "float8", "plain": "bf16"}
+    assert products == {"gemm.1": "float8", "lt": "float8", "plain": "bf16"}
     assert all(kernel.kind == "matmul" for kernel in found.values())
     # A byte an element, and no scratch memory.
-    assert found["lt"].bytes == found["gemm_fusion_dot.1"].bytes == 64 * 32 + 32 * 16 + 4 + 2 * 64 * 16
+    assert found["lt"].bytes == found["gemm.1"].bytes == 64 * 32 + 32 * 16 + 4 + 2 * 64 * 16
     assert found["plain"].bytes == 2 * (64 * 16 + 16 * 16 + 64 * 16)
 
 
