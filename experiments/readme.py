@@ -31,6 +31,7 @@ SHOWN = (
     "evidence_cluttered_samples.png",
     "gradient_range_digits_479.png",
     "passes_h200.png",
+    "sweep_cluttered_resnet50_curves.png",
     "sweep_loss_scale_curves.png",
     "sweep_precision_curves.png",
 )
@@ -87,6 +88,9 @@ def page() -> str:
     if _names("evidence_cluttered"):
         parts += ["## A tenth of a point", tenth_of_a_point(_read("evidence_cluttered"))]
         parts += ["![Differences to float32 with their intervals, over the floor](images/evidence_cluttered.png)"]
+    if _names("sweep_cluttered_resnet50"):
+        parts += ["## Longer and deeper", deeper(_read("sweep_cluttered_resnet50"))]
+        parts += ["![Training loss and test top-1 over steps](images/sweep_cluttered_resnet50_curves.png)"]
     if compared:
         intro = (
             "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions "
@@ -141,6 +145,20 @@ def tenth_of_a_point(result: dict[str, Any]) -> str:
             f"{said['gradients_that_lose_over_a_tenth']} of {said['gradients']} lose over a tenth."
         )
     return _lines(evidence.table(result["rows"])) + text
+
+
+def deeper(result: dict[str, Any]) -> str:
+    """One run a preset of a network on cluttered digits."""
+    lines = ["| preset | test top-1 | training loss at the end | skipped steps |", "|---|---:|---:|---:|"]
+    for variant in result["variants"]:
+        figures = (f"{variant['top1'][0]:.2f} %", f"{variant['train_loss'][0]:.4f}", f"{variant['skipped_steps'][0]:g}")
+        lines.append(f"| `{variant['name']}` | {' | '.join(figures)} |")
+    seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
+    return _lines(lines) + (
+        f"{result['model']} on {_named(result['data'])} of 64 pixels, one run each, {min(seconds) / 60:.0f} to "
+        f"{max(seconds) / 60:.0f} minutes on one CPU core: whether a curve follows that of float32, not a tenth of a "
+        f"point. `{result['sweep']}`, {_where(result)}."
+    )
 
 
 def peers(result: dict[str, Any]) -> str:

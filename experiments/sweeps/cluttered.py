@@ -12,7 +12,7 @@ and days can share the seeds: --only='seed=(18|19|2.),' here, and --add=FILE of 
 
 from experiments.plan import Sweep
 
-SEEDS = 20
+SEEDS = 40
 ONE = {"num_devices": 1, "batch_norm.sync": False}
 CASES = (
     {"preset": "fp32", **ONE},
