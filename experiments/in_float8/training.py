@@ -60,7 +60,7 @@ class Task:
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """The optimizer of a run."""
-        return optax.adam(optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, max(1, steps // 20), steps))
+        return optax.adam(optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, max(1, steps // 20), steps + 1))
 
 
 def source(modules: tuple[str, ...]) -> np.ndarray:

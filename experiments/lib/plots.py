@@ -235,7 +235,10 @@ def training(tasks: dict[str, dict], baseline: str) -> plt.Figure:
             top.plot(steps["validation"], validation.mean(0), color=f"C{index}", linewidth=width)
             bottom.plot(steps["validation"], (validation - base).T, color=f"C{index}", linewidth=0.6, alpha=0.5)
             bottom.plot(steps["validation"], (validation - base).mean(0), color=f"C{index}", linewidth=1.6)
-        top.set(title=f"{task['title']}: loss (dashed: training)", yscale="log")
+        top.set(title=f"{task['title']}: loss (dashed: training)")
+        falls = top.lines[0].get_ydata()
+        if max(falls) > 8 * min(falls):
+            top.set_yscale("log")
         bottom.set(title=f"validation loss, difference to {baseline}", xlabel="step")
     handles = [plt.Line2D([], [], color=f"C{index}", label=name) for index, name in enumerate(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

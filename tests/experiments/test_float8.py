@@ -1,5 +1,6 @@
 """Float8 in experiments: one network in three libraries, errors as large as the formats say, runs that learn."""
 
+import dataclasses
 import json
 
 import jax
@@ -29,9 +30,9 @@ def promotion():
         yield
 
 
-def short(number=60):
+def small_digits():
     sizes = Sizes(width=16, blocks=1, batch=16, places=16, words=10, patch=2, channels=1)
-    return training.images(sizes), number
+    return dataclasses.replace(training.images(sizes), learning_rate=1e-2)
 
 
 def small_text():
@@ -79,7 +80,7 @@ def test_errors_are_those_of_the_formats():
 
 
 def test_the_dense_network_beside_what_flax_offers():
-    row = gradients.dense([0], features=16, width=32, batch=64)
+    row = gradients.dense([0], features=16, width=32, batch=4096)
     found = {name: one["gradient_error"][0] for name, one in row["variants"].items()}
     warm, cold = (name for name in found if "fp8_ops" in name)
     assert [row["variants"][name]["float8"] for name in ("bf16", gradients.EVERY, warm, cold)] == [0, 3, 3, 3]
@@ -90,8 +91,7 @@ def test_the_dense_network_beside_what_flax_offers():
 
 
 def test_runs_of_a_seed_learn_alike():
-    task, steps = short()
-    found = training.measured("digits", task, 1, steps)
+    found = training.measured("digits", small_digits(), seeds=1, steps=60)
     exact, half, eighth = ([at["loss"] for at in found["runs"][name][0]["training"]] for name in training.PRECISIONS)
     assert exact[-1] < exact[0] - 0.3
     assert exact != half != eighth
@@ -105,7 +105,7 @@ def test_runs_of_a_seed_learn_alike():
 
 def test_a_run_is_adam_by_hand():
     """Losses of the first steps, in float32 without the experiment's own loop."""
-    task, _ = short()
+    task = small_digits()
     run = training.trained(task, training.programs(task, None, 3), seed=4, steps=3)
     rng, params = np.random.default_rng(4), networks.weights(4, task.sizes)
     first = networks.plain(task.sizes).loss(params, *task.train(rng, task.sizes.batch))
@@ -145,7 +145,7 @@ def test_a_module_without_source_is_named():
 
 
 def test_a_program_in_float8_is_what_is_trained():
-    task, _ = short()
+    task = small_digits()
     made = [training.programs(task, dtype, 1).evaluate for dtype in (None, "bf16", training.PRECISIONS["fp8"])]
     params = networks.weights(0, task.sizes)
     losses = [float(one(params, *task.held_out)[0]) for one in made]
@@ -157,8 +157,8 @@ def test_a_program_in_float8_is_what_is_trained():
 def test_the_command_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     monkeypatch.setattr(networks, "SIZES", TINY)
-    monkeypatch.setattr(gradients, "DENSE", {"features": 16, "width": 32, "batch": 64})
-    monkeypatch.setattr(training, "TASKS", {"digits": lambda: short()[0], "text": small_text})
+    monkeypatch.setattr(gradients, "DENSE", {"features": 16, "width": 32, "batch": 4096})
+    monkeypatch.setattr(training, "TASKS", {"digits": small_digits, "text": small_text})
     assert float8.main(["--part=gradients", "--seeds=2", "--name=small"]) == 0
     assert float8.main(["--part=training", "--seeds=2", "--steps=5", "--name=runs"]) == 0
     rows = json.loads((tmp_path / "float8_small.json").read_text())["rows"]
