@@ -30,15 +30,15 @@ class Block(eqx.Module):
     up: eqx.nn.Linear
     down: eqx.nn.Linear
 
-    def __init__(self, key: jax.Array):
+    def __init__(self, key: jax.Array, size: int = SIZE, hidden: int = 2 * SIZE):
         keys = jax.random.split(key, 3)
-        self.norms = [eqx.nn.LayerNorm(SIZE) for _ in range(2)]
-        self.attention = eqx.nn.MultiheadAttention(4, SIZE, key=keys[0])
-        self.up = eqx.nn.Linear(SIZE, 2 * SIZE, key=keys[1])
-        self.down = eqx.nn.Linear(2 * SIZE, SIZE, key=keys[2])
+        self.norms = [eqx.nn.LayerNorm(size) for _ in range(2)]
+        self.attention = eqx.nn.MultiheadAttention(4, size, key=keys[0])
+        self.up = eqx.nn.Linear(size, hidden, key=keys[1])
+        self.down = eqx.nn.Linear(hidden, size, key=keys[2])
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """(time, SIZE), the same."""
+        """(time, size), the same."""
         y = jax.vmap(self.norms[0])(x)
         x = x + self.attention(y, y, y, mask)
         y = jax.vmap(self.norms[1])(x)
@@ -46,7 +46,7 @@ class Block(eqx.Module):
 
 
 class Gpt(eqx.Module):
-    """Words and learned positions, two causal blocks, a head."""
+    """Words and learned positions, causal blocks, a head."""
 
     embed: eqx.nn.Embedding
     positions: jax.Array
@@ -54,25 +54,33 @@ class Gpt(eqx.Module):
     norm: eqx.nn.LayerNorm
     head: eqx.nn.Linear
 
-    def __init__(self, key: jax.Array):
-        keys = jax.random.split(key, 5)
-        self.embed = eqx.nn.Embedding(WORDS, SIZE, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (TIME, SIZE))
-        self.blocks = [Block(k) for k in keys[2:4]]
-        self.norm = eqx.nn.LayerNorm(SIZE)
-        self.head = eqx.nn.Linear(SIZE, WORDS, key=keys[4])
+    def __init__(
+        self,
+        key: jax.Array,
+        size: int = SIZE,
+        hidden: int = 2 * SIZE,
+        depth: int = 2,
+        time: int = TIME,
+        words: int = WORDS,
+    ):
+        keys = jax.random.split(key, 3 + depth)
+        self.embed = eqx.nn.Embedding(words, size, key=keys[0])
+        self.positions = jax.random.normal(keys[1], (time, size))
+        self.blocks = [Block(k, size, hidden) for k in keys[2:-1]]
+        self.norm = eqx.nn.LayerNorm(size)
+        self.head = eqx.nn.Linear(size, words, key=keys[-1])
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """(time,) -> (time, WORDS)."""
+        """(time,) -> (time, words)."""
         x = jax.vmap(self.embed)(tokens) + self.positions
-        mask = jnp.tril(jnp.ones((TIME, TIME), bool))
+        mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
         for block in self.blocks:
             x = block(x, mask)
         return jax.vmap(self.head)(jax.vmap(self.norm)(x))
 
 
 class ViT(eqx.Module):
-    """Patches by a convolution, learned positions, two blocks, the mean."""
+    """Patches by a convolution, learned positions, blocks, the mean."""
 
     patches: eqx.nn.Conv2d
     positions: jax.Array
@@ -80,17 +88,20 @@ class ViT(eqx.Module):
     norm: eqx.nn.LayerNorm
     head: eqx.nn.Linear
 
-    def __init__(self, key: jax.Array):
-        keys = jax.random.split(key, 5)
-        self.patches = eqx.nn.Conv2d(3, SIZE, 4, 4, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (16, SIZE))
-        self.blocks = [Block(k) for k in keys[2:4]]
-        self.norm = eqx.nn.LayerNorm(SIZE)
-        self.head = eqx.nn.Linear(SIZE, CLASSES, key=keys[4])
+    def __init__(
+        self, key: jax.Array, size: int = SIZE, hidden: int = 2 * SIZE, depth: int = 2, patch: int = 4, places: int = 16
+    ):
+        keys = jax.random.split(key, 3 + depth)
+        self.patches = eqx.nn.Conv2d(3, size, patch, patch, key=keys[0])
+        self.positions = jax.random.normal(keys[1], (places, size))
+        self.blocks = [Block(k, size, hidden) for k in keys[2:-1]]
+        self.norm = eqx.nn.LayerNorm(size)
+        self.head = eqx.nn.Linear(size, CLASSES, key=keys[-1])
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        """(3, 16, 16) -> (CLASSES,)."""
-        x = self.patches(image).reshape(SIZE, -1).T + self.positions
+        """(3, height, width) -> (CLASSES,)."""
+        patches = self.patches(image)
+        x = patches.reshape(len(patches), -1).T + self.positions
         for block in self.blocks:
             x = block(x)
         return self.head(jax.vmap(self.norm)(x).mean(0))

@@ -19,11 +19,11 @@ def sequences(model: Callable[..., Any], params: Any, size: int = SIZE) -> Progr
     return program(by_hand(model), square, params, normal(1, BATCH, TIME, size), normal(2, BATCH, TIME, size))
 
 
-def layer_norm(x: jax.Array) -> jax.Array:
+def layer_norm(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
     """A norm over the last axis in float32, with a result of the input's dtype."""
     wide = x.astype(jnp.float32)
     wide = wide - wide.mean(-1, keepdims=True)
-    return (wide * lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+    return (wide * lax.rsqrt((wide**2).mean(-1, keepdims=True) + epsilon)).astype(x.dtype)
 
 
 def experts_ragged() -> Program:
