@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.in_float8 import tables
 from experiments.lib import hlo, runs
 from experiments.lib.gpus import GPUS
 from mixedres._internal import environment
@@ -92,8 +93,8 @@ def run(options: argparse.Namespace) -> None:
             for backend in BACKENDS:
                 for precision in PRECISIONS:
                     rows.append(_measured(name, precision, gpu, backend))
-                    print(table(rows)[-1], flush=True)
-    print("\n".join(["", *table(rows)]))
+                    print(tables.compiled(rows)[-1], flush=True)
+    print("\n".join(["", *tables.compiled(rows)]))
     print(runs.write(f"float8_{options.name or 'compiled'}", {"versions": environment.versions(), "rows": rows}))
 
 
@@ -130,22 +131,3 @@ def product_dtype(kernel: hlo.Kernel) -> str:
     """'float8' for a product of float8 arrays, else the dtype of its first operand: 'bf16'."""
     large = [dtype for dtype, shape in kernel.operands if shape]  # scales are single numbers
     return "float8" if all(dtype.startswith("f8") for dtype in large[:2]) else large[0]
-
-
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [
-        "| program | GPU | products by | precision | products | cuBLASLt float8 calls | kernels | moved | temporary |",
-        "|---|---|---|---|---|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        if "failed" in row:
-            cells = [row["program"], row["gpu"], row["backend"], f"`{row['precision']}`", row["failed"]]
-            lines.append(f"| {' | '.join(cells)} | | | | |")
-            continue
-        products = ", ".join(f"{count} {dtype}" for dtype, count in sorted(row["products"].items()))
-        cells = [row["program"], row["gpu"], row["backend"], f"`{row['precision']}`", products]
-        cells += [str(row["cublaslt_float8_calls"]), str(row["kernels"])]
-        cells += [f"{row['megabytes']:,.0f} MB", f"{row['temp_mb']:,.0f} MB"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines

@@ -6,7 +6,6 @@ bfloat16 (jaxlib 0.12, where it folds a transposition into the product), which a
 
 import argparse
 import dataclasses
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from flax.linen import fp8_ops
 
 from experiments.autocast_comparison import distance
-from experiments.in_float8 import networks
+from experiments.in_float8 import networks, tables
 from experiments.in_float8.networks import CLASSES, Mlp
 from experiments.lib import runs
 from experiments.libraries import Loss, cross_entropy, integers, normal
@@ -97,7 +96,7 @@ def transformers(seeds: Sequence[int], sizes: dict[str, networks.Sizes]) -> list
                 return network.convert(networks.weights(seed, size)), *networks.batch(1000 + 2 * seed, size)
 
             rows.append({"network": kind, "library": library} | compare(network.loss, draw, seeds, {}))
-            print("\n".join(table(rows[-1:])[2:]), flush=True)
+            print("\n".join(tables.gradients(rows[-1:])[2:]), flush=True)
     return rows
 
 
@@ -152,31 +151,11 @@ def dense(seeds: Sequence[int], features: int, width: int, batch: int) -> dict[s
     return {"network": "dense", "library": "Flax Linen"} | row
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [
-        "| network | library | variant | products in float8 | gradient error, % | loss error, % |",
-        "|---|---|---|---:|---:|---:|",
-    ]
-    for row in rows:
-        for index, (name, one) in enumerate(row["variants"].items()):
-            heads = ["", ""] if index else [row["network"], row["library"]]
-            errors = [_percent(one["gradient_error"]), _percent(one["loss_error"])]
-            products = "{float8}/{products}".format(**one)
-            lines.append(f"| {' | '.join([*heads, name, products, *errors])} |")
-    return lines
-
-
-def _percent(values: list[float]) -> str:
-    deviation = f" ± {100 * statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{100 * statistics.mean(values):.3g}{deviation}"
-
-
 def run(options: argparse.Namespace) -> None:
     """Measures all networks, prints the table and writes the results."""
     seeds = range(options.seeds or SEEDS)
     rows = [*transformers(seeds, networks.SIZES), dense(seeds, **DENSE)]
-    print("\n".join(["", *table(rows)]))
+    print("\n".join(["", *tables.gradients(rows)]))
     facts = {"device": environment.device(jax.devices()[:1]), "versions": environment.versions()}
     facts |= {"seeds": len(seeds), "warm_up": WARM_UP, "dense": DENSE}
     facts |= {"sizes": {kind: dataclasses.asdict(size) for kind, size in networks.SIZES.items()}, "rows": rows}

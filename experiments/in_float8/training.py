@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.in_float8 import tables
 from experiments.in_float8.networks import Sizes, plain, weights
 from experiments.lib import plots, runs
 from experiments.libraries import Loss
@@ -169,39 +170,11 @@ def measured(name: str, task: Task, seeds: int, steps: int) -> dict[str, Any]:
         made = programs(task, dtype, steps)
         started = time.perf_counter()
         found[precision] = [trained(task, made, seed, steps) for seed in range(seeds)]
-        said = ", ".join(f"{key} {_cell(found[precision], key)}" for key in found[precision][0]["last"])
+        said = ", ".join(f"{key} {tables.cell(found[precision], key)}" for key in found[precision][0]["last"])
         print(f"{name}, {precision}: {said}; {time.perf_counter() - started:.0f} s", flush=True)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(weights(0, task.sizes)))
     facts = {"title": task.title, "sizes": dataclasses.asdict(task.sizes), "parameters": parameters, "steps": steps}
     return facts | {"learning_rate": task.learning_rate, "runs": found}
-
-
-def _cell(made: list[dict[str, Any]], what: str, base: list[dict[str, Any]] | None = None) -> str:
-    """Mean and deviation of a last figure, or of its differences to other runs of the same seeds."""
-    values = [run["last"][what] for run in made]
-    if base is not None:
-        values = [value - run["last"][what] for value, run in zip(values, base, strict=True)]
-    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{'' if base is None else '+'}.4f}{deviation}"
-
-
-def table(tasks: dict[str, Any]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [
-        "| task | precision | training loss | difference to fp32 | validation loss | difference to fp32 "
-        "| accuracy | difference to fp32 |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, task in tasks.items():
-        base = task["runs"][BASELINE]
-        for precision, made in task["runs"].items():
-            cells = [name, precision]
-            for what in ("train_loss", "validation_loss", "validation_accuracy"):
-                there = what in made[0]["last"]
-                cells.append(_cell(made, what) if there else "")
-                cells.append(_cell(made, what, base) if there and made is not base else "")
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
 
 
 def run(options: argparse.Namespace) -> None:
@@ -209,7 +182,7 @@ def run(options: argparse.Namespace) -> None:
     made = {name: make() for name, make in TASKS.items()}
     seeds = options.seeds or SEEDS
     tasks = {name: measured(name, task, seeds, options.steps or task.steps) for name, task in made.items()}
-    print("\n".join(["", *table(tasks)]))
+    print("\n".join(["", *tables.training(tasks)]))
     facts = {"device": environment.device(jax.devices()[:1]), "versions": environment.versions(), "seeds": seeds}
     path = runs.write(f"float8_{options.name or 'training'}", facts | {"tasks": tasks})
     plots.save(plots.training(tasks, BASELINE), path)

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+pytest.importorskip("equinox", reason="needs pip install 'mixedres[examples]'")
+
 from experiments import float8
 from experiments.autocast_comparison import distance
-from experiments.in_float8 import gradients, networks, training
+from experiments.in_float8 import gradients, networks, tables, training
 from experiments.in_float8.networks import GPT, VIT, Sizes
 from experiments.lib import runs
 from mixedres.autocast import autocast
@@ -19,8 +21,8 @@ TINY = {
     GPT: Sizes(width=16, blocks=1, batch=2, places=9, words=11),
     VIT: Sizes(width=16, blocks=1, batch=2, places=4, words=10, patch=4),
 }
-# Once a process, wherever autocast is called first.
-pytestmark = pytest.mark.filterwarnings("ignore:float8 is emulated")
+# Where autocast is called first, it warns once a process.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:float8 is emulated")]
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +100,7 @@ def test_runs_of_a_seed_learn_alike():
     np.testing.assert_allclose(half, exact, rtol=0.02)
     np.testing.assert_allclose(eighth, exact, rtol=0.1)
     assert 0.3 < found["runs"]["fp8"][0]["last"]["validation_accuracy"] <= 1
-    *_, fp8 = training.table({"digits": found})
+    *_, fp8 = tables.training({"digits": found})
     last = found["runs"]["fp8"][0]["last"], found["runs"]["fp32"][0]["last"]
     assert f"| {last[0]['validation_loss'] - last[1]['validation_loss']:+.4f} |" in fp8
 
@@ -122,23 +124,6 @@ def test_the_text_is_windows_of_sources_and_what_follows():
     assert bytes(task.held_out[0][0].tolist()) == bytes(training.source(training.HELD_OUT)[:9].tolist())
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        ([], "--part= must be one of gradients, training"),
-        (["--part=speed"], "--part=speed must be one of gradients, training"),
-        (["--part=gradients", "--steps=3"], "--steps=3 is for --part=training"),
-        (["--part=training", "--seeds=0"], "--seeds=0 must be at least 1"),
-        (["--part=training", "--steps=-1"], "--steps=-1 must be at least 1"),
-        (["--part=gradients", "--name=a/b"], "--name=a/b must be part of a file name"),
-    ],
-)
-def test_wrong_options_are_one_line(arguments, said, capsys):
-    assert float8.main(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"float8: {said}") and told.count("\n") == 1
-
-
 def test_a_module_without_source_is_named():
     with pytest.raises(float8.ConfigError, match="no source of its module 'sys'"):
         training.source(("sys",))
@@ -153,7 +138,6 @@ def test_a_program_in_float8_is_what_is_trained():
     assert autocast(lambda x: x, "fp8")(jnp.ones(3)).dtype == jnp.float32
 
 
-@pytest.mark.slow
 def test_the_command_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     monkeypatch.setattr(networks, "SIZES", TINY)
@@ -166,5 +150,5 @@ def test_the_command_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     tasks = json.loads((tmp_path / "float8_runs.json").read_text())["tasks"]
     assert (tmp_path / "float8_runs.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
-    for line in (*gradients.table(rows), *training.table(tasks)):
+    for line in (*tables.gradients(rows), *tables.training(tasks)):
         assert line in printed

@@ -1,13 +1,12 @@
 """Float8 products in programs compiled for GPUs: what is read off a program, and the compiler where it is installed."""
 
-import argparse
 import importlib.util
 
 import pytest
 
-from experiments.in_float8 import compiled
+from experiments import float8
+from experiments.in_float8 import compiled, tables
 from experiments.lib import hlo
-from mixedres._internal.errors import ConfigError
 
 HAS_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 
@@ -47,19 +46,37 @@ def test_products_by_their_operands():
 def test_the_table_names_what_does_not_compile():
     about = {"program": "two MLPs", "gpu": "h200", "backend": "cuBLASLt", "precision": "fp8"}
     counted = {"products": {"bf16": 3, "float8": 8}, "cublaslt_float8_calls": 8, "kernels": 70}
-    *_, told, failed = compiled.table(
+    *_, told, failed = tables.compiled(
         [about | counted | {"megabytes": 2995.2, "temp_mb": 528.0}, about | {"failed": "XlaRuntimeError: no"}]
     )
     assert "| 3 bf16, 8 float8 | 8 | 70 | 2,995 MB | 528 MB |" in told and "XlaRuntimeError: no" in failed
     assert told.count("|") == failed.count("|")
 
 
-def test_mistakes():
-    with pytest.raises(ConfigError, match="--gpu=v100 is not known; use h200 or h100 or a100"):
-        compiled.run(argparse.Namespace(gpu="v100", name=""))
-    if not HAS_PLUGIN:
-        with pytest.raises(ConfigError, match="plugin is not here"):
-            compiled.run(argparse.Namespace(gpu="h200", name=""))
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "--part= must be one of gradients, training, compiled"),
+        (["--part=speed"], "--part=speed must be one of gradients, training, compiled"),
+        (["--part=gradients", "--steps=3"], "--steps=3 is for --part=training"),
+        (["--part=training", "--seeds=0"], "--seeds=0 must be at least 1"),
+        (["--part=training", "--steps=-1"], "--steps=-1 must be at least 1"),
+        (["--part=training", "--gpu=h200"], "--gpu=h200 is for --part=compiled"),
+        (["--part=compiled", "--seeds=2"], "--seeds=2 is for gradients and training"),
+        (["--part=compiled", "--gpu=v100"], "--gpu=v100 is not known; use h200 or h100 or a100"),
+        (["--part=gradients", "--name=a/b"], "--name=a/b must be part of a file name"),
+    ],
+)
+def test_wrong_options_are_one_line(arguments, said, capsys):
+    assert float8.main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"float8: {said}") and told.count("\n") == 1
+
+
+@pytest.mark.skipif(HAS_PLUGIN, reason="JAX's CUDA plugin is here")
+def test_without_the_plugin(capsys):
+    assert float8.main(["--part=compiled"]) == 2
+    assert capsys.readouterr().err.startswith("float8: JAX's CUDA plugin is not here; with Python 3.12 or newer")
 
 
 @pytest.mark.skipif(not HAS_PLUGIN, reason="needs JAX's CUDA plugin: pip install 'jax[cuda13]'")
