@@ -152,7 +152,7 @@ def tenth_of_a_point(result: dict[str, Any]) -> str:
 
 def deeper(result: dict[str, Any]) -> str:
     """One run a preset of a network on cluttered digits."""
-    lines = ["| preset | test top-1 | training loss at the end | skipped steps |", "|---|---:|---:|---:|"]
+    lines = ["| preset | test top-1 | mean training loss | skipped steps |", "|---|---:|---:|---:|"]
     for variant in result["variants"]:
         figures = (f"{variant['top1'][0]:.2f} %", f"{variant['train_loss'][0]:.4f}", f"{variant['skipped_steps'][0]:g}")
         lines.append(f"| `{variant['name']}` | {' | '.join(figures)} |")
@@ -216,7 +216,8 @@ def float8() -> list[str]:
         f"same weights, before any training: mean ± standard deviation over {errors['seeds']} seeds. Flax's operations "
         f"have scales of earlier steps: {errors['warm_up']} of other batches before, or none (cold). "
         f"`{errors['command']}`, {_where(errors)}.",
-        _lines(tables.training(trained["tasks"])) + f"Last losses of training, every product in float8, mean ± standard "
+        _lines(tables.training(trained["tasks"]))
+        + f"Last losses of training, every product in float8, mean ± standard "
         f"deviation over {trained['seeds']} seeds, differences within a seed: the next byte of the Python standard "
         f"library's sources ({sizes['text']}), scikit-learn's digits in a vision transformer ({sizes['digits']}). "
         f"`{trained['command']}`, {_where(trained)}.",

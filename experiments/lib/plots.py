@@ -136,9 +136,9 @@ def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple
     if common:
         order = sorted(common)
         by_step = [dict(zip(steps, values, strict=True)) for steps, values in found]
-        panel.plot(
-            order, [np.mean([values[step] for values in by_step]) for step in order], color=color, linewidth=width
-        )
+        mean = [np.mean([values[step] for values in by_step]) for step in order]
+        alone = {"marker": "o", "markersize": 4} if len(order) == 1 else {}  # one point is no line
+        panel.plot(order, mean, color=color, linewidth=width, **alone)
 
 
 def accuracy(results: Results) -> plt.Figure:

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -81,8 +80,8 @@ def why_emulated(graph: Graph) -> str:
     if not any(node.float8 for node in graph.nodes):
         return ""
     device = jax.devices()[0]
-    capability = str(getattr(device, "compute_capability", "0")).split(".")
-    if device.platform == "gpu" and tuple(map(int, capability)) >= CAPABILITY:
+    capability = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))  # AMD's are 'gfx942'
+    if capability and tuple(map(int, capability.groups())) >= CAPABILITY:
         return ""
     return (
         f"float8 is emulated on this device ({device.device_kind}), slowly: good for its numbers only. XLA multiplies "
@@ -192,10 +191,7 @@ def _made_backwards(value: Value) -> bool:
 
 
 def _goes_to_logits(node: Node) -> bool:
-    follow: Callable[[Node], Iterator[Node]] = Node.consumers
-    reached = (
-        node,
-        *reach([node], follow, lambda n: n.category in ("infer", "clear") and n.primitive != "dot_general"),
-    )
+    """Whether a softmax, a logarithm or a custom function with one reads a product, through infer and clear ops."""
+    reached = (node, *reach([node], Node.consumers, lambda n: n.category in ("infer", "clear")))
     readers = (reader for one in reached for reader in one.consumers())
     return any(reader.category == "deny" and reader.primitive in _OF_LOGITS and not reader.sums for reader in readers)

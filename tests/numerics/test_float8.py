@@ -148,7 +148,7 @@ def scales_of(predicted, counts):
     return log2_scales(counts, E4M3 if predicted.format == E4M3.name else E5M2)
 
 
-@pytest.mark.parametrize("outlier", [2.0**17, 2.0**20])
+@pytest.mark.parametrize("outlier", [2.0**17, pytest.param(2.0**20, marks=pytest.mark.slow)])
 def test_the_product_that_the_doctor_names_is_the_one_that_ruins_the_gradients(outlier):
     """The larger outlier hides that anything is lost: it is nearly all of the mass."""
     report = float8_cases.examined(outlier)
@@ -175,6 +175,7 @@ def test_a_healthy_network_keeps_nothing_and_its_gradients_are_off_by_what_is_pr
     assert promised == pytest.approx(errors["third"], rel=0.2) and max(errors.values()) < 2 * promised
 
 
+@pytest.mark.slow
 def test_the_pattern_is_one_of_modules_of_flax():
     """A transformer with one large weight in each of two layers: the expression is accepted and moves these alone."""
     case = cases.transformer()
