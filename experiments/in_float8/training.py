@@ -35,7 +35,7 @@ TEXTS += ("optparse", "pickle", "pickletools", "shutil", "smtplib", "statistics"
 HELD_OUT = ("dataclasses",)
 TEXT = Sizes(batch=16)
 IMAGES = Sizes(width=64, batch=64, places=16, words=10, patch=2, channels=1)
-# Over so many equal parts of a run training losses are averaged; the last one is what is told.
+# Over so many equal parts of a run training losses are averaged; the last one is reported.
 INTERVALS = 20
 
 
@@ -46,7 +46,7 @@ class Task:
     Attributes:
       train: draw(rng, number) -> (inputs, labels) of a batch.
       held_out: (inputs, labels) for validation.
-      accurate: whether the fraction of right labels is told, too.
+      accurate: whether the fraction of right labels is reported, too.
       evals: how often a run is validated.
     """
 
