@@ -361,6 +361,21 @@ def test_products_that_stay_bfloat16_by_their_path():
     assert [d.dtype.name for d in report.decisions if d.primitive == "dot_general"] == ["float32", VALUES, "bfloat16"]
 
 
+@pytest.mark.parametrize(
+    "options", [{"level": "allow_only"}, {"level": "infer_as_deny"}, {"lists": {"deny": {"tanh"}}}]
+)
+def test_levels_and_lists_are_those_of_bfloat16(options):
+    float8, half = (explain(loss, dtype, **options)(PARAMS, X, LABELS).decisions for dtype in (EVERY, "bf16"))
+    assert [d.dtype.name for d in float8 if d.category == "allow"] == [VALUES, VALUES, "bfloat16"]
+    others = [[d for d in decisions if d.category != "allow"] for decisions in (float8, half)]
+    assert others[0] == others[1]
+    exact = jax.grad(loss)(PARAMS, X, LABELS)
+    assert error(jax.jit(jax.grad(autocast(loss, EVERY, **options)))(PARAMS, X, LABELS), exact) < 0.15
+    # A product that is taken off the list is in neither.
+    report = explain(loss, EVERY, {"deny": {"dot_general"}})(PARAMS, X, LABELS)
+    assert {d.dtype.name for d in report.decisions if d.primitive == "dot_general"} == {"float32"}
+
+
 def convolved(w, x):
     for kernel in w:
         x = jnp.tanh(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
