@@ -109,6 +109,7 @@ def color_float8(graph: Graph, float8: Float8, part: Part = "values", last: int 
     """
     keep = float8.keep
     after = _depending_on(graph.args[len(graph.args) - last :] if part == "gradients" else [])
+    inner = _before_products(graph)
     made: dict[tuple[str, str], bool] = {}  # whether a product of a line and path is in float8
     for node in graph.nodes:
         if not (node.half and node.category == "allow"):
@@ -120,7 +121,7 @@ def color_float8(graph: Graph, float8: Float8, part: Part = "values", last: int 
         elif any(are_gradients) and not made.get(place, True):
             reason = "as the product whose gradient it is"
         else:
-            reason = _why_not(node, float8, keep, are_gradients)
+            reason = _why_not(node, float8, keep, are_gradients, node in inner)
         if not any(are_gradients):
             made[place] = made.get(place, False) or not reason
         if reason:
@@ -131,15 +132,15 @@ def color_float8(graph: Graph, float8: Float8, part: Part = "values", last: int 
         node.reason = f"float8: {' x '.join(name.removeprefix('float8_').removesuffix('fn') for name in formats)}"
 
 
-def _why_not(node: Node, float8: Float8, keep: Keep, are_gradients: list[bool]) -> str:
-    """Why a product stays in bfloat16; '' if it does not."""
+def _why_not(node: Node, float8: Float8, keep: Keep, are_gradients: list[bool], is_inner: bool) -> str:
+    """Why a product stays in bfloat16, '' if it does not; `is_inner`: another one of the forward pass follows."""
     if node.primitive == "conv_general_dilated" and not float8.convolutions:
         return "a convolution; Float8(convolutions=True) takes those, too"
     if node.primitive not in PRODUCTS:
         return f"XLA computes no {node.primitive} in float8"
     if any(value.aval.dtype not in (jnp.float32, WIDER) for value in node.ins):
         return "an operand is neither float32 nor bfloat16"
-    if node.wide == "solved" or (node.wide and not any(are_gradients)):
+    if node.wide == "solved" or (node.wide and not any(are_gradients) and not is_inner):
         return node.reason.removeprefix("on the allow list; ")
     if reason := keep.reason(node.scope):
         return reason
@@ -153,6 +154,16 @@ def _why_not(node: Node, float8: Float8, keep: Keep, are_gradients: list[bool]) 
     if size < float8.min_size:
         return f"{' x '.join(map(str, shape))} is too small to gain (size {size:.0f}, below {float8.min_size:g})"
     return ""
+
+
+def _before_products(graph: Graph) -> set[Node]:
+    """The nodes of the forward pass from which a product follows there."""
+
+    def is_forward(node: Node) -> bool:
+        return "transpose(" not in node.scope.path
+
+    products = [node for node in graph.nodes if node.half and node.category == "allow" and is_forward(node)]
+    return reach(products, Node.producers, is_forward)
 
 
 def size_of(node: Node) -> tuple[Any, Any, Any, float]:

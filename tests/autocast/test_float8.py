@@ -175,6 +175,18 @@ def test_logits_and_routers_stay_bfloat16():
     assert not found[0].startswith("float8") and found[1].startswith("float8")
 
 
+def test_what_float32_reads_is_in_float8_between_products_alone():
+    def regression(params, x):
+        return jnp.mean((jax.nn.elu(x @ params[0]) @ params[1]) ** 2)  # of elu's exponential, in float32
+
+    assert reasons(regression, EVERY, PARAMS, X) == [
+        "float8: e4m3 x e4m3",
+        "bfloat16: float32 ops read its float32 result",
+    ]
+    exact = jax.grad(regression)(PARAMS[:2], X)
+    assert error(jax.jit(jax.grad(autocast(regression, EVERY)))(PARAMS[:2], X), exact) < 0.15
+
+
 def test_gradients_have_the_format_with_more_range():
     assert formats(jax.grad(autocast(loss, EVERY)), PARAMS, X, LABELS) == [
         (VALUES, VALUES),
