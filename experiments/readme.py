@@ -64,7 +64,8 @@ def summary() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     text = _lines(lines) + (
         f"Accuracy: {trained['model']} on {_named(trained['data'])}, mean ± standard deviation over "
-        f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds, intervals for other seeds and other digits; `fp32` is true float32, "
+        f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds, intervals for other seeds and other "
+        "digits; `fp32` is true float32, "
         "trained twice, in two orders of summation that differ by "
         f"{evidence.difference(floor['top1'], 2)}, and is their mean in the differences; `{trained['command']}`, "
         f"{_where(trained)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles the training step for an "
