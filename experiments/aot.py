@@ -37,7 +37,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from experiments.lib import hlo, runs, tpus
@@ -91,10 +90,7 @@ class Case:
 def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step, and the sizes of the network's parameters."""
     experiment = build(command_flags.parse(["aot", *case.arguments]).config)
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS[case.gpu].target_config(), topology="1x1x1", topology_name=""
-    )
-    experiment = experiment.on(make_mesh(list(topology.devices)))
+    experiment = experiment.on(make_mesh(GPUS[case.gpu].devices()))
     with _without_cache():
         compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
     return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.in_float8 import tables
@@ -66,10 +65,7 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 def compiled(fn: Callable[..., Any], shapes: tuple[Any, ...], gpu: str, options: dict[str, Any]) -> Any:
     """A function compiled for a GPU of `GPUS`."""
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS[gpu].target_config(), topology="1x1x1", topology_name=""
-    )
-    replicated = NamedSharding(Mesh(np.array(topology.devices), "data"), PartitionSpec())
+    replicated = NamedSharding(Mesh(np.array(GPUS[gpu].devices()), "data"), PartitionSpec())
     placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), shapes)
     return jax.jit(fn).lower(*placed).compile(options)
 

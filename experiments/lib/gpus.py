@@ -1,6 +1,9 @@
 """GPUs that need not be there: what XLA has to know of one to compile for it, and what its memory can do."""
 
 import dataclasses
+from typing import Any
+
+from jax.experimental import topologies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,13 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{self.name}"
 """
+
+    def devices(self) -> list[Any]:
+        """The device of a machine with one, which XLA compiles for; needs JAX's CUDA plugin."""
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=self.target_config(), topology="1x1x1", topology_name=""
+        )
+        return list(topology.devices)
 
 
 GPUS = {

@@ -100,7 +100,7 @@ def parsed(dtype: Any) -> tuple[np.dtype, Float8 | None]:
     if isinstance(dtype, str) and dtype == "fp8":
         return WIDER, Float8()
     given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    hint = '; for products in float8 write "fp8", which takes both of its formats' if "8" in str(dtype) else ""
+    hint = '; for products in float8 write "fp8", which takes both of its formats' if "float8" in str(dtype) else ""
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
     except TypeError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import read_json
+from mixedres._internal.names import FORMATS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -27,10 +28,6 @@ Real batches go through a training step in float32; a run is not changed. The co
 at and the same as JSON beside it, and compiled programs for the next time.
 exit status: 0; 1: it failed; 2: a mistake in the command, and no report was written
 """
-
-
-# `mixedres.numerics` has the same, but needs JAX, for which a mistake in the command need not wait.
-FORMATS = ("fp8",)
 
 
 class Options(NamedTuple):

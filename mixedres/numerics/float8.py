@@ -8,28 +8,27 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from mixedres._internal.names import FORMATS
 from mixedres.numerics.exponents import E4M3, E5M2, Exponents, Format
 from mixedres.numerics.products import Product
 from mixedres.numerics.rows import LOST, LOW, Kind, TensorRow, enumerated, pattern_of
 
-# What `formats` may name.
-FORMATS = ("fp8",)
 # Values and weights need digits, gradients range. Weight gradients are results of products, and are not cast.
 OPERANDS: dict[Kind, Format] = {"activation": E4M3, "parameter": E4M3, "gradient": E5M2}
 # `mixedres.autocast` scales by at most this power, up or down.
 _MOST = 63
 
 
-def check_formats(formats: Iterable[str], option: str = "formats") -> tuple[str, ...]:
+def check_formats(formats: Iterable[str]) -> tuple[str, ...]:
     """`formats` as a tuple.
 
     Raises:
-      ValueError: for a name that is not in `FORMATS`; `option` is what the message calls them.
+      ValueError: for a name that is not in `FORMATS`.
     """
     given = (formats,) if isinstance(formats, str) else tuple(formats)
     for name in given:
         if name not in FORMATS:
-            raise ValueError(f"{option}: {name!r} is unknown; use {', '.join(FORMATS)}")
+            raise ValueError(f"formats: {name!r} is unknown; use {', '.join(FORMATS)}")
     return given
 
 
