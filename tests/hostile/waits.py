@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from experiments import interruptions
 from mixedres import data
 from mixedres._internal.errors import DataError, Stopped
 from mixedres.checkpoints import workdir
@@ -166,7 +166,7 @@ def ctrl_c_while_worker_processes_start(place):
     for number, delay in enumerate((0.0, 0.8)):
         case = place / str(number)
         case.mkdir()
-        before = set(pathlib.Path("/dev/shm").iterdir())
+        before = interruptions.shared_memory()
         with started(case, "--config.data.workers=2") as process:
             wait_for(case, "training from step", process)
             time.sleep(delay)
@@ -175,7 +175,7 @@ def ctrl_c_while_worker_processes_start(place):
             said = (case / "log").read_text()
             assert "Traceback" not in said and "stopped by SIGINT" in said.splitlines()[-1], said
             assert_gone(process.pid, case)
-        assert set(pathlib.Path("/dev/shm").iterdir()) <= before
+        assert interruptions.left_in_shared_memory(before) == []
 
 
 @finding("F19", slow=True)

@@ -14,7 +14,7 @@ from tests.data import made
 pytestmark = pytest.mark.slow
 
 START = """
-import contextlib, glob, hashlib, itertools, json, multiprocessing, os, signal, sys, time
+import contextlib, hashlib, itertools, json, multiprocessing, os, signal, sys, time
 from mixedres.data import DataError, load
 
 def digest(batches):
@@ -26,9 +26,6 @@ def opened(root, **options):
 def take(source, count, **options):
     with contextlib.closing(source.train_batches(40, seed=3, **options)) as batches:
         return list(itertools.islice(batches, count))
-
-def memory():
-    return set(glob.glob("/dev/shm/psm_*"))
 """
 
 
@@ -53,18 +50,20 @@ def root(tmp_path):
 
 def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
     code = """
-        before = memory()
+        from experiments import interruptions
+
+        before = interruptions.shared_memory()
         threads, one, two = (opened(sys.argv[1], workers=workers) for workers in (0, 1, 2))
         whole = digest(take(threads, 6))
         result = {"distinct": len(set(whole)), "two": digest(take(two, 6)) == whole}
         # Another number of workers goes on where the last stopped; a batch is a chunk of 32 rows and one of 8.
         result["one"] = digest(take(one, 3, first_step=1)) == whole[1:4]
         result["eval"] = digest(one.eval_batches(8)) == digest(threads.eval_batches(8))
-        left = lambda: [process.pid for process in multiprocessing.active_children()] + sorted(memory() - before)
         end = time.monotonic() + 20
-        while left() and time.monotonic() < end:
+        while multiprocessing.active_children() and time.monotonic() < end:
             time.sleep(0.05)
-        result["left"] = left()
+        left = [process.pid for process in multiprocessing.active_children()]
+        result["left"] = left + interruptions.left_in_shared_memory(before)
         print(json.dumps(result))
     """
     result, stderr = run(tmp_path, code, root)
@@ -94,7 +93,6 @@ def test_unreadable_images_are_reported_from_workers(root, tmp_path):
 
 def test_a_killed_worker_ends_the_run(root, tmp_path):
     code = """
-        before = memory()
         batches = opened(sys.argv[1], workers=2).train_batches(40, seed=0)
         next(batches)
         children = multiprocessing.active_children()
