@@ -188,12 +188,17 @@ def bodies(eqn: Equation) -> list[Any]:
     return list(_jaxprs(tuple(eqn.params.values())))
 
 
-def equations(jaxpr: Any) -> Iterator[Equation]:
-    """All equations of a jaxpr and of the jaxprs in their parameters."""
+def equations(jaxpr: Any, *, every_platform: bool = False) -> Iterator[Equation]:
+    """All equations of a jaxpr and of the jaxprs in their parameters.
+
+    Where `lax.platform_dependent` has a default, what it has for some platforms counts for `every_platform` alone.
+    """
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
-        for inner in bodies(eqn):
-            yield from equations(inner)
+        platforms = () if every_platform else eqn.params.get("branches_platforms") or ()
+        inside = [eqn.params["branches"][platforms.index(None)]] if None in platforms else bodies(eqn)
+        for inner in inside:
+            yield from equations(inner, every_platform=every_platform)
 
 
 def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:

@@ -147,7 +147,7 @@ def explain(
 
 
 def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
-    """Numbers of conversions (float32 to `dtype`, back) in a jaxpr and all its bodies."""
+    """Numbers of conversions (float32 to `dtype`, back) in a jaxpr and all its bodies, on accelerators."""
     down = up = 0
     for eqn in jax_compat.equations(jaxpr):
         if eqn.primitive.name == "convert_element_type":

@@ -83,6 +83,45 @@ def test_the_cholesky_factor_of_a_gram_matrix_is_finite_and_right(half, limit):
     assert np.linalg.norm(found - expected) <= 10 * limit * np.linalg.norm(expected)
 
 
+# For these XLA's CPU backend has no kernel with bfloat16 operands and a float32 result: (function, in numpy, shapes).
+FORMS = {
+    "gradient of a layer": (
+        lambda x, g: jax.grad(lambda w: jnp.sum((x @ w) * g))(jnp.ones((6, 8))),
+        lambda x, g: np.einsum("btv,btw->vw", x, g),
+        ((4, 5, 6), (4, 5, 8)),
+    ),
+    "two axes that stay": (
+        lambda x, y: jnp.einsum("av,abw->vbw", x, y),
+        lambda x, y: np.einsum("av,abw->vbw", x, y),
+        ((4, 6), (4, 5, 8)),
+    ),
+    "groups": (
+        lambda x, w: lax.ragged_dot(x, w, jnp.array([3, 2])).T,
+        lambda x, w: np.concatenate((x[:3] @ w[0], x[3:] @ w[1])).T,
+        ((5, 6), (2, 6, 8)),
+    ),
+}
+
+
+@HALF
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_runs_on_a_cpu(name, half):
+    function, in_numpy, shapes = FORMS[name]
+    args = [jax.random.normal(key, shape) for key, shape in zip(KEYS, shapes, strict=False)]
+    found = jax.jit(autocast(function, half))(*args)
+    expected = in_numpy(*(np.asarray(x.astype(half), np.float64) for x in args))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@HALF
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_accelerators_multiply_half_operands(platform, half):
+    program = jax.jit(autocast(lambda x: x @ W, half)).trace(X).lower(lowering_platforms=(platform,)).as_text()
+    (product,) = [line for line in program.splitlines() if "dot_general" in line]
+    short = SHORT[half]
+    assert f"(tensor<24x6x{short}>, tensor<6x6x{short}>) -> tensor<24x6xf32>" in product
+
+
 def test_where_memory_would_grow_the_result_is_half():
     vocabulary = jax.random.normal(KEYS[3], (6, 50))
 

@@ -37,7 +37,7 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
         ]
         at_floats = [struct for struct in at if is_inexact(struct)]
         traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
-        if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced)):
+        if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced, every_platform=True)):
             # A rule that divides by 1e-8, for example: its transpose would overflow in half.
             wide = [as_dtype(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
             results = [as_dtype(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]

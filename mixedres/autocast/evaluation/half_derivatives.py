@@ -22,7 +22,7 @@ def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
 
     @jax.custom_jvp
     def function(*operands: Any) -> Any:
-        return jax_compat.bind(eqn, *operands, preferred_element_type=np.dtype(np.float32))[0]
+        return _float32_sums(eqn, operands)
 
     def rule(primals: Any, tangents: Any) -> Any:
         left, right, *rest = primals
@@ -43,8 +43,7 @@ def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> An
 
     @jax.custom_jvp
     def function(*operands: Any) -> Any:
-        rounded = [cast(x, half) if x.dtype == jnp.float32 else x for x in operands]
-        return jax_compat.bind(eqn, *rounded, preferred_element_type=np.dtype(np.float32))[0]
+        return _float32_sums(eqn, [cast(x, half) if x.dtype == jnp.float32 else x for x in operands])
 
     def rule(primals: Any, tangents: Any) -> Any:
         left, right = (cast(cast(x, half), jnp.float32) for x in primals[:2])
@@ -57,6 +56,25 @@ def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> An
 
     function.defjvp(rule, symbolic_zeros=True)
     return function(*operands)
+
+
+def _float32_sums(eqn: Equation, operands: Sequence[Any]) -> Any:
+    """A product of half operands in float32.
+
+    XLA's CPU backend has no kernel for some forms of such a product of bfloat16 matrices, and says so when the program
+    runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). There it is computed from the same operands,
+    converted: the same products and sums.
+    """
+
+    def product(*operands: Any) -> Any:
+        return jax_compat.bind(eqn, *operands, preferred_element_type=np.dtype(np.float32))[0]
+
+    def converted(*operands: Any) -> Any:
+        return product(*(cast(x, jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands))
+
+    if eqn.primitive.name == "conv_general_dilated" or operands[0].dtype != jnp.bfloat16:
+        return product(*operands)
+    return jax.lax.platform_dependent(*operands, cpu=converted, default=product)
 
 
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
