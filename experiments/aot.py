@@ -24,7 +24,6 @@ exit status: 0; 1 where a limit is passed, or a step does not compile for a TPU;
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
@@ -37,10 +36,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from experiments.lib import hlo, runs, tpus
-from experiments.lib.gpus import GPUS
+from experiments.lib.gpus import GPUS, without_cache
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
@@ -91,22 +89,9 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step, and the sizes of the network's parameters."""
     experiment = build(command_flags.parse(["aot", *case.arguments]).config)
     experiment = experiment.on(make_mesh(GPUS[case.gpu].devices()))
-    with _without_cache():
+    with without_cache():
         compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
     return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}
-
-
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """No compilation cache inside: a program without its device cannot be loaded from there."""
-    before = jax.config.jax_enable_compilation_cache
-    try:
-        jax.config.update("jax_enable_compilation_cache", False)
-        reset_cache()  # JAX asks once whether there is one
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        reset_cache()
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -259,7 +244,7 @@ def measure_on_tpu(case: Case) -> dict[str, Any]:
     experiment = build(command_flags.parse(["aot", *case.arguments]).config)
     about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
     about |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size}
-    with _without_cache():
+    with without_cache():
         try:
             return about | tpus.measure(experiment, devices)
         except (RuntimeError, NotImplementedError) as error:  # XLA's: that a step does not compile is a result

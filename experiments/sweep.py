@@ -32,6 +32,7 @@ from experiments import plan
 from experiments.lib import jobs, runs
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
 from experiments.plan import RESULTS, SWEEP
+from mixedres._internal import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import lock, write_json
 from mixedres.checkpoints import workdir
@@ -169,7 +170,7 @@ def main(argv: list[str]) -> int:
         out = pathlib.Path(options.out or f"runs/sweeps/{pathlib.Path(options.sweep).stem}").absolute()
         tasks = [Task(run, out / "runs" / run.name) for run in found]
         if options.dry_run:
-            print("\n".join(f"{run.name}: {' '.join(run.arguments)}" for run in found))
+            console.say(*(f"{run.name}: {' '.join(run.arguments)}" for run in found))
             return 0
         check_earlier(tasks)
         parameters = _executor_parameters(options)

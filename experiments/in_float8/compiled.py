@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.in_float8 import tables
 from experiments.lib import hlo, runs
-from experiments.lib.gpus import GPUS
+from experiments.lib.gpus import GPUS, without_cache
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.autocast import Float8, autocast
@@ -67,7 +67,8 @@ def compiled(fn: Callable[..., Any], shapes: tuple[Any, ...], gpu: str, options:
     """A function compiled for a GPU of `GPUS`."""
     replicated = NamedSharding(Mesh(np.array(GPUS[gpu].devices()), "data"), PartitionSpec())
     placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), shapes)
-    return jax.jit(fn).lower(*placed).compile(options)
+    with without_cache():
+        return jax.jit(fn).lower(*placed).compile(options)
 
 
 def run(options: argparse.Namespace) -> None:

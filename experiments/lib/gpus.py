@@ -1,9 +1,13 @@
 """GPUs that need not be there: what XLA has to know of one to compile for it, and what its memory can do."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
+import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,3 +87,16 @@ GPUS = {
     "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 3.35232e12, 84942979072, 52428800, 233472, 232448),
     "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 2.03904e12, 85100068864, 41943040, 167936, 166912),
 }
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """No compilation cache inside: a program without its device cannot be loaded from there."""
+    before = jax.config.jax_enable_compilation_cache
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()  # JAX asks once whether there is one
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        reset_cache()
