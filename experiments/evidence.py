@@ -135,10 +135,10 @@ def check_other_seeds(results: Results, earlier: list[dict[str, Any]]) -> None:
 
 
 def with_earlier(found: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of two evidences, of other seeds each, as one."""
-    before = {row["case"]: row for row in earlier}
-    joined = [_joined(row, before.pop(row["case"])) if row["case"] in before else row for row in found]
-    return joined + list(before.values())
+    """The rows of two evidences, of other seeds each, as one, in the order of the earlier."""
+    before, now = ({row["case"]: row for row in rows} for rows in (earlier, found))
+    both = {case: _joined(now[case], before[case]) for case in before if case in now}
+    return list((before | now | both).values())
 
 
 def _joined(row: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_an_earlier_evidence_is_added_row_by_row():
     ]
     earlier = [row("fp16", [5, 6, 7, 8], clusters.difference(values[5:], 3)), row("fails", [5], None)]
     joined = {one["case"]: one for one in evidence.with_earlier(found, earlier)}
-    assert list(joined) == ["fp32", "fp16", "fails"]
+    assert list(joined) == ["fp16", "fails", "fp32"]
     assert joined["fp32"] == found[0] and joined["fails"] == earlier[1]
     both = joined["fp16"]
     assert (both["n"], both["pairs"], both["skipped_steps"], sorted(both["seeds"])) == (9, 9, 2, list(range(9)))
