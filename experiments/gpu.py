@@ -34,6 +34,7 @@ from typing import Any
 
 from experiments.lib import runs
 from experiments.on_gpu import page
+from mixedres._internal import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import write_json
 
@@ -242,8 +243,8 @@ def main(argv: list[str]) -> int:
         chosen = [part for part in parts(options) if part.name in options.parts]
         if options.dry_run:
             lines = [f"{part.minutes:5.1f} min  {part.name:<10} {part.what}" for part in chosen]
-            print("\n".join([*lines, f"{sum(part.minutes for part in chosen):5.1f} min  in all, at most"]))
-            return 0
+            lines.append(f"{sum(part.minutes for part in chosen):5.1f} min  in all, at most")
+            return command_line.run("gpu", lambda _: console.show(*lines), ())
         tiny = options.device == "cpu"
         out = options.out.absolute()
         out.mkdir(parents=True, exist_ok=True)

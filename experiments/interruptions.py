@@ -80,21 +80,22 @@ class Run:
         if number is not None:
             self.process.send_signal(number)
         status = self.process.wait()
-        left = self._left()
+        left = processes_left(self.process.pid)
         self._reader.join()
         self.process.stdout.close()
         if left:
             sys.exit(f"{PATIENCE:g} s after status {status} there still are {left}")
         return status
 
-    def _left(self) -> list[str]:
-        """The processes of the group that are still there after a while."""
-        deadline = time.monotonic() + PATIENCE
-        while left := [p.info for p in psutil.process_iter(["pid", "cmdline"]) if _group(p.pid) == self.process.pid]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        return [f"{found['pid']} {' '.join(found['cmdline'] or ())[:100]}" for found in left]
+
+def processes_left(group: int) -> list[str]:
+    """The processes of a group that are still there after a while."""
+    deadline = time.monotonic() + PATIENCE
+    while left := [p.info for p in psutil.process_iter(["pid", "cmdline"]) if _group(p.pid) == group]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return [f"{found['pid']} {' '.join(found['cmdline'] or ())[:100]}" for found in left]
 
 
 def _group(process: int) -> int | None:

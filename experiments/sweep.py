@@ -32,7 +32,7 @@ from experiments import plan
 from experiments.lib import jobs, runs
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
 from experiments.plan import RESULTS, SWEEP
-from mixedres._internal import console
+from mixedres._internal import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import lock, write_json
 from mixedres.checkpoints import workdir
@@ -170,8 +170,8 @@ def main(argv: list[str]) -> int:
         out = pathlib.Path(options.out or f"runs/sweeps/{pathlib.Path(options.sweep).stem}").absolute()
         tasks = [Task(run, out / "runs" / run.name) for run in found]
         if options.dry_run:
-            console.say(*(f"{run.name}: {' '.join(run.arguments)}" for run in found))
-            return 0
+            lines = [f"{run.name}: {' '.join(run.arguments)}" for run in found]
+            return command_line.run("sweep", lambda _: console.show(*lines), ())
         check_earlier(tasks)
         parameters = _executor_parameters(options)
         jobs.check(options.executor)

@@ -11,7 +11,7 @@ from typing import Any
 import scipy.stats
 
 from experiments.plan import RESULTS, SWEEP, name_of
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, listed
 from mixedres.checkpoints import workdir
 
 # Figures of a run, functions of its summary; they return None where the run cannot tell.
@@ -123,7 +123,7 @@ def read(directory: pathlib.Path) -> Results:
         seed = row["overrides"].get("seed", 0)
         variant.summaries[seed] = row["summary"]
         variant.directories[seed] = directory / "runs" / row["name"]
-    notes += [f"{len(names)} {state}: {_some(names)}" for state, names in missing.items()]
+    notes += [f"{len(names)} {state}: {listed(names, 8, '; ')}" for state, names in missing.items()]
     if not variants:
         raise ConfigError(f"none of the runs in {directory} is finished; start experiments.sweep again")
     told = sweep.get("question", ""), sweep.get("command", ""), sweep.get("baseline", {})
@@ -211,12 +211,6 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
         return Estimate(mean, None, 1)
     half = float(scipy.stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(mean, (mean - half, mean + half), len(values))
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    """The first of them, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return "; ".join(names[:most]) + more
 
 
 def _row(line: str) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
-"""The exceptions that end a command, each with its exit status and a message of one line."""
+"""The exceptions that end a command, each with its exit status and a message of one line; what such lines list."""
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 class MixedresError(Exception):
@@ -86,3 +86,9 @@ def errors(where: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:
+    """The first names, and how many more there are: 'a, b and 3 more'."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{separator.join(names[:most])}{more}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mixedres._internal.errors import MismatchError
+from mixedres._internal.errors import MismatchError, listed
 from mixedres._internal.tree import named_leaves
 
 LAYOUTS = ("torchvision", "transformers", "mixedres")
@@ -170,16 +170,13 @@ def _check(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ..
         for name, shape in sorted(shapes.items())
         if name in tensors and tensors[name].shape != shape
     ]
-    problems = [_listed(missing, "missing"), _listed(extra, "left over"), _listed(differing, "of another shape")]
+    problems = [_counted(missing, "missing"), _counted(extra, "left over"), _counted(differing, "of another shape")]
     if any(problems):
         raise MismatchError("; ".join(filter(None, problems)))
 
 
-def _listed(names: list[str], what: str, most: int = 8) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{len(names)} {what}: {', '.join(names[:most])}{more}"
+def _counted(names: list[str], what: str) -> str:
+    return f"{len(names)} {what}: {listed(names, 8)}" if names else ""
 
 
 def _leaves(tree: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:

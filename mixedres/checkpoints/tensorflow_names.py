@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mixedres._internal.errors import WeightsError
+from mixedres._internal.errors import WeightsError, listed
 
 _LEAVES = {
     "kernel": ("params", "kernel"),
@@ -70,7 +70,7 @@ def network(variables: Mapping[str, np.ndarray]) -> Network:
     half = [f"{name} ({value.dtype})" for name, value in variables.items() if value.dtype.itemsize < 4]
     if half:
         raise WeightsError(
-            f"holds variables that are not float32: {_listed(half)}; TensorFlow's half-precision runs keep float32 ones"
+            f"holds variables that are not float32: {listed(half)}; TensorFlow's half-precision runs keep float32 ones"
         )
     if kind == "applications":
         modules = _without_biases(modules, paths)
@@ -85,7 +85,7 @@ def network(variables: Mapping[str, np.ndarray]) -> Network:
     if kind == "applications":
         notes.append("biases of convolutions moved into running means, blue and red exchanged in the stem")
     if unknown:
-        notes.append(f"left out, as they are not of the network: {_listed(unknown)}")
+        notes.append(f"left out, as they are not of the network: {listed(unknown)}")
     return Network(
         tensors,
         _version(kind, paths),
@@ -104,7 +104,7 @@ def _check_whole(paths: Mapping[str, str]) -> None:
             raise WeightsError(f"holds several networks: {taken[path]} and {module} are the same layer of a ResNet")
         taken[path] = module
     if "stem_conv" not in taken:
-        raise WeightsError(f"holds a part of a network: its first convolution is missing, of {_listed(sorted(paths))}")
+        raise WeightsError(f"holds a part of a network: its first convolution is missing, of {listed(sorted(paths))}")
 
 
 def _paths(modules: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, dict[str, str]]:
@@ -121,7 +121,7 @@ def _paths(modules: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, dict[s
         return "applications", named
     numbered = _numbered(modules)
     if not numbered:
-        found = _listed(sorted(modules)) or "nothing"
+        found = listed(sorted(modules)) or "nothing"
         raise WeightsError(f"holds no ResNet of TensorFlow's official models or of keras.applications; it has {found}")
     return "r1", numbered
 
@@ -232,8 +232,3 @@ def _input(kind: str, stem: np.ndarray) -> dict[str, Any]:
         return {"shape": [32, 32, 3], "mean": None, "std": None, "crop_pct": 1.0, "resize": "area"}
     mean, resize = _MEANS.get(kind, _MEANS["others"]), "area" if kind == "applications" else "official"
     return {"shape": [224, 224, 3], "mean": mean, "std": [1.0] * 3, "crop_pct": 224 / 256, "resize": resize}
-
-
-def _listed(names: list[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"

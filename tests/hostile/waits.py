@@ -10,7 +10,6 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
@@ -148,16 +147,8 @@ def wait_for(place, words, process):
 
 def assert_gone(group, place):
     """No process of the group is left, no shared memory, and nothing half written."""
-    deadline = time.monotonic() + 10
-    while (left := [p for p in psutil.process_iter() if _group(p) == group]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    assert interruptions.processes_left(group) == []
     assert not list(place.rglob("*.part")) and not list(place.rglob("*orbax-checkpoint-tmp*"))
-
-
-def _group(process):
-    with contextlib.suppress(OSError):
-        return os.getpgid(process.pid)
 
 
 @finding("F7", slow=True)
