@@ -2,8 +2,6 @@
 
 # PRESETS and LAYOUTS are those of `mixedres.precision` and `mixedres.checkpoints`.
 PRESETS = ("fp32", "tf32", "bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")
-# What the doctor judges besides float16 and bfloat16.
-FORMATS = ("fp8",)
 LEVELS = ("default", "allow_only", "infer_as_deny")
 LAYOUTS = ("mixedres", "torchvision", "transformers")
 # Height and width of a network's input: a larger one is a mistake or an attack.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import read_json
-from mixedres._internal.names import FORMATS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -37,7 +36,6 @@ class Options(NamedTuple):
     workdir: pathlib.Path | None
     steps: list[int]
     compare: list[str]
-    formats: list[str]
     out: pathlib.Path
 
 
@@ -51,7 +49,7 @@ def doctor(given: Sequence[str]) -> None:
     # Imported here so that a mistake in the command need not wait for the models.
     from mixedres.doctor.examine import examine, overrides
 
-    report = examine(options.config, options.workdir, options.steps, options.compare, options.formats)
+    report = examine(options.config, options.workdir, options.steps, options.compare)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:
@@ -83,9 +81,6 @@ def parse(given: Sequence[str]) -> Options:
     parser.add_argument(
         "--compare", default="", metavar="PRESET,...", help="measure the errors of real gradients in these presets"
     )
-    parser.add_argument(
-        "--formats", default="", metavar="fp8", help="judge float8 as well: which products should stay in bfloat16"
-    )
     parser.add_argument("--out", default="doctor.html", metavar="FILE.html", help="the report (default doctor.html)")
     options, rest = parser.parse_known_args(list(given))
     wrong = [argument for argument in rest if not argument.startswith("--config.")]
@@ -100,8 +95,7 @@ def parse(given: Sequence[str]) -> Options:
     if options.workdir == "":
         raise ConfigError("--workdir= is empty; name the directory of a run")
     workdir = None if options.workdir is None else command_line.path(options.workdir)
-    steps, presets, formats = _steps(options.steps), _presets(options.compare), _formats(options.formats)
-    return Options(_config(options, rest, workdir), workdir, steps, presets, formats, out)
+    return Options(_config(options, rest, workdir), workdir, _steps(options.steps), _presets(options.compare), out)
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
@@ -131,14 +125,6 @@ def _steps(text: str) -> list[int]:
 
 def _presets(text: str) -> list[str]:
     return command_line.presets("--compare", [name.strip() for name in text.split(",") if name.strip()])
-
-
-def _formats(text: str) -> list[str]:
-    formats = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in formats:
-        if name not in FORMATS:
-            raise ConfigError(f"--formats: {name!r} is unknown; use {', '.join(FORMATS)}")
-    return formats
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,13 +26,7 @@ from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
 
-def examine(
-    config: ConfigDict,
-    run: pathlib.Path | None,
-    steps: Sequence[int],
-    presets: Sequence[str],
-    formats: Sequence[str] = (),
-) -> Report:
+def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]) -> Report:
     """The sum of the reports after each of `steps` training steps; prints what it does.
 
     Writes nothing but compiled programs.
@@ -42,7 +36,6 @@ def examine(
       run: workdir whose newest checkpoint is examined first; None: a fresh network.
       steps: ascending.
       presets: with whose real gradients those of float32 are compared, at the last of the steps.
-      formats: see `mixedres.numerics.examine`.
 
     Raises:
       ConfigError: where the config is wrong, the run has no checkpoint of its network, or training does not reach the
@@ -62,10 +55,7 @@ def examine(
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
             comparisons = compare.compare(experiment, state, batch, _compared(experiment, report, presets))
-        multiplied = compare.in_float32(experiment).products() if formats else ()
-    return dataclasses.replace(
-        report, title=title, comparisons=tuple(comparisons), formats=tuple(formats), products=multiplied
-    )
+    return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
 
 def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Any]:

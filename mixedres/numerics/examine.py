@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +14,6 @@ from mixedres._internal import jax_compat
 from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres.numerics import taps
 from mixedres.numerics.exponents import Exponents, exponents
-from mixedres.numerics.float8 import check_formats
-from mixedres.numerics.products import products
 from mixedres.numerics.report import Report, ordered
 from mixedres.numerics.rows import TensorRow, log2_of_scale
 
@@ -28,7 +26,6 @@ def examine(
     select: str = "",
     has_aux: bool = False,
     title: str = "numerics",
-    formats: Sequence[str] = (),
 ) -> Report:
     """Reports what float16 and bfloat16 would do to the values and gradients of `loss_fn`.
 
@@ -45,13 +42,12 @@ def examine(
       select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
       has_aux: see `jax.grad`.
       title: title of the report.
-      formats: ('fp8',) to judge float8 as well: the operands of products, and which products should stay in bfloat16.
 
     Raises:
-      ValueError: for a scale that is not a power of two, an unknown format, parameters without floating-point numbers,
-        a loss that is not a float scalar, a `select` that matches no name, and a tap that was never executed.
+      ValueError: for a scale that is not a power of two, parameters without floating-point numbers, a loss that is not
+        a float scalar, a `select` that matches no name, and a tap that was never executed.
     """
-    log2_scale, formats = log2_of_scale(scale), check_formats(formats)
+    log2_scale = log2_of_scale(scale)
     leaves = leaves_by_path(params)
     names = [path or "params" for path, _ in leaves]
     arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
@@ -91,8 +87,7 @@ def examine(
             "that stores its values; tap the arguments and results of that function instead"
         ) from None
     notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names])
-    multiplied = products(loss_of, floats, *batch) if formats else ()
-    return Report(seen.rows(floats), log2_scale, title, tuple(notes), formats=tuple(formats), products=multiplied)
+    return Report(seen.rows(floats), log2_scale, title, tuple(notes))
 
 
 @jax.tree_util.register_dataclass

@@ -1,4 +1,4 @@
-"""Histograms of an array's exponents, from which the effects of a narrow format at any scale follow.
+"""Histograms of an array's exponents, from which the effects of half precision at any scale follow.
 
 A loss scale that is a power of two moves every exponent by the same number and changes no mantissa, so one count per
 exponent gives the number of lost, subnormal and overflowing elements at every scale. Counts add up: over micro-batches,
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property, partial
-from types import EllipsisType
 from typing import Any, Literal
 
 import jax
@@ -26,33 +25,10 @@ BINS, _INF, _NAN, _BIAS = 257, 255, 256, 127
 # Half a unit in float16's last place, in float32's bits: a number that rounds up to a power of two is counted with it,
 # so that 65520, which becomes infinite, is in the bin of 2**16.
 _HALF_ULP = 0x1000
+# Exponents of float16's largest, smallest normal and smallest subnormal numbers. Numbers above half of the latter round
+# up to it.
+TOP, SMALLEST_NORMAL, SMALLEST = 15, -14, -24
 Impl = Literal["auto", "scatter", "compare"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A floating-point format; numbers are exponents of 2.
-
-    Attributes:
-      name: of the dtype in JAX.
-      top: exponent of the largest finite number.
-      smallest_normal: the smallest normal number.
-      smallest: the smallest subnormal number; numbers above half of it round up to it.
-      mantissa_bits: digits after the binary point.
-    """
-
-    name: str
-    top: int
-    smallest_normal: int
-    smallest: int
-    mantissa_bits: int
-
-
-FLOAT16 = Format("float16", 15, -14, -24, 10)
-# The largest numbers are 1.75 * 2**8 and 1.75 * 2**15 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
-E4M3 = Format("float8_e4m3fn", 8, -6, -9, 3)
-E5M2 = Format("float8_e5m2", 15, -14, -16, 2)
-TOP, SMALLEST_NORMAL, SMALLEST = FLOAT16.top, FLOAT16.smallest_normal, FLOAT16.smallest
 
 
 def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
@@ -104,11 +80,7 @@ _count = jax.jit(exponents)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exponents:
-    """A histogram of exponents on the host, with the effects of a cast to a narrow format after scaling.
-
-    The histogram knows octaves, not digits. So elements that round up to the smallest normal number count as subnormal,
-    and of float8, elements above the largest number in its octave count as finite: shares at the edges of a window are
-    right but for a part of one octave.
+    """A histogram of exponents on the host, with the effects of a cast to half precision after scaling.
 
     Attributes:
       counts: (BINS,) as `exponents` returns them, or a sum of such arrays.
@@ -159,23 +131,23 @@ class Exponents:
         """Counts of the finite elements with the exponents `first` to `last`, both included."""
         return self.counts[first + _BIAS : last + _BIAS + 1]
 
-    def overflowing(self, log2_scale: int = 0, format: Format = FLOAT16) -> float:
-        """Fraction of all elements that are finite and above the octave of the largest number after scaling."""
-        return self._fraction(self._finite[self._exponents + log2_scale > format.top].sum())
+    def overflowing(self, log2_scale: int = 0) -> float:
+        """Fraction of all elements that are finite and overflow float16 after scaling."""
+        return self._fraction(self._finite[self._exponents + log2_scale > TOP].sum())
 
-    def flushed(self, log2_scale: int = 0, format: Format = FLOAT16) -> float:
-        """Fraction of all elements that are not zero and become zero."""
-        return self._fraction(self._finite[self._exponents + log2_scale < format.smallest - 1].sum())
+    def flushed(self, log2_scale: int = 0) -> float:
+        """Fraction of all elements that are not zero and become zero in float16."""
+        return self._fraction(self._finite[self._exponents + log2_scale < SMALLEST - 1].sum())
 
-    def subnormal(self, log2_scale: int = 0, format: Format = FLOAT16) -> float:
-        """Fraction of all elements that become subnormal."""
+    def subnormal(self, log2_scale: int = 0) -> float:
+        """Fraction of all elements that become subnormal in float16."""
         moved = self._exponents + log2_scale
-        return self._fraction(self._finite[(moved >= format.smallest - 1) & (moved < format.smallest_normal)].sum())
+        return self._fraction(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
 
-    def lost_mass(self, log2_scale: int = 0, format: Format = FLOAT16) -> float:
-        """Fraction of the sum of all magnitudes that becomes zero, for uniform mantissas."""
+    def lost_mass(self, log2_scale: int = 0) -> float:
+        """Fraction of the sum of all magnitudes that becomes zero in float16, for uniform mantissas."""
         moved = self._exponents + log2_scale
-        return _ratio(self._mass[moved < format.smallest - 1].sum(), self._mass.sum())
+        return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
 
     def max_safe_log2_scale(self) -> int | None:
         """Exponent of the largest scale at which every element stays finite in float16; None if all are zero."""
@@ -189,14 +161,7 @@ class Exponents:
         candidates = range(SMALLEST - 1 - (self.top or 0), SMALLEST - self.bottom)
         return next(log2_scale for log2_scale in candidates if self.lost_mass(log2_scale) < fraction)
 
-    def relative_error(
-        self,
-        log2_scale: int = 0,
-        format: Format = FLOAT16,
-        *,
-        mantissa_bits: int | None = None,
-        smallest: int | EllipsisType | None = ...,
-    ) -> float:
+    def relative_error(self, log2_scale: int = 0, *, mantissa_bits: int = 10, smallest: int | None = SMALLEST) -> float:
         """Expected l2 error of a cast relative to the l2 norm; NaN if an element overflows.
 
         Rounding an element with the unit u in its last place has a mean square error of u**2 / 12; an element that
@@ -205,14 +170,10 @@ class Exponents:
 
         Args:
           log2_scale: exponent of the scale.
-          format: to cast to.
-          mantissa_bits: 7 for bfloat16; None for those of `format`.
-          smallest: exponent of the smallest subnormal number; None for the range of float32, as in bfloat16; by default
-            that of `format`.
+          mantissa_bits: 10 for float16, 7 for bfloat16.
+          smallest: exponent of the smallest subnormal number; None for the range of float32, as in bfloat16.
         """
-        mantissa_bits = format.mantissa_bits if mantissa_bits is None else mantissa_bits
-        smallest = format.smallest if isinstance(smallest, EllipsisType) else smallest
-        if smallest is not None and self.overflowing(log2_scale, format):
+        if smallest is not None and self.overflowing(log2_scale):
             return math.nan
         moved = (self._exponents + log2_scale).astype(np.float64)
         floor = -np.inf if smallest is None else float(smallest)

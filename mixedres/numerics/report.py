@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from mixedres.numerics import text
 from mixedres.numerics.exponents import SMALLEST, SMALLEST_NORMAL, TOP
-from mixedres.numerics.float8 import Float8Products
 from mixedres.numerics.page import page
-from mixedres.numerics.products import Product
-from mixedres.numerics.rows import FLUSHING, LOST, LOW, MARGIN, TensorRow, enumerated, format_power, pattern_of
+from mixedres.numerics.rows import FLUSHING, LOST, LOW, MARGIN, TensorRow, format_power
 
 # With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
 _MANY = 0.1
@@ -73,8 +72,6 @@ class Report:
       notes: limits of the examination.
       probes: limits by step, if the report is a sum of several examinations.
       comparisons: errors of real gradients in half precision, if they were computed.
-      formats: what is judged besides float16 and bfloat16: 'fp8' or nothing.
-      products: which tensors the function multiplies; only read for `formats`.
     """
 
     rows: tuple[TensorRow, ...]
@@ -83,8 +80,6 @@ class Report:
     notes: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
-    formats: tuple[str, ...] = ()
-    products: tuple[Product, ...] = ()
 
     @cached_property
     def scaled(self) -> tuple[TensorRow, ...]:
@@ -181,26 +176,10 @@ class Report:
     @cached_property
     def keep_float32_pattern(self) -> str:
         """`keep_float32` as a regular expression of module paths, such as '^/(head|stem_conv)$'; '' if it is empty."""
-        return pattern_of(self.keep_float32)
-
-    @cached_property
-    def float8(self) -> Float8Products:
-        """The products in float8, from the same counts; the loss scale does not matter to them."""
-        return Float8Products(self.rows, self.products)
-
-    @property
-    def keep_bfloat16(self) -> tuple[str, ...]:
-        """The paths of the products that float8 would damage; () if `formats` does not name it.
-
-        An operand loses over 1 % of its mass, or over half of its nonzero elements have fewer digits than usual, or
-        none. Products outside of all named scopes have no path and are not here.
-        """
-        return self.float8.keep if self.formats else ()
-
-    @property
-    def keep_bfloat16_pattern(self) -> str:
-        """`keep_bfloat16` as a regular expression for `autocast(fn, Float8(keep_bfloat16=...))`; '' if it is empty."""
-        return pattern_of(self.keep_bfloat16)
+        if not self.keep_float32:
+            return ""
+        names = "|".join(re.escape(name) for name in self.keep_float32)
+        return f"^/({names})$"
 
     @property
     def dtype(self) -> str:
@@ -210,8 +189,8 @@ class Report:
 
     @property
     def advice(self) -> str:
-        """The recommendation and its reason, in two sentences; then what to keep out of float8, if it was asked for."""
-        return f"{_advice(self)} {self.float8.advice}" if self.formats else _advice(self)
+        """The recommendation and its reason, in two sentences."""
+        return _advice(self)
 
     def __add__(self, other: Report) -> Report:
         """The report of both examinations.
@@ -242,7 +221,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The whole report for `json.dumps`; numbers that are not finite become None."""
         limit = self.limited_by
-        document: dict[str, Any] = {
+        document = {
             "format": 1,
             "title": self.title,
             "advice": self.advice,
@@ -270,10 +249,6 @@ class Report:
                 for row in self.rows
             ],
         }
-        if self.formats:
-            document |= {"formats": list(self.formats), "float8": self.float8.to_json()}
-            for row, written in zip(self.rows, document["rows"], strict=True):
-                written |= self.float8.row_to_json(row)
         finite: dict[str, Any] = page.finite(document)
         return finite
 
@@ -320,7 +295,7 @@ def _advice(report: Report) -> str:
             "It has the range of float32, and the error of its casts is about 0.2 % of a tensor instead of 0.02 %."
         )
     scale = format_power(report.recommended_log2_scale)
-    exceptions = f", with {enumerated(kept)} in float32" if kept else ""
+    exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
     return f"Take float16 at loss scale {scale}{exceptions}. {_gradient_sentence(report)}"
 
 
@@ -337,3 +312,7 @@ def _gradient_sentence(report: Report) -> str:
         f"Every{other} gradient keeps 99.9 % of its mass from {low} on, and all{others} are finite up to {high}, where "
         f"the {limits.limited_by} is the next to overflow."
     )
+
+
+def _enumerated(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -6,8 +6,6 @@ import dataclasses
 import functools
 import math
 import operator
-import re
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -193,13 +191,3 @@ def log2_of_scale(scale: Any) -> int:
 def format_power(log2_scale: int) -> str:
     """'2**15' for 15."""
     return f"2**{log2_scale}"
-
-
-def pattern_of(names: Sequence[str]) -> str:
-    """A regular expression of module paths, such as '^/(head|stem_conv)$'; '' without names."""
-    return f"^/({'|'.join(map(re.escape, names))})$" if names else ""
-
-
-def enumerated(names: Sequence[str]) -> str:
-    """'a, b and c'."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

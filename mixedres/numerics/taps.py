@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from mixedres._internal import jax_compat
@@ -28,21 +27,18 @@ _SLOTS = BINS + 1
 # Gradients are float32, which counts to 2**24: with separate low and high parts, sums of 4,096 counts are exact.
 _LOW_BITS = 12
 _SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
-# Begins the name of an equation that does nothing but say where a tap is.
-_MARK = "mixedres.numerics.tap:"
 
 
 @dataclasses.dataclass
 class _Capture:
     """The mode of taps: collect names, or with `dummies` return statistics as their gradients.
 
-    `reached` collects the names of the taps on which the loss depends. With `marks`, taps are equations of the graph.
+    `reached` collects the names of the taps on which the loss depends.
     """
 
     names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
     dummies: dict[str, jax.Array] | None = None
     reached: set[str] = dataclasses.field(default_factory=set)
-    marks: bool = False
 
 
 _capture: contextvars.ContextVar[_Capture | None] = contextvars.ContextVar("capture", default=None)
@@ -99,8 +95,6 @@ def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
         return leaf
     name += jax.tree_util.keystr(path)
     capture.names.setdefault(name, leaf.dtype)
-    if capture.marks:
-        return checkpoint_name(leaf, _MARK + name)
     if capture.dummies is None:
         return leaf
     dummy = capture.dummies.get(name)
@@ -159,18 +153,6 @@ def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
     with _capturing(capture):
         jax.eval_shape(lambda *a: fn(*a), *args)
     return capture.names
-
-
-def marked_jaxpr(fn: Callable[..., Any], *args: Any) -> Any:
-    """The jaxpr of ``fn(*args)``, in which `name_of_mark` finds the taps."""
-    with _capturing(_Capture(marks=True)):
-        return jax.make_jaxpr(lambda *a: fn(*a))(*args)
-
-
-def name_of_mark(eqn: jax_compat.Equation) -> str | None:
-    """The name of the tap that an equation of `marked_jaxpr` stands for; None for other equations."""
-    name = eqn.params.get("name") if eqn.primitive.name == "name" else None
-    return name.removeprefix(_MARK) if isinstance(name, str) and name.startswith(_MARK) else None
 
 
 def value_and_grad(

@@ -38,8 +38,6 @@ def render(report: Any, *, problems_only: bool) -> str:
             lines += ["", *_table(report, _HEADINGS[kind], shown)]
         elif rows:
             lines += ["", f"{_HEADINGS[kind]}: all {len(rows)} fine"]
-    if report.formats:
-        lines += ["", *_float8(report, problems_only)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -117,29 +115,6 @@ def _table(report: Any, heading: str, rows: list[TensorRow]) -> list[str]:
     return lines + [_line(row, report, low) for row in rows]
 
 
-def _float8(report: Any, problems_only: bool) -> list[str]:
-    """The operands of products in float8, and what to keep in bfloat16."""
-    heading = "Operands of products in float8 (each scaled as a whole to fit; the loss scale does not matter)"
-    casts = {key: report.float8.casts[key] for key in report.float8.operands}
-    shown = [row for row in report.rows if (row.kind, row.name) in casts]
-    if problems_only:
-        shown = [row for row in shown if casts[row.kind, row.name].is_damaged]
-    if not shown:
-        return [f"{heading}: all {len(casts)} fine"]
-    columns = f"{'lost %':>7} {'zero %':>7} {'subnormal %':>11} {'error %':>8}"
-    lines = [heading, "-" * len(heading), f"{'':<44} {'format':>6} {columns}  verdict"]
-    for row in shown:
-        cast = casts[row.kind, row.name]
-        format = cast.format.removeprefix("float8_").removesuffix("fn")
-        error = f"{100 * cast.error:.1f}" if math.isfinite(cast.error) else "-"
-        numbers = f"{100 * cast.lost:>7.2f} {100 * cast.flushed:>7.2f} {100 * cast.subnormal:>11.2f} {error:>8}"
-        lines.append(f"{_shortened(str(row), 44):<44} {format:>6} {numbers}  {cast.verdict}")
-    if report.keep_bfloat16:
-        lines += _wrapped(f"keep in bfloat16: {', '.join(report.keep_bfloat16)}", 4)
-        lines.append(f"Float8(keep_bfloat16={report.keep_bfloat16_pattern!r})")
-    return lines
-
-
 def _ruler(log2_scale: int, low: int) -> str:
     """[ at the smallest float16 number, ( at the smallest normal one, ] at the largest."""
     cells = [" "] * _CELLS
@@ -181,8 +156,8 @@ def _shade(fraction: float) -> str:
     return _SHADES[min(max(level, 0), len(_SHADES) - 1)]
 
 
-def _shortened(name: str, width: int = _NAME) -> str:
-    return name if len(name) <= width else f"...{name[3 - width :]}"
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:

@@ -19,7 +19,6 @@ from mixedres.config import flatten
 from mixedres.data import Batch as HostBatch
 from mixedres.data import Shard
 from mixedres.models import kernel_layout, normalize
-from mixedres.numerics.products import Product
 from mixedres.precision import Precision
 from mixedres.train import optimizers, step
 from mixedres.train.debug import counts
@@ -162,11 +161,6 @@ class Experiment:
         """
         plain = dataclasses.replace(self, model=self.model.clone(fused=False))
         return counts.jit_tensor_counts(self.mesh, plain.step_options)
-
-    def products(self) -> tuple[Product, ...]:
-        """The products of the network that `numerics_step` counts, by the names of its tensors."""
-        plain = dataclasses.replace(self, model=self.model.clone(fused=False))
-        return counts.products_of_loss(self.mesh, plain.step_options, self.variable_shapes, self.batch_shapes)
 
     def eval_step(self) -> Any:
         """The jitted (variables, batch, baseline, sums) -> (sums, classes) of `mixedres.train.step.eval_step`."""

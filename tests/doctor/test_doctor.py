@@ -10,7 +10,7 @@ from mixedres import train
 from mixedres.config import flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examine
-from mixedres.numerics import Comparison, Report, float8
+from mixedres.numerics import Comparison, Report
 from mixedres.numerics.rows import LOST, log2_of_scale
 from tests import ROOT
 from tests.train import run_cases
@@ -89,22 +89,6 @@ def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, c
     assert status == 2 and "--steps: step" in errors and not (tmp_path / "other.html").exists()
 
 
-@pytest.mark.usefixtures("small_network")
-def test_float8_if_asked_for(tmp_path, capsys):
-    assert doctor.FORMATS == float8.FORMATS
-    out = tmp_path / "page.html"
-    status, text, errors = said(capsys, *TINY, f"--out={out}", "--formats=fp8", "--steps=0,1")
-    assert (status, errors) == (0, "") and "Operands of products in float8" in text
-    document = json.loads((tmp_path / "page.json").read_text())
-    found = {product["path"]: product["operands"] for product in document["float8"]["products"]}
-    assert set(found) == {"stem_conv", "head"} and document["formats"] == ["fp8"]
-    assert {"kind": "parameter", "name": "head/kernel"} in found["head"]
-    assert {"kind": "gradient", "name": "head"} in found["head"]
-    names = {(row["kind"], row["name"]) for row in document["rows"]}
-    assert {(operand["kind"], operand["name"]) for operands in found.values() for operand in operands} <= names
-    assert "showFloat8" in out.read_text()
-
-
 SCALE = "--config.precision.loss_scale=1024"
 
 
@@ -144,7 +128,6 @@ def test_overrides(preset, found, lines):
         ([*TINY, "--steps=0,x"], "--steps=0,x must be numbers of training steps, such as 0,100,1000"),
         ([*TINY, "--steps="], "must be numbers of training steps"),
         ([*TINY, "--compare=fp8"], "--compare: 'fp8' is unknown; use some of fp32,tf32,bf16,"),
-        ([*TINY, "--formats=fp8,e4m3"], "--formats: 'e4m3' is unknown; use fp8"),
         ([*TINY, "--out=page.txt"], "--out=page.txt must end in .html"),
         ([*TINY, "--out=no/page.html"], "there is no directory"),
         ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),

@@ -252,36 +252,3 @@ def test_colors_and_numbers():
     assert evaluate("[page.power(-14), page.plain(17), page.plain(-3)]") == ["2⁻¹⁴", "131,072", "1/8"]
     counts = evaluate("page.countVerdicts(given.rows, 0, given.rules)", rows=[row(), row(first=-30)], rules=RULES)
     assert {verdict: count for verdict, count in counts.items() if count} == {"LOST": 1, "low": 1}
-
-
-def float8_document():
-    cast = {"format": "float8_e4m3fn", "lost": 0.02, "flushed": 0.7, "subnormal": 0.3, "error": None}
-    rows = [
-        row(float8=cast | {"verdict": "LOST", "products": ["block/a", ""]}),
-        row("parameter", float8=cast | {"verdict": "ok", "products": []}),
-        row("weight gradient", float8=None),
-    ]
-    float8 = {
-        "advice": "Keep it.",
-        "keep_bfloat16": ["block/a"],
-        "keep_bfloat16_pattern": "^/(block/a)$",
-        "products": [],
-    }
-    return document(formats=["fp8"], float8=float8, rows=rows)
-
-
-def test_float8_has_a_table_where_it_was_asked_for_and_leaves_no_trace_elsewhere():
-    plain, asked = Elements(render(document())), Elements(render(float8_document()))
-    assert "float8" not in plain.texts["script"].lower() + plain.texts["style"].lower()
-    assert asked.texts["script"].strip().startswith(plain.texts["script"].strip())
-    assert asked.tags == plain.tags and "showFloat8" in asked.texts["script"]
-    test_it_refers = re.search(r"https?:|\bsrc\s*=|\bhref\s*=|@import|url\(|fetch\(", asked.texts["script"])
-    assert test_it_refers is None
-
-
-def test_lines_of_the_float8_table(tmp_path):
-    whole = tmp_path / "whole.js"
-    whole.write_text("".join((FOLDER / name).read_text() for name in ("page.js", "float8.js")))
-    code = f"require({json.dumps(str(whole))}).float8Lines(given.rows).map(([row, texts]) => texts)"
-    texts = ["gradient conv", "e4m3", "2.0 %", "70.0 %", "30.0 %", "not finite", "LOST", "block/a, (no named scope)"]
-    assert evaluate(code, rows=float8_document()["rows"]) == [texts]

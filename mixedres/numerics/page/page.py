@@ -18,13 +18,12 @@ def render(document: dict[str, Any]) -> str:
     """
     if document.get("format") != FORMAT:
         raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")
-    more = ["float8"] if document.get("formats") else []
     parts = {
         "title": _escaped(str(document["title"])),
         "advice": _escaped(str(document["advice"])),
-        "style": "".join(_read(f"{name}.css") for name in ["page", *more]),
+        "style": _read("page.css"),
         "data": _embedded(document),
-        "script": "".join(_read(f"{name}.js") for name in ["page", *more]),
+        "script": _read("page.js"),
     }
     # In one pass, as inserted texts may contain the placeholders of other parts.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))

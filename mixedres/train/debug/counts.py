@@ -11,7 +11,6 @@ from mixedres._internal.mesh import AXIS
 from mixedres._internal.tree import named_leaves
 from mixedres.numerics import TensorCounts, linen, taps
 from mixedres.numerics.exponents import exponents
-from mixedres.numerics.products import Product, products
 from mixedres.precision import NoOpLossScale
 from mixedres.train import step
 from mixedres.train.gradients import Batch, StepOptions, scaled_loss, split
@@ -45,20 +44,6 @@ def tensor_counts(variables: dict[str, Any], batch: Batch, *, options: StepOptio
 def jit_tensor_counts(mesh: Mesh, options: StepOptions) -> Any:
     """The jitted, sharded (variables, batch) -> `TensorCounts` of `tensor_counts` with `options`."""
     return step.jit_sharded(partial(tensor_counts, options=options), mesh, (P(), P(AXIS)))
-
-
-def products_of_loss(mesh: Mesh, options: StepOptions, variables: dict[str, Any], batch: Any) -> tuple[Product, ...]:
-    """The products in the loss of a step, by the names of its tensors in `tensor_counts`.
-
-    Args: as for `tensor_counts`; shapes are enough.
-    """
-
-    def loss(params: Any, batch_stats: Any, batch: Batch) -> jax.Array:
-        params, batch_stats = jax.lax.pcast((params, batch_stats), AXIS, to="varying")
-        return jax.lax.pmean(scaled_loss(params, batch_stats, batch, NoOpLossScale(), options)[0], AXIS)
-
-    mapped = step.jit_sharded(loss, mesh, (P(), P(), P(AXIS)))
-    return products(linen.tapped(mapped), variables["params"], variables["batch_stats"], batch)
 
 
 def _histograms(tree: Any) -> dict[str, jax.Array]:
