@@ -173,16 +173,6 @@ def named_scopes(eqn: Equation) -> tuple[str, ...]:
     return tuple(names)
 
 
-def modules_of(scopes: Iterable[str]) -> tuple[str, ...]:
-    """Named scopes without those of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
-    found: list[str] = []
-    for name in scopes:
-        owner, dot, _ = name.partition(".")
-        if not (dot and found and found[-1] == owner):
-            found.append(name)
-    return tuple(found)
-
-
 def bodies(eqn: Equation) -> list[Any]:
     """The jaxprs in the parameters of an equation."""
     return list(_jaxprs(tuple(eqn.params.values())))

@@ -2,8 +2,7 @@
 
 from mixedres._internal.names import LEVELS
 from mixedres.autocast.explain import Decision, Report, explain
-from mixedres.autocast.float8 import Float8
 from mixedres.autocast.rules import Lists
 from mixedres.autocast.transform import ListsLike, PrecisionWarning, autocast
 
-__all__ = ["LEVELS", "Decision", "Float8", "Lists", "ListsLike", "PrecisionWarning", "Report", "autocast", "explain"]
+__all__ = ["LEVELS", "Decision", "Lists", "ListsLike", "PrecisionWarning", "Report", "autocast", "explain"]

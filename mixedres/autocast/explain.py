@@ -15,7 +15,6 @@ from mixedres._internal import jax_compat
 from mixedres.autocast import report_html
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call
-from mixedres.autocast.float8 import Float8, Part, color_float8, why_emulated
 from mixedres.autocast.graph import Graph, Node
 from mixedres.autocast.transform import ListsLike, checked, rewrite, traced, unsteady
 
@@ -76,9 +75,7 @@ class Report:
         floats = [d for d in self.decisions if d.dtype is not None]
         products = [d for d in floats if d.category == "allow"]
         half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))
-        float8 = sum(is_float8(d.dtype) for d in products)
         return (
-            f"{f'{float8} in float8 and ' if float8 else ''}"
             f"{half_products} of {len(products)} operations of the allow list and {half} of all {len(floats)} in "
             f"{self.dtype}; {self.casts_down} casts down, {self.casts_up} up"
         )
@@ -140,8 +137,7 @@ def explain(
         jaxpr = jax.make_jaxpr(lambda *a: run(graph, functools.partial(rewrite, settings=settings), a))(*arrays)
         down, up = casts(jaxpr, settings.dtype)
         name = getattr(fn, "__name__", type(fn).__name__)
-        decisions = tuple(_decisions(graph, settings.float8))
-        return Report(name, settings.dtype, decisions, down, up, tuple(_notes(graph)), jaxpr)
+        return Report(name, settings.dtype, tuple(_decisions(graph)), down, up, tuple(_notes(graph)), jaxpr)
 
     return explained
 
@@ -157,35 +153,22 @@ def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
     return down, up
 
 
-def _decisions(graph: Graph, float8: Float8 | None) -> Iterator[Decision]:
+def _decisions(graph: Graph) -> Iterator[Decision]:
     for node in graph.nodes:
         if node.eqn is None:
             continue
         if node.program is not None:
-            parts: list[tuple[Graph | None, Part]] = [
-                (node.program, "values" if node.primitive == "custom_vjp_call" else "derivative"),
-                (node.backward(), "gradients"),
-            ]
-            for graph_of_part, part in parts:
-                if graph_of_part is not None:
-                    if float8 is not None:
-                        color_float8(graph_of_part, float8, part, len(node.outs))
-                    yield from _decisions(graph_of_part, float8)
+            yield from _decisions(node.program)
+            if (backward := node.backward()) is not None:
+                yield from _decisions(backward)
             continue
         ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
-        if node.float8:
-            ins = tuple(map(np.dtype, map(jnp.dtype, node.float8)))
         outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
         # A body that JAX traced earlier has no line of its present caller, but the call has.
         source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs)
-
-
-def is_float8(dtype: Any) -> bool:
-    """Whether a dtype is one of the formats of float8."""
-    return dtype is not None and dtype.name.startswith("float8")
 
 
 def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
@@ -225,8 +208,6 @@ def _notes(graph: Graph) -> Iterator[str]:
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
     yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
-    if why := why_emulated(graph):
-        yield why
     double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
     if double:
         yield f"{double} operations compute in float64, which the rewrite does not change"

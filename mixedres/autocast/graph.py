@@ -44,7 +44,12 @@ class Scope:
     @property
     def modules(self) -> tuple[str, ...]:
         """`names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
-        return jax_compat.modules_of(self.names)
+        found: list[str] = []
+        for name in self.names:
+            owner, dot, _ = name.partition(".")
+            if not (dot and found and found[-1] == owner):
+                found.append(name)
+        return tuple(found)
 
 
 def _joined(*parts: str) -> str:
@@ -163,7 +168,6 @@ class Node:
       wide: why the float32 result of a product of half operands is not rounded: 'solved' (a solver reads it, so that
         its derivatives are float32 too), 'read' (float32 ops alone read it), else ''.
       keep_float32: in float32 because of its scope, regardless of the lists.
-      float8: formats of the operands of a product that is computed in float8; None for others.
     """
 
     path: Path
@@ -176,7 +180,6 @@ class Node:
     program: Graph | None = None
     backward: Callable[[], Graph | None] = lambda: None
     keep_float32: bool = False
-    float8: tuple[str, str] | None = None
     half: bool = False
     saves_half: bool = False
     wide: str = ""
@@ -219,10 +222,9 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A program: its arguments, nodes in order of evaluation, the half dtype, the lists, and its calls by path."""
+    """A program: its nodes in order of evaluation, the half dtype, the lists, and its calls by path."""
 
     jaxpr: Any
-    args: list[Value]
     nodes: list[Node]
     dtype: np.dtype
     lists: Lists

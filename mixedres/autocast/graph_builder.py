@@ -151,7 +151,7 @@ def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], No
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
-    graph = Graph(jaxpr, args, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes}, builder.calls)
+    graph = Graph(jaxpr, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes}, builder.calls)
     color(graph)
     graph.index_regions()
     return graph

@@ -4,10 +4,10 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from mixedres._internal import jax_compat
-from mixedres.autocast.graph import Graph, Node, Scope
+from mixedres.autocast.graph import Graph, Scope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,22 +18,19 @@ class Keep:
     which is the class of the root module in flax, '/block_layer1_1'; and the path in reports, with calls and
     derivatives, '/jvp(ResNet)/block_layer1_1/relu'.
 
-    `option` is what a message calls it.
-
     Raises:
       ValueError: for an invalid regular expression.
     """
 
     pattern: str = ""
-    option: str = "keep_float32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
-            raise ValueError(f"{self.option} must be a regular expression such as '^/head$', got {self.pattern!r}")
+            raise ValueError(f"keep_float32 must be a regular expression such as '^/head$', got {self.pattern!r}")
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"{self.option}={self.pattern!r} is not a regular expression: {error}") from None
+            raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
     def reason(self, scope: Scope, body: Any = None) -> str:
         """The reason why an operation at `scope`, or in a body called there, stays in float32; '' if there is none."""
@@ -41,22 +38,19 @@ class Keep:
             return ""
         for path in _spellings(scope):
             if re.search(self.pattern, path):
-                return f"{self.option}: {self.pattern!r} matches {path}"
+                return f"keep_float32: {self.pattern!r} matches {path}"
         equations = () if body is None else jax_compat.opened(body)[0].eqns
         inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
         return next(filter(None, (self.reason(*place) for place in inside)), "")
 
     def check(self, graph: Graph) -> None:
         """Raises ValueError if the pattern is not empty and matches no operation on float32."""
-        if self.pattern and not any(node.keep_float32 for node in graph.all_nodes()):
-            self.fail("operation on float32 values", (node for node in graph.all_nodes() if node.touches_f32))
-
-    def fail(self, what: str, nodes: Iterable[Node]) -> NoReturn:
-        """Raises ValueError: the pattern matches the path of none of the nodes, which are `what`."""
-        scopes = {node.scope.modules for node in nodes if node.scope.names}
+        if not self.pattern or any(node.keep_float32 for node in graph.all_nodes()):
+            return
+        scopes = {node.scope.modules for node in graph.all_nodes() if node.touches_f32 and node.scope.names}
         paths = ["/" + "/".join(names[1:] or names) for names in scopes]
         raise ValueError(
-            f"{self.option}={self.pattern!r} matches the path of no {what}; "
+            f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
             + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
         )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from mixedres._internal import jax_compat
 from mixedres.autocast.coloring import color, widen
 from mixedres.autocast.evaluation.program import run
 from mixedres.autocast.flax_modules import Call, guarded
-from mixedres.autocast.float8 import WIDER, Float8, Part, check_lists, color_float8, why_emulated
 from mixedres.autocast.graph import Graph, Scope
 from mixedres.autocast.graph_builder import build
 from mixedres.autocast.keep_float32 import Keep
@@ -23,14 +23,11 @@ from mixedres.autocast.rules import Lists
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
 _OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
+_FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
 class PrecisionWarning(UserWarning):
-    """Something that a user of half precision should know.
-
-    Nothing was cast because all float32 products ask for full precision; products in half decide when a loop stops;
-    float8 is emulated, or has a loss scale that it does not need.
-    """
+    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
 
 
 def autocast(
@@ -52,7 +49,7 @@ def autocast(
       fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
         Python numbers) are passed unchanged.
       dtype: float16 or bfloat16, by name too, also that of a preset: "fp16", "bf16". float16 gradients need a loss
-        scale, see `mixedres.precision`. "fp8" or `Float8(...)`: bfloat16 with large products in float8, experimental.
+        scale, see `mixedres.precision`.
       lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
@@ -70,68 +67,48 @@ def autocast(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The half dtype, the lists, the paths to keep in float32, and what is in float8 of a rewrite; None: nothing."""
+    """The half dtype, the lists and the paths to keep in float32 of a rewrite."""
 
     dtype: np.dtype
     lists: Lists
     keep: Keep
-    float8: Float8 | None
 
 
 def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
     """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
-    half, float8 = parsed(dtype)
-    chosen = Lists.parse(lists, half).at_level(level)
-    if float8 is not None:
-        check_lists(chosen)
-    return Settings(half, chosen, Keep(keep_float32), float8)
+    half = half_dtype(dtype)
+    return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
 
 
-def parsed(dtype: Any) -> tuple[np.dtype, Float8 | None]:
-    """(half dtype, settings of float8) of what `autocast` takes as its dtype.
+def half_dtype(dtype: Any) -> np.dtype:
+    """Returns the half dtype that an argument of `autocast` names, such as "fp16" or jnp.float16.
 
     Raises:
       ValueError: for anything else.
     """
-    if isinstance(dtype, Float8):
-        return WIDER, dtype
-    if isinstance(dtype, str) and dtype == "fp8":
-        return WIDER, Float8()
     given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    hint = '; for products in float8 write "fp8", which takes both of its formats' if "float8" in str(dtype) else ""
+    hint = "; qwix computes products in float8" if _FLOAT8.search(str(dtype)) else ""
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
     except TypeError:
         raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}{hint}") from None
     if half.name not in DTYPES:
         raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}{hint}")
-    return half, None
+    return half
 
 
-def rewrite(
-    fn: Callable[..., Any], settings: Settings, scope: Scope | None = None, part: Part = "values"
-) -> Callable[..., Any]:
-    """`autocast` with checked settings.
-
-    Args:
-      fn: the function.
-      settings: of `checked`.
-      scope: the surroundings of a part of a program, None for a whole program.
-      part: what it is of; see `color_float8`.
-    """
+def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:
+    """`autocast` with checked settings; `scope`: the surroundings of a part of a program, None for a whole program."""
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
         graph, arrays, tree = traced(fn, settings, call, scope)
-        if scope is not None and settings.float8 is not None:
-            color_float8(graph, settings.float8, part, len(jax.tree.leaves(args[-1:])))
         if not graph.has_half(()):
             _warn_of_precision(graph)
         _warn_of_loops(graph)
-        _warn_of_emulation(graph)
         results = run(graph, functools.partial(rewrite, settings=settings), arrays)
         call.update(results[tree.num_leaves :])
         return jax.tree.unflatten(tree, results[: tree.num_leaves])
@@ -144,8 +121,7 @@ def traced(
 ) -> tuple[Graph, list[Any], Any]:
     """(colored graph, array arguments, structure of the results) of a call of `fn`.
 
-    The graph returns the results and, after them, what changes in the nnx modules among the arguments. In a part of a
-    program, nothing is in float8 yet.
+    The graph returns the results and, after them, what changes in the nnx modules among the arguments.
     """
     leaves = call.leaves
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
@@ -168,9 +144,6 @@ def traced(
     if scope is None:
         widen(graph)
         settings.keep.check(graph)
-        if settings.float8 is not None:
-            color_float8(graph, settings.float8)
-            settings.float8.check(graph)
     return graph, arrays, structure
 
 
@@ -196,7 +169,7 @@ def _warn_of_precision(graph: Graph) -> None:
         )
 
 
-# What a user has been told: lines of loops, and that float8 is emulated.
+# The loops of which a user has been told.
 _told: set[str] = set()
 
 
@@ -206,13 +179,6 @@ def _warn_of_loops(graph: Graph) -> None:
         if place not in _told:
             _told.add(place)
             warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
-
-
-def _warn_of_emulation(graph: Graph) -> None:
-    why = why_emulated(graph)
-    if why and why not in _told:
-        _told.add(why)
-        warnings.warn(why, PrecisionWarning, stacklevel=3)
 
 
 def unsteady(eqn: Any, dtype: np.dtype) -> str:

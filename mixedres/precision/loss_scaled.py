@@ -1,7 +1,6 @@
 """An optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and that optimizer in one call."""
 
 import collections
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixedres.autocast import ListsLike, PrecisionWarning, autocast
-from mixedres.autocast.transform import parsed
+from mixedres.autocast import ListsLike, autocast
+from mixedres.autocast.transform import half_dtype
 from mixedres.precision.loss_scale import LossScale, is_inexact, known_to_flax, make_loss_scale
 
 
@@ -196,23 +195,14 @@ def enable_rewrite(
     Args:
       fn: any function of float32 parameters: a model's `apply`, or a loss.
       tx: any optax optimizer that is not loss-scaled yet.
-      dtype: float16 or bfloat16, or what else `autocast` takes: "fp16", "bf16", "fp8".
-      loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16 and float8, which
-        need none: a warning says so.
+      dtype: float16 or bfloat16, by name too: see `mixedres.autocast.autocast`.
+      loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
       lists, level, keep_float32: see `mixedres.autocast.autocast`.
 
     Raises:
       ValueError, TypeError: see `autocast`, `make_loss_scale` and `loss_scaled`.
     """
     rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
-    half, float8 = parsed(dtype)
     if loss_scale is None:
-        loss_scale = "dynamic" if half == jnp.float16 else "none"
-    if float8 is not None and loss_scale != "none":
-        warnings.warn(
-            f"loss_scale={loss_scale!r} is needless in float8: every gradient has a scale of its own, and bfloat16's "
-            "range; leave it out",
-            PrecisionWarning,
-            stacklevel=2,
-        )
+        loss_scale = "dynamic" if half_dtype(dtype) == jnp.float16 else "none"
     return Rewritten(rewritten, loss_scaled(tx, make_loss_scale(loss_scale)))

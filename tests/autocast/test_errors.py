@@ -23,12 +23,17 @@ Pair = collections.namedtuple("Pair", "first second")
         ("float64", "float64"),
         (np.int8, "int8"),
         ("nonsense", "'nonsense'"),
-        ("float8_e4m3fn", "float8_e4m3fn"),
     ],
 )
 def test_other_dtypes_are_refused(make, dtype, named):
     with pytest.raises(ValueError, match=f"dtype must be float16 or bfloat16, got {named}"):
         make(jnp.matmul, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "FP8", "float8", "e4m3", "float8_e5m2", jnp.float8_e4m3fn])
+def test_float8_is_refused_with_a_library_that_has_it(dtype):
+    with pytest.raises(ValueError, match=r"^dtype must be float16 or bfloat16, got .*(8|e4m3).*; qwix .*float8$"):
+        autocast(jnp.matmul, dtype)
 
 
 @pytest.mark.parametrize("make", [autocast, explain])

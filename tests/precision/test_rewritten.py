@@ -17,8 +17,9 @@ def loss(w, x):
 
 
 @pytest.mark.parametrize("dtype, loss_scale", [("float16", 2.0**15), ("bfloat16", 1.0)])
-def test_it_takes_the_step_of_float32(dtype, loss_scale):
-    fn, tx = enable_rewrite(loss, optax.sgd(0.5), dtype)
+@pytest.mark.parametrize("short", [False, True])
+def test_it_takes_the_step_of_float32(dtype, loss_scale, short):
+    fn, tx = enable_rewrite(loss, optax.sgd(0.5), {"float16": "fp16", "bfloat16": "bf16"}[dtype] if short else dtype)
     state = tx.init(W)
     assert state.loss_scale.loss_scale == loss_scale
     grads = jax.grad(lambda w: state.loss_scale.scale(fn(w, X)))(W)

@@ -4,7 +4,6 @@ JAX traced the rule for float32, so it cannot be bound to half operands. The new
 call, which uses the user's rule.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,13 +51,9 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
 
 def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
     """The float32 results of a custom rule that contains products, with its function and derivative rewritten."""
-
-    def function(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays))
-
+    primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
     if eqn.primitive.name == "custom_jvp_call":
-        rewrite = functools.partial(rewrite, part="derivative")
-        with_jvp = jax.custom_jvp(rewrite(function))
+        with_jvp = jax.custom_jvp(primal)
 
         def rule(primals: Any, tangents: Any) -> Any:
             floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
@@ -67,7 +62,7 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
 
         with_jvp.defjvp(rule)
         return list(with_jvp(*args))
-    with_vjp = jax.custom_vjp(rewrite(function))
+    with_vjp = jax.custom_vjp(primal)
     with_vjp.defvjp(*_pullback(eqn, rewrite), symbolic_zeros=True)
     return list(with_vjp(*args))
 
@@ -98,7 +93,7 @@ def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[...,
         forward, backward = differentiated(eqn, varies)
 
         def gradients(pullback: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            found = iter(rewrite(backward, part="gradients")(pullback, cotangents))
+            found = iter(rewrite(backward)(pullback, cotangents))
             return tuple(next(found) if v else None for v in varies)
 
         results, pullback = rewrite(forward)(*(x.value for x in operands))

@@ -19,7 +19,6 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation.custom_derivatives import call_in_half
-from mixedres.autocast.evaluation.float8_product import PAIR, float8_product
 from mixedres.autocast.evaluation.half_derivatives import saving_half, solved_product, wide_product
 from mixedres.autocast.evaluation.values import as_dtype, cast, in_dtype, is_f32
 from mixedres.autocast.graph import Graph, Node, exceeds
@@ -38,7 +37,7 @@ class Kind:
     Attributes:
       eqn: the first of its kind.
       dtype: the half dtype.
-      half, saves_half, wide, float8: as in `Node`.
+      half, saves_half, wide: as in `Node`.
       lists: which primitives of a custom derivative may be half.
       same: what equal equations have in common; None if they share nothing, as those with effects do. The line of the
         program is a part of it, because errors and profiles name it.
@@ -49,7 +48,6 @@ class Kind:
     half: bool
     saves_half: bool
     wide: str
-    float8: tuple[str, str] | None
     lists: Lists
     same: tuple[Any, ...] | None = None
 
@@ -57,17 +55,12 @@ class Kind:
         """The results on arrays, of which those for float32 operands may be in the half dtype.
 
         Where half is saved, the operands of a product in half come after them, and the result of a quotient in half
-        after its result. After the operands of a product in float8 come these in float8, flat.
+        after its result.
         """
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
             given = len(eqn.invars)
             return saving_half(eqn, dtype, arrays[:given], arrays[given:])
-        if self.float8:
-            given = len(eqn.invars)
-            quantized = jax.tree.unflatten(PAIR, arrays[given:])
-            result = np.dtype(np.float32) if self.wide else dtype
-            return [float8_product(eqn, dtype, result, arrays[:given], quantized)]
         copies = self.half and eqn.primitive.name in COPIES and _copies(eqn)
         if copies or not self.half:
             results = jax_compat.bind(eqn, *_each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)))
@@ -85,7 +78,7 @@ class Kind:
 def kinds(graph: Graph) -> dict[Node, Kind]:
     """The kind of every node that is an equation, with `same` where enough others are."""
     found = {
-        node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, node.float8, graph.lists, _same(node))
+        node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.lists, _same(node))
         for node in graph.nodes
     }
     counts = Counter(found.values())

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,9 +16,8 @@ from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres.autocast.evaluation import control_flow, custom_derivatives
 from mixedres.autocast.evaluation.equation import call, kinds
-from mixedres.autocast.evaluation.float8_product import in_float8
 from mixedres.autocast.evaluation.values import Cell, as_float32, cast, cells, is_f32
-from mixedres.autocast.graph import Graph, Node, Path
+from mixedres.autocast.graph import Graph, Path
 
 
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -66,21 +64,12 @@ class Evaluator:
             if node is not None and node.saves_half:
                 rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
                 return [Cell(*call(self.kinds[node], [*arrays, *rounded]))]
-            if node is not None and node.float8:
-                return self.float8(eqn, node, args)
             results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
         found = cells(eqn.outvars, results)
         for cell, value in zip(found, node.outs if node is not None else (), strict=False):
             if isinstance(cell, Cell):
                 cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
         return found
-
-    def float8(self, eqn: Equation, node: Node, args: list[Any]) -> list[Any]:
-        """The result of a product in float8; operands that others read in the same format are quantized once."""
-        operands = [arg if isinstance(arg, Cell) else Cell(arg) for arg in args]
-        quantized = [in_float8(cell, format) for cell, format in zip(operands, node.float8 or (), strict=True)]
-        arrays = [cell.array for cell in operands] + jax.tree.leaves(quantized)
-        return cells(eqn.outvars, call(self.kinds[node], arrays))
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
         """A conversion of the original program, from the dtype of the value without rounding twice."""

@@ -18,15 +18,13 @@ class Cell:
       array: the array in the dtype in which it was computed.
       exact: the half array that the original program converted to `array`; using it does not round.
       shared: whether several read it in half: then all have one array, which is saved once, and gradients of their own.
-      float8: {format: the value in it}, of those that products have read; see `float8_product`.
     """
 
-    __slots__ = ("_f32", "_half", "array", "exact", "float8", "shared")
+    __slots__ = ("_f32", "_half", "array", "exact", "shared")
 
     def __init__(self, array: Any, exact: Any = None, *, shared: bool = False) -> None:
         self.array, self.exact, self.shared = array, exact, shared
         self._f32 = self._half = None
-        self.float8: dict[str, Any] = {}
 
     def f32(self) -> Any:
         """The value in float32, cast at most once."""
