@@ -1,28 +1,58 @@
-"""The environment of every test: eight CPU devices, rank promotion as an error, a compilation cache of this session."""
+"""The environment of every test: eight CPU devices, rank promotion as an error, a compilation cache for all sessions."""
 
 import atexit
 import gc
 import os
+import pathlib
 import shutil
+import signal
 import tempfile
+
+import psutil
+import pytest
+
+# A shell's `&`, nohup and some CI runners start pytest with SIGINT ignored, and every child of it inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time of the tests goes into LLVM's optimizations of programs that run for milliseconds.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    # Whole runs and their continuations compile the same programs; the processes of the session share them.
-    cache = tempfile.mkdtemp(prefix="mixedres-tests-")
-    atexit.register(shutil.rmtree, cache, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
-import jax
-import psutil
-import pytest
+CACHE_LIMIT = 500e6  # bytes; a session compiles 60 MB, and every change of a program leaves the old one behind
 
-jax.config.update("jax_numpy_rank_promotion", "raise")
+
+def pytest_configure(config):
+    """Shares compiled programs between processes and sessions."""
+    if not hasattr(config, "workerinput"):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_compilation_cache(config))
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    import jax  # reads the environment once
+
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def _compilation_cache(config):
+    """Returns a directory in .pytest_cache, or one of this session alone if that cannot be written."""
+    try:
+        directory = config.cache.mkdir("programs")  # AttributeError with -p no:cacheprovider
+        if sum(file.stat().st_size for file in directory.iterdir()) > CACHE_LIMIT:
+            shutil.rmtree(directory)
+            directory.mkdir()
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except (AttributeError, OSError):
+        directory = pathlib.Path(tempfile.mkdtemp(prefix="mixedres-tests-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        return directory
+
+
+def pytest_collection_finish():
+    """Collects garbage more rarely: what the imports made stays, and tests leave little."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,6 +60,8 @@ def bounded_memory():
     """Drops compiled programs after a module that left a worker large; most of them no other module uses."""
     yield
     if psutil.Process().memory_info().rss > 900e6:
+        import jax
+
         jax.clear_caches()
         gc.collect()
 

@@ -1,6 +1,44 @@
-"""Mistakes of the command that writes weights in another layout."""
+"""The command that writes weights in another layout: what it warns of, and mistakes."""
 
-from mixedres import convert
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, convert, models
+
+
+@pytest.fixture
+def names_of_resnet50(tmp_path):
+    """A function that writes a file with the names of a ResNet-50's tensors, and one value in each."""
+    model = models.create("resnet50", num_classes=10, policy=jmp.get_policy("float32"))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
+    tensors = checkpoints.to_tensors(jax.tree.map(lambda x: np.zeros((1,) * x.ndim, np.float32), shapes), "torchvision")
+
+    def write(**about):
+        checkpoints.write(tmp_path / "from.safetensors", tensors, about)
+        return f"--from={tmp_path / 'from.safetensors'}"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({}, None),
+        ({"version": "1"}, "these are of version 1, and torchvision's and timm's networks of this name are 1.5"),
+        ({"epsilon": 1e-5}, None),
+        ({"epsilon": 1e-3}, "its batch norm has epsilon 0.001, where other libraries use 1e-05"),
+        ({"options": {"padding": "tensorflow"}}, "these weights need padding=tensorflow"),
+    ],
+    ids=["plain", "version", "usual_epsilon", "epsilon", "options"],
+)
+def test_differences_from_torchvision_are_warned_of(about, words, names_of_resnet50, tmp_path, capsys):
+    assert convert.main(["convert", names_of_resnet50(**about), f"--to={tmp_path / 'to.safetensors'}"]) == 0
+    shown = capsys.readouterr().out
+    assert words in shown if words else "warning" not in shown
+    assert checkpoints.read(tmp_path / "to.safetensors").metadata == {k: v for k, v in about.items() if v != "1.5"}
 
 
 def test_mistakes_are_one_line_and_write_nothing(place, tmp_path, capsys):

@@ -10,12 +10,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixedres.autocast import autocast
+from tests import arrays
 
 PROGRAMS = {}
 
 
 def draw(seed, *shape, scale=1.0):
-    return jax.random.normal(jax.random.key(seed), shape) * scale
+    return arrays.normal(seed, shape, scale)
 
 
 X, W = draw(0, 8, 8), draw(1, 8, 8, scale=0.3)

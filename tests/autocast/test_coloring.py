@@ -7,10 +7,11 @@ import pytest
 from jax import lax
 
 from mixedres.autocast import autocast, explain
+from tests.arrays import normal, uniform
 from tests.autocast.graphs import colors
 
-X = jax.random.uniform(jax.random.key(0), (4, 4), minval=0.5, maxval=1.5)
-W = jax.random.normal(jax.random.key(1), (4, 4))
+X = uniform(0, (4, 4), 0.5, 1.5)
+W = normal(1, (4, 4))
 
 
 def dot(x):

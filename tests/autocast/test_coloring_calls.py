@@ -9,10 +9,11 @@ import pytest
 from jax import lax
 
 from mixedres.autocast import autocast, explain
+from tests.arrays import normal, uniform
 from tests.autocast.graphs import SHORT, colors, conversions, equations
 
-X = jax.random.uniform(jax.random.key(0), (4, 4), minval=0.5, maxval=1.5)
-W = jax.random.normal(jax.random.key(1), (4, 4)) * 0.5
+X = uniform(0, (4, 4), 0.5, 1.5)
+W = normal(1, (4, 4)) * 0.5
 HALF_PRODUCT = lax.dot(X.astype(jnp.float16), W.astype(jnp.float16))
 
 # The reason of a product whose result only float32 ops read.

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from mixedres.autocast import PrecisionWarning, autocast, explain
+from tests.arrays import normal
 from tests.autocast.graphs import product_dtypes
 
-X = jax.random.normal(jax.random.key(0), (4, 4))
-W = jax.random.normal(jax.random.key(1), (4, 4))
+X = normal(0, (4, 4))
+W = normal(1, (4, 4))
 Pair = collections.namedtuple("Pair", "first second")
 
 

@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from mixedres.autocast import autocast, explain
+from tests.arrays import normal
 
-X = jax.random.normal(jax.random.key(0), (16, 4)) + 1
+X = normal(0, (16, 4)) + 1
 
 
 class Network(nnx.Module):

@@ -95,7 +95,7 @@ def test_mask_of_minus_1e30_with_a_fully_masked_row(dtype):
     # A score of about 3 that is off by u moves a probability by 3u: 12 roundings.
     check(attention, (q, k, v), dtype, rounding(dtype, 12))
     # -inf instead of -1e30 would make this row NaN; it is the mean of the values.
-    assert_close(autocast(attention, dtype)(q, k, v)[1], v.mean(0), rounding(dtype))
+    assert_close(jax.jit(autocast(attention, dtype))(q, k, v)[1], v.mean(0), rounding(dtype))
 
 
 @HALF
@@ -107,7 +107,7 @@ def test_small_constant_in_a_denominator(dtype):
     x = normal(4, 8)
     check(normalize, (x, jnp.eye(8), normal(8, 3)), dtype)
     # 0 / (0 + 1e-8) is 0; with 1e-8 rounded to 0 it is NaN.
-    assert np.all(np.asarray(autocast(normalize, dtype)(x.at[1].set(0.0), jnp.eye(8), normal(8, 3)))[1] == 0)
+    assert np.all(np.asarray(jax.jit(autocast(normalize, dtype))(x.at[1].set(0.0), jnp.eye(8), normal(8, 3)))[1] == 0)
 
 
 @HALF
@@ -149,9 +149,9 @@ def test_bias_gradient_under_a_loss_scale(dtype):
         return ((x @ w + bias) @ v).mean() * 2.0**15 * 4
 
     args = jnp.zeros((1, 4)), jnp.ones((4096, 2)) / 64, jnp.eye(2, 4), jnp.full((4, 1), 1.0)
-    want = jax.grad(loss)(*args)
+    want = jax.jit(jax.grad(loss))(*args)
     assert want.min() > 65504
-    assert_close(jax.grad(autocast(loss, dtype))(*args), want, rounding(dtype))
+    assert_close(jax.jit(jax.grad(autocast(loss, dtype)))(*args), want, rounding(dtype))
 
 
 @HALF
@@ -163,7 +163,7 @@ def test_gate_gradient_summed_over_positions_under_a_loss_scale(dtype, scale):
 
     # 4096 positions with a cotangent of `scale` each: a float16 sum of 12s stops early, one of 32s leaves the range.
     args = jnp.zeros((4, 3)), jnp.ones((2, 64, 64, 3)), jnp.eye(3)[None, None], jnp.full((2, 4), 1 / 8)
-    assert_close(jax.grad(autocast(loss, dtype))(*args), jax.grad(loss)(*args), rounding(dtype))
+    assert_close(jax.jit(jax.grad(autocast(loss, dtype)))(*args), jax.jit(jax.grad(loss))(*args), rounding(dtype))
 
 
 @HALF
@@ -172,7 +172,7 @@ def test_gradient_of_a_maximum_that_5000_elements_attain(dtype):
         return ((x @ w + y).max(axis=0, keepdims=True) @ v).sum() * 1024  # 1 / 5000 is subnormal in float16
 
     args = jnp.ones((5000, 1)), jnp.ones((5000, 2)), jnp.ones((2, 1)), jnp.ones((1, 1))
-    got = jax.grad(autocast(largest, dtype))(*args)
+    got = jax.jit(jax.grad(autocast(largest, dtype)))(*args)
     assert_close(got, jnp.full((5000, 1), 1024 / 5000), rounding(dtype))
     assert float(got.sum()) == pytest.approx(1024, rel=rounding(dtype))
 
@@ -223,7 +223,7 @@ def test_gradient_of_a_weight_that_is_used_often(dtype, form, uses):
             return jax.lax.scan(lambda c, _: (c + (x @ w).sum(), None), 0.0, length=uses)[0]
         return sum((x @ w).sum() for _ in range(uses))
 
-    np.testing.assert_allclose(jax.grad(autocast(total, dtype))(jnp.ones((2, 2))), 1.203125 * uses, rtol=1e-3)
+    np.testing.assert_allclose(jax.jit(jax.grad(autocast(total, dtype)))(jnp.ones((2, 2))), 1.203125 * uses, rtol=1e-3)
 
 
 @HALF
@@ -237,8 +237,8 @@ def test_positions_beyond_2048_are_not_rounded(dtype):
         return jax.lax.top_k(add(x, w), 3)[1], jnp.argmax(add(x, w))
 
     args = jnp.zeros((4096, 2)), jnp.ones((2, 1))
-    np.testing.assert_array_equal(autocast(add, dtype)(*args), position)
-    three, one = autocast(largest, dtype)(*args)
+    np.testing.assert_array_equal(jax.jit(autocast(add, dtype))(*args), position)
+    three, one = jax.jit(autocast(largest, dtype))(*args)
     assert three.tolist() == [4095, 4094, 4093] and one == 4095
 
 
@@ -251,7 +251,7 @@ def test_one_hot_of_float_positions_beyond_2048(dtype):
     # In float16 2049 is 2048, in bfloat16 257 is 256.
     wanted = jnp.array([257.0, 2049.0, 4095.0])
     table = jnp.arange(4096.0)[:, None] % 61 * jnp.ones((1, 2))
-    got = autocast(look_up, dtype)(wanted, table, jnp.eye(2))[:, 0]
+    got = jax.jit(autocast(look_up, dtype))(wanted, table, jnp.eye(2))[:, 0]
     np.testing.assert_array_equal(got, np.array([257, 2049, 4095]) % 61)
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from mixedres.autocast import autocast, explain
 from mixedres.autocast.keep_float32 import nearest
+from tests.arrays import normal
 from tests.autocast.graphs import dtypes_by
 
-X = jax.random.normal(jax.random.key(0), (4, 4))
-W = jax.random.normal(jax.random.key(1), (4, 4))
+X = normal(0, (4, 4))
+W = normal(1, (4, 4))
 
 
 def in_scope(name, fn):

@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from mixedres.autocast import autocast, explain
+from tests.arrays import normal
 
-KEYS = jax.random.split(jax.random.key(0), 4)
-X, W1, W2 = (jax.random.normal(k, s) for k, s in zip(KEYS, [(4, 8), (8, 16), (16, 8)], strict=False))
+X, W1, W2 = normal(0, (4, 8)), normal(1, (8, 16)), normal(2, (16, 8))
 
 
 @pytest.mark.parametrize("target", ["int32", "bool", "bfloat16", "float16", "complex64", "uint8"])
@@ -94,7 +94,7 @@ def test_a_rule_with_a_small_constant():
 
 
 def test_a_product_without_a_matrix_is_float32():
-    v = jax.random.normal(KEYS[3], (100_000,))
+    v = normal(3, 100_000)
     np.testing.assert_array_equal(autocast(jnp.vdot)(v, v), jnp.vdot(v, v))
     positions, frequencies = jnp.arange(4096.0), 1e4 ** -jnp.linspace(0, 1, 8)
     np.testing.assert_array_equal(autocast(jnp.outer)(positions, frequencies), jnp.outer(positions, frequencies))

@@ -8,11 +8,11 @@ import pytest
 from mixedres._internal import jax_compat
 from mixedres.autocast import autocast
 from mixedres.autocast.evaluation import equation
+from tests.arrays import normal
 
 LAYERS = 8
-KEYS = jax.random.split(jax.random.key(0), LAYERS + 1)
-WEIGHTS = [jax.random.normal(key, (6, 6)) for key in KEYS[:LAYERS]]
-X = jax.random.normal(KEYS[-1], (4, 6))
+WEIGHTS = [normal(seed, (6, 6)) for seed in range(LAYERS)]
+X = normal(LAYERS, (4, 6))
 
 
 def loss(weights, x):

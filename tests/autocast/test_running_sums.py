@@ -10,12 +10,13 @@ import pytest
 from jax import lax
 
 from mixedres.autocast import autocast
+from tests.arrays import uniform
 from tests.autocast.graphs import colors, product_dtypes
 
 DTYPES = [jnp.float16, jnp.bfloat16]
 RATE = 2.0**-10  # a float16 number: a constant that is none keeps what follows it in float32 by another rule
-W = 1 + jax.random.uniform(jax.random.key(0), (8, 8), minval=0.01, maxval=0.09)
-X = jax.random.uniform(jax.random.key(1), (8, 8), minval=0.5, maxval=1.0)
+W = 1 + uniform(0, (8, 8), 0.01, 0.09)
+X = uniform(1, (8, 8), 0.5, 1.0)
 
 
 def loss(w, x):

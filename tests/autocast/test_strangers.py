@@ -8,9 +8,9 @@ from jax import export
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres.autocast import PrecisionWarning, autocast, explain
+from tests.arrays import normal
 
-KEYS = jax.random.split(jax.random.key(0), 3)
-X, W, S = jax.random.normal(KEYS[0], (8, 16)), jax.random.normal(KEYS[1], (16, 4)), jnp.asarray(2.0)
+X, W, S = normal(0, (8, 16)), normal(1, (16, 4)), jnp.asarray(2.0)
 
 
 def scaled_product(asks, told):
@@ -73,8 +73,8 @@ def attention(weights, x):
 
 
 WEIGHTS = {
-    name: jax.random.normal(key, shape) / 4
-    for (name, shape), key in zip({"conv": (3, 3, 3, 8), "bias": (8,), "head": (8, 5)}.items(), KEYS, strict=True)
+    name: normal(seed, shape, 0.25)
+    for seed, (name, shape) in enumerate({"conv": (3, 3, 3, 8), "bias": (8,), "head": (8, 5)}.items())
 }
 
 
@@ -85,7 +85,7 @@ def test_a_function_of_symbolic_shapes_is_exported_with_its_gradient(sizes, dtyp
     shapes = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), WEIGHTS)
     program = export.deserialize(export.export(jax.jit(half))(like, shapes).serialize(vjp_order=1))
-    images = jax.random.normal(KEYS[2], (3, 8, 8, 3))
+    images = normal(2, (3, 8, 8, 3))
     np.testing.assert_allclose(program.call(WEIGHTS, images), jax.jit(half)(WEIGHTS, images), rtol=1e-5, atol=1e-5)
 
     def gradient(function):
@@ -142,7 +142,7 @@ def test_a_backward_rule_that_cannot_be_traced_alone_stays_as_it_is():
     identity.defvjp(lambda x: (2 * x, None), lambda _, g: (jax.lax.psum(g @ W.T @ W, "devices"),))
     mapped = jax.vmap(jax.grad(autocast(lambda x: jnp.sum(identity(x) ** 2))), axis_name="devices")
     plain = jax.vmap(jax.grad(lambda x: jnp.sum(identity(x) ** 2)), axis_name="devices")
-    x = jax.random.normal(KEYS[0], (2, 8, 4))
+    x = normal(0, (2, 8, 4))
     np.testing.assert_allclose(mapped(x), plain(x), rtol=2e-2, atol=0.5)
 
 
@@ -159,7 +159,7 @@ def fixed_point(w, x):
 
 
 def test_a_loop_that_stops_by_a_product_in_half_is_named_and_has_a_cure():
-    w, x = jax.random.normal(KEYS[1], (8, 8)) / 4, jnp.zeros((2, 8))
+    w, x = normal(1, (8, 8), 0.25), jnp.zeros((2, 8))
     wide, _ = fixed_point(w, x)
     with pytest.warns(PrecisionWarning, match=r"loop at .*test_strangers.py:\d+ \(fixed_point\) stops by a number"):
         autocast(fixed_point, "bf16")(w, x)

@@ -10,10 +10,11 @@ import pytest
 from jax import lax
 
 from mixedres.autocast import autocast, explain
+from tests.arrays import normal
 from tests.autocast.graphs import SHORT, conversions, equations, product_dtypes
 
-X = jax.random.normal(jax.random.key(0), (4, 4))
-W = jax.random.normal(jax.random.key(1), (4, 4))
+X = normal(0, (4, 4))
+W = normal(1, (4, 4))
 Pair = collections.namedtuple("Pair", "first second")
 
 

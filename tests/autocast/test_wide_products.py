@@ -8,11 +8,10 @@ from jax import lax
 
 from mixedres._internal.jax_compat import equations
 from mixedres.autocast import autocast, explain
+from tests.arrays import normal
 from tests.autocast.graphs import SHORT
 
-KEYS = jax.random.split(jax.random.key(0), 4)
-X, W = jax.random.normal(KEYS[0], (24, 6)), jax.random.normal(KEYS[1], (6, 6)) / 6**0.5
-Y = jax.random.normal(KEYS[2], (24,))
+X, W, Y = normal(0, (24, 6)), normal(1, (6, 6), scale=6**-0.5), normal(2, (24,))
 HALF = pytest.mark.parametrize("half", ["float16", "bfloat16"])
 
 
@@ -24,7 +23,8 @@ def written(function, *args):
 
 def exact(left, right, half):
     """A product in float64 of operands that are rounded to half."""
-    return np.asarray(left.astype(half), np.float64) @ np.asarray(right.astype(half), np.float64)
+    left, right = (np.asarray(array).astype(jnp.dtype(half)).astype(np.float64) for array in (left, right))
+    return left @ right
 
 
 def log_likelihood(x, noise=0.05):
@@ -60,7 +60,8 @@ def test_products_of_derivatives_are_half(half):
     )
     tolerance = 0.01 if half == "float16" else 0.05
     for derivative in derivatives:
-        for ours, theirs in zip(*(jax.tree.leaves(derivative(f)) for f in (autocast(loss, half), loss)), strict=True):
+        both = jax.jit(lambda f=derivative: (f(autocast(loss, half)), f(loss)))()
+        for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
             assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 
 
@@ -107,9 +108,9 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_runs_on_a_cpu(name, half):
     function, in_numpy, shapes = FORMS[name]
-    args = [jax.random.normal(key, shape) for key, shape in zip(KEYS, shapes, strict=False)]
+    args = [normal(seed, shape) for seed, shape in enumerate(shapes)]
     found = jax.jit(autocast(function, half))(*args)
-    expected = in_numpy(*(np.asarray(x.astype(half), np.float64) for x in args))
+    expected = in_numpy(*(np.asarray(x).astype(jnp.dtype(half)).astype(np.float64) for x in args))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -123,7 +124,7 @@ def test_accelerators_multiply_half_operands(platform, half):
 
 
 def test_where_memory_would_grow_the_result_is_half():
-    vocabulary = jax.random.normal(KEYS[3], (6, 50))
+    vocabulary = normal(3, (6, 50))
 
     def cross_entropy(logits):
         return -jax.nn.log_softmax(logits)[:, 0].mean()
@@ -153,7 +154,7 @@ def test_conversions_of_the_program_and_chosen_products_are_left():
 
 
 def test_convolutions_and_ragged_products_too():
-    images, kernel = jax.random.normal(KEYS[0], (2, 5, 5, 3)), jax.random.normal(KEYS[1], (3, 3, 3, 2))
+    images, kernel = normal(0, (2, 5, 5, 3)), normal(1, (3, 3, 3, 2))
 
     def convolved(x, k):
         return lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -162,10 +163,12 @@ def test_convolutions_and_ragged_products_too():
         return lax.ragged_dot(x, w, jnp.array([10, 14]))
 
     for function, args in ((convolved, (images, kernel)), (grouped, (X, jnp.stack([W, -W])))):
-        rounded = [array.astype("float16").astype("float32") for array in args]
-        np.testing.assert_allclose(autocast(function)(*args), function(*rounded), rtol=1e-5, atol=1e-5)
+        rounded = [np.asarray(array).astype(np.float16).astype(np.float32) for array in args]
+        found, expected = jax.jit(autocast(function))(*args), jax.jit(function)(*rounded)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         gradients = [
-            jax.grad(lambda *a, f=f: jnp.sum(jnp.sin(f(*a))), (0, 1))(*args) for f in (autocast(function), function)
+            jax.jit(jax.grad(lambda *a, f=f: jnp.sum(jnp.sin(f(*a))), (0, 1)))(*args)
+            for f in (autocast(function), function)
         ]
         for ours, theirs in zip(*gradients, strict=True):
             assert np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs)

@@ -13,10 +13,11 @@ from mixedres import precision
 from mixedres.models import create, module_paths, policy_at
 from mixedres.models.layers import Conv
 from mixedres.numerics.nonfinite.finding import module_path
+from tests.arrays import normal
 from tests.autocast.graphs import SHORT, dtypes_by
 from tests.models.networks import small
 
-IMAGES = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
+IMAGES = normal(0, (2, 16, 16, 3))
 HALF = jmp.get_policy("params=float32,compute=float16,output=float32")
 PATTERNS = [
     "^/head$",

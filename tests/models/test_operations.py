@@ -1,6 +1,7 @@
 """The form of the operations for CPUs against XLA's own and against float64, and what is in its program."""
 
 import collections
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,13 @@ def arrays(shape, dtype):
     rng = np.random.default_rng(0)
     result = (batch, -(-height // stride), -(-width // stride), filters)
     shapes = (batch, height, width, channels), (size, size, channels, filters), result
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    return [rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes]
+
+
+@cache
+def in_float64(shape, padding):
+    """The program of the reference in float64, which the dtypes share."""
+    return jax.jit(with_gradients(shape, None, padding))
 
 
 def counts(shape, platform="cpu", dtype=jnp.float32):
@@ -67,8 +74,7 @@ def counts(shape, platform="cpu", dtype=jnp.float32):
 def test_results_and_gradients_are_as_near_to_float64_as_a_convolution(shape, padding, dtype, small_pieces):
     given = arrays(shape, dtype)
     with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in given]
-        exact = jax.jit(with_gradients(shape, None, padding))(*wide)
+        exact = in_float64(shape, padding)(*(x.astype(np.float64) for x in given))
     own, plain = (jax.jit(with_gradients(shape, platform, padding))(*given) for platform in ("cpu", None))
     unit = float(jnp.finfo(dtype).eps)
     for ours, theirs, expected in zip(own, plain, exact, strict=True):
@@ -124,17 +130,20 @@ def test_other_derivatives(shape, small_pieces):
     def loss(platform):
         return lambda x, kernel: jnp.sin(convolution(x, kernel, shape[6], platform=platform)).sum()
 
-    def results(f):
+    def results(f, x, kernel):
         gradient = jax.grad(f, 1)
-        yield jax.jvp(f, (x, kernel), (kernel.sum() * x, 2 * kernel))[1]
-        yield jax.jvp(lambda x: f(x, kernel), (x,), (2 * x,))[1]
-        yield jax.jvp(gradient, (x, kernel), (x, kernel))[1]  # forward over reverse
-        yield jax.grad(lambda x: jnp.sum(gradient(x, kernel) ** 2))(x)  # reverse over reverse
-        yield jax.vmap(gradient, (None, 0))(x, jnp.stack([kernel, 2 * kernel]))
-        yield jax.vmap(jax.grad(f), (0, None))(jnp.stack([x, 2 * x]), kernel)
+        return [
+            jax.jvp(f, (x, kernel), (kernel.sum() * x, 2 * kernel))[1],
+            jax.jvp(lambda x: f(x, kernel), (x,), (2 * x,))[1],
+            jax.jvp(gradient, (x, kernel), (x, kernel))[1],  # forward over reverse
+            jax.grad(lambda x: jnp.sum(gradient(x, kernel) ** 2))(x),  # reverse over reverse
+            jax.vmap(gradient, (None, 0))(x, jnp.stack([kernel, 2 * kernel])),
+            jax.vmap(jax.grad(f), (0, None))(jnp.stack([x, 2 * x]), kernel),
+        ]
 
-    for ours, theirs in zip(results(loss("cpu")), results(loss(None)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * float(jnp.abs(theirs).max()))
+    own, plain = (jax.jit(results, static_argnums=0)(loss(platform), x, kernel) for platform in ("cpu", None))
+    for ours, theirs in zip(own, plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 8), (7, 7)], ids=str)
@@ -142,13 +151,18 @@ def test_other_derivatives(shape, small_pieces):
 @pytest.mark.parametrize("padding", operations.PADDINGS)
 def test_the_pool_has_the_same_maxima_and_the_same_ties(size, dtype, padding):
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.integers(-2, 3, (2, *size, 3)), dtype)  # many are equal
-    (expected, plain), (got, own) = (jax.vjp(lambda x, p=p: max_pool(x, p, padding), x) for p in (None, "cpu"))
-    np.testing.assert_array_equal(got, expected)
-    g = jnp.asarray(rng.integers(1, 9, got.shape), dtype)  # sums are exact
-    np.testing.assert_array_equal(own(g)[0], plain(g)[0])
-    bad = x.at[0, 0, 0, 0].set(jnp.nan)
-    np.testing.assert_array_equal(max_pool(bad, "cpu", padding), max_pool(bad, None, padding))
+    x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
+    bad = x.copy()
+    bad[0, 0, 0, 0] = np.nan
+    pools = [lambda x, platform=platform: max_pool(x, platform, padding) for platform in ("cpu", None)]
+    g = rng.integers(1, 9, jax.eval_shape(pools[0], x).shape).astype(dtype)  # sums are exact
+
+    @jax.jit
+    def both(x, bad, g):
+        (own, own_gradient), (plain, plain_gradient) = (jax.vjp(pool, x) for pool in pools)
+        return (own, own_gradient(g), pools[0](bad)), (plain, plain_gradient(g), pools[1](bad))
+
+    jax.tree.map(np.testing.assert_array_equal, *both(x, bad, g))
     jaxpr = jax.make_jaxpr(jax.grad(lambda x: max_pool(x, "cpu", padding).sum()))(x)
     assert not [e for e in jax_compat.equations(jaxpr) if "scatter" in e.primitive.name or "window" in e.primitive.name]
 
@@ -173,14 +187,19 @@ def test_padding_of_tensorflow(extent, size, stride, expected):
 
 
 def test_the_relu_is_the_same():
-    x = jnp.asarray([-jnp.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, jnp.inf, jnp.nan])
-    np.testing.assert_array_equal(relu(x, "cpu"), relu(x))
-    ours, theirs = (jax.vmap(jax.grad(lambda x, p=p: relu(x, p)))(x) for p in ("cpu", None))
-    np.testing.assert_array_equal(ours, theirs)
-    assert relu(x.astype(jnp.float16), "cpu").dtype == jnp.float16
+    x = np.float32([-np.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, np.inf, np.nan])
+    ours, theirs = (
+        jax.jit(jax.vmap(jax.value_and_grad(lambda x, platform=platform: relu(x, platform))))(x)
+        for platform in ("cpu", None)
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert jax.eval_shape(lambda x: relu(x, "cpu"), x.astype(np.float16)).dtype == jnp.float16
 
 
-@pytest.mark.parametrize(("name", "version", "fused"), [("resnet50", "1.5", False), ("resnet18", "2", True)])
+@pytest.mark.parametrize(
+    ("name", "version", "fused"),
+    [pytest.param("resnet50", "1.5", False, marks=pytest.mark.slow), ("resnet18", "2", True)],
+)
 def test_a_network_has_the_same_results_and_gradients(name, version, fused):
     """Of every form one layer at least: the last maps have 2x2 pixels."""
     model = networks.small(name, version, stage_sizes=(1, 1, 1, 1), fused=fused)

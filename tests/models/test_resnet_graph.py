@@ -61,13 +61,13 @@ def _dtypes(variables):
     return {variable.aval.dtype for variable in variables}
 
 
-# Every network in float16 in training and in bfloat16 in evaluation, one in float32.
+# Every network in float16 in training; one in float32, and one in bfloat16 in evaluation.
 @pytest.mark.parametrize(
     ("name", "version", "dtype", "train"),
     [
         *((*network, "float16", True) for network in NETWORKS),
-        *((*network, "bfloat16", False) for network in NETWORKS),
         (*NETWORKS[1], "float32", True),
+        (*NETWORKS[2], "bfloat16", False),
     ],
 )
 def test_activations_have_the_compute_dtype_and_what_is_stored_is_float32(name, version, dtype, train):

@@ -14,6 +14,7 @@ from flax import nnx
 from mixedres import numerics
 from mixedres.numerics import examine, linen, taps
 from mixedres.numerics.rows import FLUSHING
+from tests.arrays import normal
 from tests.numerics import cases
 from tests.numerics.cases import F16, F32
 
@@ -308,7 +309,7 @@ def test_the_expected_errors_of_casts():
 
 
 def test_parameters_with_functions_among_them_as_in_equinox_and_nnx_modules():
-    x = jax.random.normal(jax.random.key(0), (8, 4))
+    x = normal(0, (8, 4))
     tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
     report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)
     assert [row.name for row in report.rows if row.kind == "parameter"] == ["weight"]

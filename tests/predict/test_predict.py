@@ -217,6 +217,33 @@ def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
     assert "output is not finite in fp32" in json.loads(lines[0])["error"] and "none of the 21 files" in errors
 
 
+def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, capsys):
+    """As in an evaluation, where the first of several largest logits counts."""
+    path = tmp_path / "equal.safetensors"
+    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    file = checkpoints.read(path)
+    bias = np.float32([-1.0, 2.0, 2.0])
+    equal = {"fc.weight": np.zeros_like(file.tensors["fc.weight"]), "fc.bias": bias}
+    checkpoints.write(path, file.tensors | equal, file.metadata)
+    capsys.readouterr()
+    status, lines, _ = said(capsys, f"--from={path}", place / "images" / "val", "--json", "--topk=3")
+    assert status == 0
+    assert all([guess["index"] for guess in json.loads(line)["top"]] == [1, 2, 0] for line in lines)
+
+
+def test_run_without_a_recorded_input_keeps_its_image_size(place, tmp_path):
+    """Runs of before had no input in their data.json."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    recorded = json.loads((tmp_path / "run" / "data.json").read_text())
+    del recorded["input"]
+    (tmp_path / "run" / "data.json").write_text(json.dumps(recorded))
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser)
+    found = classifier.from_args(parser.parse_args([f"--from={tmp_path / 'run'}"]))
+    assert found.spec.shape == (24, 24, 3)  # and not the 32 of other CIFAR networks
+    assert any("does not say what its input is; taking --image_size=24" in note for note in found.notes)
+
+
 def test_another_preprocessing_keeps_the_size(place):
     parser = argparse.ArgumentParser()
     arguments.add_arguments(parser)

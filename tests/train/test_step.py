@@ -194,12 +194,11 @@ def test_eight_synchronised_devices_take_the_step_of_one():
         cases.close(b, a, 1e-5)
 
 
-@pytest.mark.parametrize(("half", "devices"), [("fp16", 1), ("bf16", 8)])
-def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
+def test_the_rewritten_step_is_as_close_to_float32_as_casting():
     updates = {}
-    for preset in ("fp32", half, f"{half}_rewrite"):
+    for preset in ("fp32", "fp16", "fp16_rewrite"):
         # Without momentum and decay the change is the gradient times the rate; without a scale nothing is skipped.
-        train_step, state = cases.make(preset, devices=devices, tx=optax.sgd(0.1))
+        train_step, state = cases.make(preset, tx=optax.sgd(0.1))
         before = cases.host(state.params)
         state, metrics = train_step(state, cases.batch(3, 32))
         assert metrics["grads_finite"] == 1
@@ -207,7 +206,7 @@ def test_the_rewritten_step_is_as_close_to_float32_as_casting(half, devices):
         updates[preset] = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
         assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
     distances = {p: np.linalg.norm(u - updates["fp32"]) / np.linalg.norm(updates["fp32"]) for p, u in updates.items()}
-    assert 0 < distances[f"{half}_rewrite"] < 1.25 * distances[half]
+    assert 0 < distances["fp16_rewrite"] < 1.25 * distances["fp16"]
 
 
 def test_one_bad_device_skips_the_step_on_all():
