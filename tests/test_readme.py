@@ -65,24 +65,6 @@ def test_the_rewritten_loop_of_the_docs_trains():
     assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
 
 
-@pytest.mark.filterwarnings("ignore:float8 is emulated")
-def test_float8_of_the_docs_trains_and_its_numbers_are_those_in_the_files():
-    page = ROOT / "docs" / "float8.md"
-    *_, loop = python_blocks(page)
-    names = run(loop)
-    assert names["value"] < 0.2 and all(p.dtype == np.float32 for p in names["params"].values())
-    jaxpr = str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
-    assert "f8_e4m3fn" in jaxpr and "f8_e5m2" in jaxpr
-    rows = json.loads((ROOT / "experiments" / "results" / "float8_compiled.json").read_text())["rows"]
-    found = {(r["program"], r["precision"], r["backend"]): r for r in rows if r["gpu"] == "h200"}
-    half, float8 = (found["two MLPs", precision, "cuBLASLt"] for precision in ("bf16", "fp8"))
-    text = " ".join(page.read_text().split())
-    assert f"move {float8['megabytes'] - half['megabytes']:.0f} MB more" in text
-    blocks = found["two blocks", "fp8", "cuBLASLt"]
-    count, calls = sum(blocks["products"].values()), blocks["cublaslt_float8_calls"]
-    assert f"{calls} of the {count} products" in text and f"these are {calls} calls" in text
-
-
 def test_the_comparison_is_that_in_the_file():
     results = json.loads((ROOT / "experiments" / "results" / "autocast_comparison.json").read_text())
     table = autocast_comparison.table(results["rows"], results["dtype"])

@@ -220,36 +220,6 @@ def evidence(rows: list[dict], title: str) -> plt.Figure:
     return figure
 
 
-def training(tasks: dict[str, dict], baseline: str) -> plt.Figure:
-    """Losses of precisions and, below, their differences to one: thin lines for seeds, thick ones for their mean."""
-    figure, panels = plt.subplots(2, len(tasks), figsize=(4.5 * len(tasks), 5.6), layout="constrained", squeeze=False)
-    names = list(dict.fromkeys(name for task in tasks.values() for name in task["runs"]))
-    for (top, bottom), task in zip(panels.T, tasks.values(), strict=True):
-        steps = {kind: [at["step"] for at in task["runs"][baseline][0][kind]] for kind in ("training", "validation")}
-        base = _losses(task["runs"][baseline], "validation")
-        for index, name in enumerate(names):
-            # Equal curves lie on each other: the first ones are wider.
-            width, made = 1.2 + 2.4 * (1 - index / len(names)), task["runs"][name]
-            top.plot(steps["training"], _losses(made, "training").mean(0), "--", color=f"C{index}", linewidth=width / 2)
-            validation = _losses(made, "validation")
-            top.plot(steps["validation"], validation.mean(0), color=f"C{index}", linewidth=width)
-            bottom.plot(steps["validation"], (validation - base).T, color=f"C{index}", linewidth=0.6, alpha=0.5)
-            bottom.plot(steps["validation"], (validation - base).mean(0), color=f"C{index}", linewidth=1.6)
-        top.set(title=f"{task['title']}: loss (dashed: training)")
-        falls = top.lines[0].get_ydata()
-        if max(falls) > 8 * min(falls):
-            top.set_yscale("log")
-        bottom.set(title=f"validation loss, difference to {baseline}", xlabel="step")
-    handles = [plt.Line2D([], [], color=f"C{index}", label=name) for index, name in enumerate(names)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    return figure
-
-
-def _losses(made: list[dict], kind: str) -> np.ndarray:
-    """(runs, points) of losses."""
-    return np.array([[at["loss"] for at in one[kind]] for one in made])
-
-
 def samples(images: np.ndarray, labels: np.ndarray, title: str) -> plt.Figure:
     """Gray images with their labels, eight in a row; `images` is (n, side, side, 1) uint8."""
     figure, panels = plt.subplots(len(images) // 8, 8, figsize=(7, 1.05 * len(images) / 8), layout="constrained")
