@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import libraries
-from experiments.autocast_comparison import distance
 from experiments.lib import runs
 from experiments.libraries import Loss, Program
 from mixedres._internal import environment, jax_compat
@@ -100,6 +99,12 @@ def saved_bytes(closed: Any, params: slice, results: int) -> tuple[int, int]:
     sizes = {v: v.aval.size * v.aval.dtype.itemsize for v in kept}
     weights = sum(size for v, size in sizes.items() if v in of_params)
     return sum(sizes.values()) - weights, weights
+
+
+def distance(got: Any, want: Any) -> float:
+    """The relative L2 distance of two trees."""
+    flat = [np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(x)]) for x in (got, want)]
+    return float(np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1]))
 
 
 def moved(params: Any, seed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Small networks in float32 or cast by hand, to compare the graph rewrite with: losses of (params, inputs, labels)."""
+"""Small networks in float32 or with casts written by hand, as losses of (params, inputs, labels)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mixedres import models, precision
 from mixedres.train import losses
 
 LOSS_SCALE = 2.0**10
@@ -59,32 +58,25 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Two blocks, the second one recomputed in the backward pass, and one table for embedding and logits."""
 
-    features: int = 32
     dtype: Any = None
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """(b, time) int32 -> (b, time, CLASSES)."""
-        embed = nn.Embed(CLASSES, self.features, dtype=self.dtype)
+        embed = nn.Embed(CLASSES, 32, dtype=self.dtype)
         x = Block(self.dtype)(embed(tokens))
         x = nn.remat(Block)(self.dtype)(x)
         return embed.attend(nn.LayerNorm(dtype=self.dtype)(x))
 
 
 NETWORKS = {"mlp": Mlp, "lstm": Lstm, "transformer": Transformer}
-# (a small shape for tests, one that takes time to compute)
-SHAPES = {
-    "mlp": ((16, 32), (256, 512)),
-    "lstm": ((4, 12, 32), (32, 64, 256)),
-    "transformer": ((4, 12), (16, 128)),
-}
+SHAPES = {"mlp": (16, 32), "lstm": (4, 12, 32), "transformer": (4, 12)}
 
 
-def network(name: str, dtype: Any = None, *, large: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def network(name: str, dtype: Any = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(loss, arguments) of a network of `NETWORKS`: loss(params, x, labels) -> scalar, arguments(key) -> those."""
-    kind, shape = NETWORKS[name], SHAPES[name][large]
-    sizes = {"features": 256} if name == "transformer" and large else {}
-    model, tokens = kind(dtype=dtype, **sizes), name == "transformer"
+    tokens, shape = name == "transformer", SHAPES[name]
+    model = NETWORKS[name](dtype=dtype)
 
     def arguments(key: jax.Array) -> Any:
         keys = jax.random.split(key, 3)
@@ -95,26 +87,5 @@ def network(name: str, dtype: Any = None, *, large: bool = False) -> tuple[Calla
     def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
         logits = model.apply({"params": params}, x).astype(jnp.float32)
         return losses.cross_entropy(logits.reshape(-1, CLASSES), labels.reshape(-1)).mean() * LOSS_SCALE
-
-    return loss, arguments
-
-
-def resnet(
-    name: str, version: str, preset: str, *, size: int, batch: int
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The same for a ResNet in training: its layers cast as `preset` says, or not at all for a rewrite preset."""
-    policy, norm_policy = precision.get(preset).network_policies
-    model = models.create(
-        name, version=version, num_classes=CLASSES, policy=policy, norm_policy=norm_policy, zero_init_last=False
-    )
-
-    def arguments(key: jax.Array) -> Any:
-        keys = jax.random.split(key, 2)
-        images = jax.random.normal(keys[0], (batch, size, size, 3))
-        return model.init(keys[1], images, train=False), images, jnp.arange(batch) % CLASSES
-
-    def loss(variables: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-        logits, _ = model.apply(variables, images, train=True, mutable=["batch_stats"])
-        return losses.cross_entropy(logits.astype(jnp.float32), labels).mean() * LOSS_SCALE
 
     return loss, arguments
