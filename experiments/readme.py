@@ -29,8 +29,6 @@ BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end
 SHOWN = (
     "evidence_cluttered.png",
     "evidence_cluttered_samples.png",
-    "gradient_range_digits_479.png",
-    "passes_h200.png",
     "sweep_cluttered_resnet50_curves.png",
     "sweep_loss_scale_curves.png",
     "sweep_precision_curves.png",
