@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, Text
 
-from experiments.fuzzing import containers
+from tests.fuzz import containers
 from mixedres._internal.errors import DataError
 from mixedres.data import load
 from mixedres.data.datasets import tfds

@@ -9,13 +9,10 @@ import numpy as np
 import psutil
 import pytest
 
-from experiments import fuzz
-from experiments.fuzzing import blind, campaign, checkpoints, containers, corpus, hostile_json, images
-from experiments.fuzzing.formats import FORMATS
-from experiments.fuzzing.judge import judge
-from mixedres._internal.errors import ConfigError, MixedresError
 from tests.data import made
-from tests.experiments import planted
+from tests.fuzz import blind, campaign, containers, corpus, hostile_json, images, planted
+from tests.fuzz.formats import FORMATS
+from tests.fuzz.worker import judge
 
 DATA = bytes(range(256)) * 3
 
@@ -109,8 +106,8 @@ def test_safetensors_keep_the_length_of_their_header(tmp_path):
 
 
 def test_cifar_archives_stay_archives(tmp_path):
-    corpus.cifar(tmp_path / "cifar")
-    data = (tmp_path / "cifar" / "cifar-10-python.tar.gz").read_bytes()
+    corpus.cifar(tmp_path)
+    data = (tmp_path / "cifar-10-binary.tar.gz").read_bytes()
     found = mutants(containers.cifar, data, count=100)
     assert found == mutants(containers.cifar, data, count=100)
     assert sum(mutant[:2] == b"\x1f\x8b" and mutant != data for mutant in found) > 70
@@ -120,12 +117,12 @@ def test_checksums_of_checkpoints(tmp_path):
     from mixedres._internal.files import checksums_hold
 
     files = {"_CHECKPOINT_METADATA": b"{}", "default/_METADATA": b'{"a": 1}', "default/d/x": DATA, "default/y": b""}
-    files[checkpoints.CHECKSUMS] = checkpoints.checksums(files)
+    files[containers.CHECKSUMS] = containers.checksums(files)
     made.write_files(tmp_path, files)
     assert checksums_hold(tmp_path / "default")
-    found = mutants(checkpoints.mutated, files, count=100)
-    assert found == mutants(checkpoints.mutated, files, count=100)
-    repaired = [changes for changes in found if len(changes) > 1 and checkpoints.CHECKSUMS in changes]
+    found = mutants(containers.checkpoint, files, count=100)
+    assert found == mutants(containers.checkpoint, files, count=100)
+    repaired = [changes for changes in found if len(changes) > 1 and containers.CHECKSUMS in changes]
     assert len(repaired) > 2
     place = tmp_path / "mutant"
     made.write_files(place, {name: content for name, content in (files | repaired[0]).items() if content is not None})
@@ -138,8 +135,8 @@ def test_a_command_may_succeed_or_refuse_in_one_line():
     assert verdict.outcome == "refused" and "name another" in verdict.text
 
 
-def failures(name, limits=None, kept=None):
-    return campaign.fuzz(name, pathlib.Path(), range(5), limits=limits, kept=kept, module="tests.experiments.planted")
+def failures(name, **options):
+    return campaign.fuzz(name, pathlib.Path(), range(5), module="tests.fuzz.planted", **options)
 
 
 def test_what_is_refused_is_no_failure():
@@ -159,8 +156,7 @@ def test_what_is_refused_is_no_failure():
     ],
 )
 def test_planted_defects_are_found(name, says, tmp_path):
-    limits = campaign.Limits(seconds=0.5 if name == "hang" else 10)
-    tally = failures(name, limits, tmp_path)
+    tally = failures(name, seconds=0.5 if name == "hang" else 10, kept=tmp_path)
     assert (tally.accepted, tally.failed) == (4, 1)
     ((signature, numbers),) = tally.failures.items()
     assert says in signature
@@ -169,7 +165,7 @@ def test_planted_defects_are_found(name, says, tmp_path):
     (kept,) = tmp_path.iterdir()
     assert (kept / "input" / "file").read_bytes() == planted.CONTENT
     assert says in (kept / "report.txt").read_text()
-    assert not [child for child in psutil.Process().children(recursive=True) if "fuzzing.worker" in child.cmdline()]
+    assert not [child for child in psutil.Process().children(recursive=True) if "tests.fuzz.worker" in child.cmdline()]
 
 
 def test_what_takes_more_memory_than_allowed():
@@ -183,28 +179,6 @@ def test_a_broken_line_is_whole_on_the_terminal():
     assert "\n" not in judge(planted.break_line).text.rstrip("\n")
 
 
-def test_mistakes_in_the_command(capsys):
-    for arguments, says in (
-        (["--formats=gif"], "'gif' is unknown"),
-        (["--mutations=0"], "at least"),
-        (["--min=1"], "--min"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            fuzz.parse(arguments)
-
-
-def test_the_command_on_one_format(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(campaign, "make_corpus", corpus.images)
-    fuzz.fuzz(["--formats=png", "--mutations=50", f"--out={tmp_path / 'out'}"])
-    printed = capsys.readouterr().out
-    assert "round 1, png: 50 mutants, 0 failed" in printed and "| png | 50 |" in printed
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(campaign, "fuzz", lambda name, *_, **__: campaign.Tally(name, failures={"planted": [3]}))
-    with pytest.raises(MixedresError, match="1 mutants failed"):
-        fuzz.fuzz(["--formats=png"])
-    assert "png: planted: 1 mutants, first 3" in capsys.readouterr().out
-
-
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory):
     place = tmp_path_factory.mktemp("fuzz") / "corpus"
@@ -212,11 +186,24 @@ def intact(tmp_path_factory):
     return place
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
-def test_no_mutant_makes_a_command_fail(name, intact):
+def check(intact, name, count):
+    """The environment variables FUZZ_SEED and FUZZ_KEPT: another seed, and a folder for inputs that fail."""
     kept = os.environ.get("FUZZ_KEPT")
-    tally = campaign.fuzz(name, intact, range(2000), kept=pathlib.Path(kept) if kept else None)
+    seed, kept = int(os.environ.get("FUZZ_SEED", "0")), kept and pathlib.Path(kept)
+    tally = campaign.fuzz(name, intact, range(count), seed=seed, kept=kept)
     report = "\n".join(f"{signature}: {len(numbers)}, {numbers[:5]}" for signature, numbers in tally.failures.items())
-    assert not tally.failed and tally.mutations == 2000 and tally.slowest < 10, report
+    assert not tally.failed and tally.mutations == count and tally.slowest < 10, f"{name}: {report}"
     assert tally.accepted
+
+
+@pytest.mark.slow
+def test_mutants_are_accepted_or_refused_in_one_line(intact):
+    """All formats in one test, for one corpus."""
+    for name in FORMATS:
+        check(intact, name, 200)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_mutants_are_accepted_or_refused_in_one_line(name, intact):
+    check(intact, name, int(os.environ.get("FUZZ_MUTANTS", "2000")))

@@ -1,9 +1,6 @@
 """What commands call on images and data sets, as functions of the folder that holds a mutant. Imports no JAX."""
 
 import functools
-import pathlib
-from collections.abc import Iterator
-from typing import Any
 
 from mixedres import data
 from mixedres._internal import console
@@ -20,20 +17,24 @@ class _OneImage:
 
     name = "images, train"
 
-    def __init__(self, content: bytes):
+    def __init__(self, content):
         self._content = content
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1
 
-    def __getitem__(self, index: int) -> Example:
+    def __getitem__(self, index):
         return Example(self._content, 0)
 
-    def file_name(self, index: int) -> str:
+    def file_name(self, index):
         return "image"
 
 
-def predict_image(place: pathlib.Path) -> None:
+def image(corpus):
+    return [predict_image, train_on_image]
+
+
+def predict_image(place):
     """Reads the image as `mixedres.predict` does."""
     (path,) = place.iterdir()
     size = path.stat().st_size
@@ -43,25 +44,28 @@ def predict_image(place: pathlib.Path) -> None:
             raise ConfigError(f"{path}: {found}")
 
 
-def train_on_image(place: pathlib.Path) -> None:
+def train_on_image(place):
     """Reads the image as training and evaluation do."""
     (path,) = place.iterdir()
     content = path.read_bytes()
     chosen = preprocessing.get(_PREPROCESSINGS[len(content) // 2 % 3])
     channels, with_exif = 1 + 2 * (len(content) // 6 % 2), bool(len(content) // 12 % 2)
-    examples: Any = _OneImage(content)
-    reader = chunks.ImageReader(examples, (_SIZE, _SIZE, channels), chosen, 1, with_exif, "raise")
+    reader = chunks.ImageReader(_OneImage(content), (_SIZE, _SIZE, channels), chosen, 1, with_exif, "raise")
     chunks.TrainChunks(reader, 1, range(1), 0, seed=len(content), flip=True)[0]
     chunks.EvalChunks(reader, 1, range(1))[0]
 
 
-def train_on_cifar(place: pathlib.Path) -> None:
+def cifar(corpus):
+    return [train_on_cifar]
+
+
+def train_on_cifar(place):
     """Loads the data set as `mixedres.main` does."""
     with errors("config.data"):
         data.load("cifar10", dir=str(place), image_size=32, batch_size=1)
 
 
-def records(place: pathlib.Path) -> list[Any]:
+def records(corpus):
     """The targets of a data set whose description, which is intact, is read once."""
     import tensorflow_datasets as tfds
 
@@ -69,20 +73,17 @@ def records(place: pathlib.Path) -> list[Any]:
     return [train_on_records]
 
 
-def train_on_records(place: pathlib.Path) -> None:
+def train_on_records(place):
     """Loads the data set as `mixedres.main` does, and reads every image; those that are skipped are printed."""
     with errors("config.data"):
         source = data.load("tfds:toy", dir=str(place), image_size=_SIZE, batch_size=1, on_error="skip")
         source.fingerprint  # noqa: B018  (it reads records)
-    unreadable = dict(_unreadable(source))
+    unreadable = {}
+    for part in (source.data_set.train, source.data_set.eval):
+        reader = chunks.ImageReader(part, source.image_shape, source.preprocessing, 3, False, "skip")
+        if len(part):
+            unreadable |= chunks.EvalChunks(reader, len(part), range(len(part)))[0]["unreadable"]
     for name, reason in unreadable.items():
         console.say(f"{name}: {reason}")
     if unreadable:
         raise DataError(f"{len(unreadable)} images cannot be used")
-
-
-def _unreadable(source: Any) -> Iterator[tuple[str, str]]:
-    for part in (source.data_set.train, source.data_set.eval):
-        reader = chunks.ImageReader(part, source.image_shape, source.preprocessing, 3, False, "skip")
-        found = chunks.EvalChunks(reader, len(part), range(len(part)))[0] if len(part) else {"unreadable": {}}
-        yield from found["unreadable"].items()

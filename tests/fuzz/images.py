@@ -3,10 +3,8 @@
 import struct
 import zlib
 
-import numpy as np
-
-from experiments.fuzzing import blind
-from experiments.fuzzing.blind import chance, edge_field, pick
+from tests.fuzz import blind
+from tests.fuzz.blind import chance, edge_field, pick
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Sides of images: none, small, at the limits of pixels, and beyond every limit.
@@ -28,7 +26,7 @@ _NEW_CHUNKS = (
 _BOMB = zlib.compress(bytes(20_000_000), 9)
 
 
-def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
+def chunks(data):
     """The (kind, content) of the chunks of a PNG file."""
     found, at = [], len(PNG_MAGIC)
     while at + 12 <= len(data):
@@ -38,7 +36,7 @@ def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def join_chunks(found: list[tuple[bytes, bytes]]) -> bytes:
+def join_chunks(found):
     """A PNG file of these chunks, whose sums are right."""
     return PNG_MAGIC + b"".join(
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -46,7 +44,7 @@ def join_chunks(found: list[tuple[bytes, bytes]]) -> bytes:
     )
 
 
-def png(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
+def png(rng, data, other=b""):
     """A PNG file after mutations: four in five keep the sums of its chunks right."""
     if chance(rng, 0.2):
         return blind.mutated(rng, data, other)
@@ -75,7 +73,7 @@ def png(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
     return blind.write_edge(rng, joined, b"") if chance(rng, 0.05) else joined
 
 
-def _png_header(rng: np.random.Generator, content: bytes) -> bytes:
+def _png_header(rng, content):
     width, height, *rest = struct.unpack(">IIBBBBB", content) if len(content) == 13 else (8, 8, 8, 2, 0, 0, 0)
     if chance(rng, 0.5):
         width = pick(rng, _SIDES)
@@ -86,13 +84,13 @@ def _png_header(rng: np.random.Generator, content: bytes) -> bytes:
     return struct.pack(">IIBBBBB", width, height, *rest)
 
 
-def _chunk_content(rng: np.random.Generator) -> bytes:
+def _chunk_content(rng):
     name = pick(rng, (b"XML:com.adobe.xmp\0\0\0\0\0", b"Comment\0\0", b"icc\0\0", b"Raw profile type exif\0\0", b""))
     body = pick(rng, (rng.bytes(int(rng.integers(64))), zlib.compress(rng.bytes(40)), _BOMB, tiff(rng)))
     return name + body
 
 
-def _other_pixels(rng: np.random.Generator, found: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _other_pixels(rng, found):
     """Mutates the rows of pixels before they are compressed."""
     packed = b"".join(content for kind, content in found if kind == b"IDAT")
     try:
@@ -104,7 +102,7 @@ def _other_pixels(rng: np.random.Generator, found: list[tuple[bytes, bytes]]) ->
     return [*others[:-1], idat, *others[-1:]]
 
 
-def segments(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+def segments(data):
     """The (marker, content) of a JPEG file up to the first scan, and all that follows from its marker on."""
     found, at = [], 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
@@ -114,7 +112,7 @@ def segments(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
     return found, data[at:]
 
 
-def join_segments(found: list[tuple[int, bytes]], scan: bytes) -> bytes:
+def join_segments(found, scan):
     """A JPEG file of these segments, whose lengths are right."""
     head = b"".join(
         bytes((0xFF, marker)) + struct.pack(">H", len(content[:65_533]) + 2) + content[:65_533]
@@ -123,7 +121,7 @@ def join_segments(found: list[tuple[int, bytes]], scan: bytes) -> bytes:
     return b"\xff\xd8" + head + scan
 
 
-def jpeg(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
+def jpeg(rng, data, other=b""):
     """A JPEG file after mutations: four in five know its segments."""
     if chance(rng, 0.2):
         return blind.mutated(rng, data, other)
@@ -155,7 +153,7 @@ def jpeg(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
     return blind.write_edge(rng, joined, b"") if chance(rng, 0.05) else joined
 
 
-def _frame(rng: np.random.Generator, segment: tuple[int, bytes]) -> tuple[int, bytes]:
+def _frame(rng, segment):
     """A frame header with other sides, precision, samplings or number of components."""
     marker, content = segment[0], bytearray(segment[1].ljust(15, b"\1"))
     what = rng.integers(4)
@@ -170,7 +168,7 @@ def _frame(rng: np.random.Generator, segment: tuple[int, bytes]) -> tuple[int, b
     return pick(rng, (marker, marker, 0xC0, 0xC2, 0xC9)), bytes(content)
 
 
-def _application(rng: np.random.Generator) -> tuple[int, bytes]:
+def _application(rng):
     exif = (0xE1, b"Exif\0\0" + tiff(rng))
     adobe = (0xEE, b"Adobe\0\x64\0\0\0\0" + bytes((int(rng.integers(4)),)))
     profile = (0xE2, b"ICC_PROFILE\0" + bytes(rng.integers(0, 4, 2).tolist()) + rng.bytes(40))
@@ -180,7 +178,7 @@ def _application(rng: np.random.Generator) -> tuple[int, bytes]:
     return pick(rng, (exif, exif, exif, adobe, profile, several, restarts, xmp))
 
 
-def tiff(rng: np.random.Generator) -> bytes:
+def tiff(rng):
     """EXIF data: an orientation and other fields, of hostile types, counts and offsets."""
     order = pick(rng, "<>")
     fields = []

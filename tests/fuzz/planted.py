@@ -1,11 +1,12 @@
 """Formats whose readers have the defects that fuzzing must find, one each."""
 
 import ctypes
+import os
 import time
 import warnings
 
-from experiments.fuzzing.formats import Format
 from mixedres._internal.errors import ConfigError
+from tests.fuzz.formats import Format
 
 CONTENT = b"a mutant"
 
@@ -57,8 +58,6 @@ def hog():
 
 
 def complain():
-    import os
-
     os.write(2, b"libplanted: warning\n")
 
 

@@ -1,23 +1,28 @@
-"""Mutations of safetensors, TFRecord, ArrayRecord and CIFAR archives from the inside, whole again around it."""
+"""Mutations of safetensors, TFRecord, ArrayRecord, CIFAR archives and checkpoints from the inside.
+
+Lengths and checksums around what changes are right again, or they are not.
+"""
 
 import gzip
+import hashlib
 import io
 import json
-import pathlib
 import struct
 import tarfile
-from collections.abc import Iterable
 
+import google_crc32c
 import numpy as np
 
-from experiments.fuzzing import blind, hostile_json, images
-from experiments.fuzzing.blind import chance, edge_field, pick
+from tests.fuzz import blind, hostile_json, images
+from tests.fuzz.blind import chance, edge_field, pick
 
+# The file of a checkpoint with the SHA-256 of the others.
+CHECKSUMS = "default/checksums.json"
 _DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "F8_E4M3", "C64")
 _BYTES = dict(zip(_DTYPES, (8, 4, 2, 2, 8, 4, 2, 1, 8, 4, 2, 1, 1, 1, 8), strict=True))
 
 
-def safetensors(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
+def safetensors(rng, data, other=b""):
     """A safetensors file after mutations: most of its header, whose length is right."""
     if chance(rng, 0.2):
         return blind.mutated(rng, data, other)
@@ -37,7 +42,7 @@ def safetensors(rng: np.random.Generator, data: bytes, other: bytes = b"") -> by
     return struct.pack("<Q", len(text)) + text + tensors
 
 
-def _metadata(rng: np.random.Generator, header: dict) -> bytes:
+def _metadata(rng, header):
     """Changes what is recorded beside the tensors: mixedres' own JSON, or the whole of the metadata."""
     about = header.setdefault("__metadata__", {})
     if "mixedres" in about and chance(rng, 0.8):
@@ -47,7 +52,7 @@ def _metadata(rng: np.random.Generator, header: dict) -> bytes:
     return hostile_json.literal_in(rng, header, ("__metadata__", *path))
 
 
-def _change_tensor(rng: np.random.Generator, header: dict) -> None:
+def _change_tensor(rng, header):
     """One tensor of another dtype, shape, place or name, or gone; half of these keep its number of bytes."""
     names = [name for name in header if name != "__metadata__"]
     if not names:
@@ -75,26 +80,13 @@ def _change_tensor(rng: np.random.Generator, header: dict) -> None:
         header.pop(name)
 
 
-def masked_crc(data: bytes) -> int:
-    """The CRC-32C of TFRecord files: rotated by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+def masked_crc(data):
+    """Returns the CRC-32C of TFRecord files: rotated by 15 bits, plus a constant."""
+    crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _crc_table() -> list[int]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [crc >> 1 ^ 0x82F63B78 * (crc & 1) for crc in table]
-    return table
-
-
-_CRC32C = _crc_table()
-
-
-def records(data: bytes) -> list[bytes]:
+def records(data):
     """The records of a TFRecord file."""
     found, at = [], 0
     while at < len(data):
@@ -104,18 +96,18 @@ def records(data: bytes) -> list[bytes]:
     return found
 
 
-def join_records(found: Iterable[bytes]) -> bytes:
+def join_records(found):
     """A TFRecord file of these records, whose sums are right."""
     return b"".join(map(framed, found))
 
 
-def framed(record: bytes, length: bytes | None = None) -> bytes:
+def framed(record, length=None):
     """A record as TFRecord files hold it; `length`: eight bytes that claim another one."""
     length = length or struct.pack("<Q", len(record))
     return length + struct.pack("<I", masked_crc(length)) + record + struct.pack("<I", masked_crc(record))
 
 
-def tfrecord(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
+def tfrecord(rng, data, other=b""):
     """A TFRecord file after mutations: three in four keep its sums right."""
     if chance(rng, 0.25):
         return blind.mutated(rng, data, other)
@@ -127,7 +119,7 @@ def tfrecord(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes
     return join_records(found[:at]) + lie + join_records(found[at + 1 :])
 
 
-def array_record(rng: np.random.Generator, data: bytes, other: bytes, scratch: pathlib.Path) -> bytes:
+def array_record(rng, data, other, scratch):
     """An ArrayRecord file after mutations of its bytes, or written anew with other records from TFRecord's `other`."""
     if chance(rng, 0.5):
         return blind.mutated(rng, data)
@@ -141,7 +133,7 @@ def array_record(rng: np.random.Generator, data: bytes, other: bytes, scratch: p
     return path.read_bytes()
 
 
-def _other_records(rng: np.random.Generator, found: list[bytes]) -> list[bytes]:
+def _other_records(rng, found):
     """Records of which one is another message, or that are more or fewer."""
     at, what = int(rng.integers(len(found))), rng.integers(10)
     if what < 4:
@@ -155,7 +147,7 @@ def _other_records(rng: np.random.Generator, found: list[bytes]) -> list[bytes]:
     return found
 
 
-def _example(rng: np.random.Generator, record: bytes) -> bytes:
+def _example(rng, record):
     """A tf.train.Example with a feature of another type, length or content."""
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -182,50 +174,24 @@ def _example(rng: np.random.Generator, record: bytes) -> bytes:
     return example.SerializeToString()
 
 
-# Operations that ask for classes, memory, or what is not on the stack; '.' ends.
-_OPERATIONS = (
-    *(b"cos\nsystem\n", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"cnumpy._core.multiarray\n_reconstruct\n", b"\x93"),
-    *(b"(", b")", b"}", b"]", b"t", b"R", b"b", b"s", b"u", b"a", b"e", b"0", b"1", b"2", b"N", b"d", b"\x81", b"\x92"),
-    *(b"K\x05\x85R", b"cnumpy\nndarray\nK\xff\x85R", b"cnumpy\nndarray\nJ\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86\x85R"),
-    *(b"cnumpy\ndtype\n(VO\ntR", b"cnumpy\ndtype\n(VO8\nI0\nI1\ntR", b"cnumpy\ndtype\n(V" + b"i4," * 4000 + b"i4\ntR"),
-    *(b"h\xff", b"j\xff\xff\xff\x7f", b"r\xff\xff\xff\x7f", b"X\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 7 + b"\x0f"),
-    *(b"\x8b\xff\xff\xff\x7f", b"F1e999\n", b"L" + b"9" * 5000 + b"L\n", b"I\n", b"\x80\xff", b"\x95" + b"\xff" * 8),
-    *(
-        b"P1\n",
-        b"Q",
-        b"\x97",
-        b"\x98",
-        b"(" * 100_000,
-        b"]\x94" * 1000,
-        b"(" * 5000 + b"t" * 5000,
-        b"X\x02\0\0\0\xff\xfe",
-    ),
-)
-_SPARE = gzip.compress(bytes(2**26), 9, mtime=0)
-
-
-def cifar(rng: np.random.Generator, data: bytes, other: bytes = b"") -> bytes:
-    """A CIFAR archive after mutations of it, of the tar in it, or of a file in the tar."""
+def cifar(rng, data, other=b""):
+    """Returns a CIFAR archive after mutations of it, of the tar in it, or of a file in the tar."""
     what = rng.random()
     if what < 0.15:
         return blind.mutated(rng, data, other)
-    if what < 0.153:  # two gigabytes and more, where it is unpacked
-        return data + _SPARE * int(rng.integers(33, 50))
+    if what < 0.153:  # two gigabytes and more, when it is unpacked
+        return data + gzip.compress(bytes(2**26), 9, mtime=0) * int(rng.integers(33, 50))
     tar = gzip.decompress(data)
-    if what < 0.35:
-        return gzip.compress(_tar_headers(rng, tar), 1, mtime=0)
-    return gzip.compress(_other_member(rng, tar), 1, mtime=0)
+    return gzip.compress(_tar_headers(rng, tar) if what < 0.4 else _other_member(rng, tar), 1, mtime=0)
 
 
-def _tar_headers(rng: np.random.Generator, tar: bytes) -> bytes:
-    """Fields of the headers of a tar, with their sums right in half of all cases."""
+def _tar_headers(rng, tar):
+    """Returns a tar with another field in a header, most often with the right sum of the header."""
     changed = bytearray(tar)
     at = pick(rng, [place for place in range(0, len(tar), 512) if tar[place + 257 : place + 262] == b"ustar"])
     start, stop = pick(rng, ((0, 100), (100, 108), (124, 136), (136, 148), (156, 157), (157, 257), (345, 500)))
-    field = pick(
-        rng, (rng.bytes(12), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-1\0", b"x", b"L", b"S", b"5")
-    )
-    field = field[: stop - start].ljust(min(stop - start, 12), b"\0")
+    fields = (rng.bytes(12), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-1\0", b"x", b"L", b"S", b"5")
+    field = pick(rng, fields)[: stop - start].ljust(min(stop - start, 12), b"\0")
     changed[at + start : at + start + len(field)] = field
     if chance(rng, 0.7):
         changed[at + 148 : at + 156] = b" " * 8
@@ -233,28 +199,18 @@ def _tar_headers(rng: np.random.Generator, tar: bytes) -> bytes:
     return bytes(changed) if chance(rng, 0.8) else blind.mutated(rng, bytes(changed))
 
 
-def _other_member(rng: np.random.Generator, tar: bytes) -> bytes:
-    """The tar with one file mutated; others may be left out."""
+def _other_member(rng, tar):
+    """Returns the tar with one file mutated; another may be left out."""
     with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
         held = {member.name: opened.extractfile(member).read() for member in opened if member.isfile()}
     name = pick(rng, sorted(held))
-    content = held[name]
-    held[name] = blind.mutated(rng, content) if name.endswith(".bin") or chance(rng, 0.3) else pickled(rng, content)
+    held[name] = blind.mutated(rng, held[name])
     if chance(rng, 0.05):
         held.pop(pick(rng, sorted(held)))
     return make_tar(held)
 
 
-def pickled(rng: np.random.Generator, content: bytes) -> bytes:
-    """A pickle with one to three operations inserted; half of these at its beginning, where the stack is empty."""
-    for _ in range(int(rng.integers(1, 4))):
-        # Not inside the pixels, which are most of the file and contain no operation.
-        at = pick(rng, (0, 2, int(rng.integers(min(150, len(content)))), len(content) - int(rng.integers(1, 60)), -1))
-        content = content[:at] + pick(rng, _OPERATIONS) + content[at:]
-    return content
-
-
-def make_tar(held: dict[str, bytes]) -> bytes:
+def make_tar(held):
     """A tar of these files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as opened:
@@ -263,3 +219,48 @@ def make_tar(held: dict[str, bytes]) -> bytes:
             member.size = len(content)
             opened.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def checkpoint(rng, files):
+    """Returns other contents of one or two files by their names, None for a file that is gone.
+
+    One in ten gets right checksums, so that the change reaches Orbax.
+    """
+    if chance(rng, 0.1):
+        return {CHECKSUMS: _sums(rng, files[CHECKSUMS])}
+    changes = {}
+    covered = [name for name in sorted(files) if name != CHECKSUMS]
+    heavy = ("default/_METADATA", "_sharding", "manifest.ocdbt", "process_0")
+    weights = np.array([4.0 if name.endswith(heavy) else 1 for name in covered])
+    for _ in range(1 + chance(rng, 0.2)):
+        name = str(rng.choice(covered, p=weights / weights.sum()))
+        changes[name] = _file(rng, files[name], files[pick(rng, covered)])
+    if chance(rng, 0.1):
+        changes[CHECKSUMS] = checksums(files | changes)
+    return changes
+
+
+def _file(rng, content, other):
+    if chance(rng, 0.05):
+        return None
+    if chance(rng, 0.05):
+        return other
+    if content[:1] == b"{" and chance(rng, 0.8):
+        return hostile_json.mutated(rng, content, other)
+    return blind.mutated(rng, content, other)
+
+
+def _sums(rng, content):
+    """Returns hostile checksums, or checksums with a name of another place."""
+    if chance(rng, 0.6):
+        return hostile_json.mutated(rng, content)
+    name = pick(rng, ("../../../config.json", "/dev/null", ".", "", "a\0b", "\ud800", "x" * 5000, "d"))
+    return json.dumps(json.loads(content) | {name: hashlib.sha256(b"").hexdigest()}).encode()
+
+
+def checksums(files):
+    """Returns the file of checksums that is right for these files of a checkpoint."""
+    held = {name.removeprefix("default/"): content for name, content in files.items() if name.startswith("default/")}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(held.items()) if content is not None}
+    sums.pop("checksums.json", None)
+    return json.dumps(sums, indent=2).encode()

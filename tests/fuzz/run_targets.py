@@ -4,15 +4,10 @@ import argparse
 import functools
 import gc
 import json
-import pathlib
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
 
-from experiments.fuzzing import corpus
-from experiments.fuzzing.checkpoints import CHECKSUMS
 from mixedres import models
 from mixedres._internal import console
 from mixedres._internal.errors import ConfigError
@@ -26,31 +21,31 @@ from mixedres.predict.predictions import Prediction
 from mixedres.train import start
 from mixedres.train.builder import build
 from mixedres.train.metrics.writers import MetricWriter
+from tests.fuzz import corpus
+from tests.fuzz.containers import CHECKSUMS
 
-Target = Callable[[pathlib.Path], None]
 
-
-def weights(intact: pathlib.Path) -> list[Target]:
+def weights(intact):
     """Those of files of weights."""
     _remember_shapes()
     experiment = build(corpus.config())
     shapes = experiment.variable_shapes
 
-    def initialize(place: pathlib.Path) -> None:
+    def initialize(place):
         (path,) = place.iterdir()
         console.say(start.load_weights(str(path), shapes, experiment.model, experiment.source.input_spec).note)
 
-    def predict(place: pathlib.Path) -> None:
+    def predict(place):
         (path,) = place.iterdir()
         _classify(path)
 
     return [initialize, predict]
 
 
-def metrics(intact: pathlib.Path) -> list[Target]:
+def metrics(intact):
     """Those of ``metrics.jsonl``."""
 
-    def resume(place: pathlib.Path) -> None:
+    def resume(place):
         writer = MetricWriter(place / workdir.METRICS, 1, evaluated=False)
         writer.write(2, "train", {"loss": 1.0})
         writer.close()
@@ -60,46 +55,46 @@ def metrics(intact: pathlib.Path) -> list[Target]:
     return [resume]
 
 
-def config_file(intact: pathlib.Path) -> list[Target]:
+def config_file(intact):
     """Those of ``config.json``."""
 
-    def evaluate(place: pathlib.Path) -> None:
+    def evaluate(place):
         build(recorded.get_config(str(place)))
 
     return [_continued(intact), evaluate]
 
 
-def data_file(intact: pathlib.Path) -> list[Target]:
+def data_file(intact):
     """Those of ``data.json``; the checkpoint beside it, which is intact, is restored once."""
     _remember_shapes()
-    load.Checkpoints = functools.partial(_ReadOnce, _restored(intact / "run" / workdir.CHECKPOINTS))  # type: ignore
+    load.Checkpoints = functools.partial(_ReadOnce, _restored(intact / "run" / workdir.CHECKPOINTS))
     data = json.loads((intact / "run" / workdir.DATA).read_text())
 
-    def evaluate(place: pathlib.Path) -> None:
+    def evaluate(place):
         workdir.check_data(place, data, classes_only=True)
 
     return [_continued(intact), evaluate, _classify]
 
 
-def _continued(intact: pathlib.Path) -> Target:
+def _continued(intact):
     """What the start of a run does that goes on in a folder."""
     config, data = (json.loads((intact / "run" / name).read_text()) for name in (workdir.CONFIG, workdir.DATA))
 
-    def resume(place: pathlib.Path) -> None:
+    def resume(place):
         with ownership.claim(place, config, clean=False, data=data):
             workdir.finished(place, config)
 
     return resume
 
 
-def checkpoints(intact: pathlib.Path) -> list[Target]:
+def checkpoints(intact):
     """Those of checkpoints; Orbax gets only what the checksums let through, each mutant by one of two ways."""
     _remember_shapes()
     with corpus.smaller():
         experiment = build(corpus.config())
         jax.eval_shape(experiment.init_state)
 
-    def holds(place: pathlib.Path) -> bool:
+    def holds(place):
         """Whether there is more to see than that the checksums do not hold; AssertionError where they should not."""
         step = place / workdir.CHECKPOINTS / "2"
         expected = json.loads((intact / "small_run" / workdir.CHECKPOINTS / "2" / CHECKSUMS).read_bytes())
@@ -115,7 +110,7 @@ def checkpoints(intact: pathlib.Path) -> list[Target]:
         assert not (same and found and not whole), "the checksums of other files hold"
         return found
 
-    def resume(place: pathlib.Path) -> None:
+    def resume(place):
         if not holds(place):
             raise ConfigError("the checkpoint is not whole")
         if _is_even(place):
@@ -127,35 +122,35 @@ def checkpoints(intact: pathlib.Path) -> list[Target]:
         finally:
             saved.close()
 
-    def predict(place: pathlib.Path) -> None:
+    def predict(place):
         if _is_even(place) and checksums_hold(place / workdir.CHECKPOINTS / "2" / "default"):
             restored.append(place)
             load.read(place)
 
-    def end(place: pathlib.Path) -> None:
+    def end(place):
         """As the process ends: what Orbax left half read must not speak."""
         if restored:
             restored.clear()
             time.sleep(0.01)
             gc.collect()
 
-    restored: list[pathlib.Path] = []
+    restored = []
     return [resume, predict, end]
 
 
-def _is_even(place: pathlib.Path) -> bool:
+def _is_even(place):
     """Divides the mutants of checkpoints in two: restoring takes a hundred times as long as anything else here."""
     return sum(path.stat().st_size for path in place.glob("checkpoints/**/*") if path.is_file()) % 2 == 0
 
 
-def _content(path: pathlib.Path) -> bytes | None:
+def _content(path):
     try:
         return path.read_bytes()
     except OSError:
         return None
 
 
-def _classify(path: pathlib.Path) -> None:
+def _classify(path):
     """Makes the classifier as `mixedres.predict` does, and prints the classes of an image."""
     options = {"labels": None, "precision": None, "image_size": None, "preprocessing": None}
     chosen = from_args(argparse.Namespace(source=str(path), **options))
@@ -169,20 +164,20 @@ def _classify(path: pathlib.Path) -> None:
 class _ReadOnce:
     """Checkpoints whose newest was restored before."""
 
-    def __init__(self, restored: Any, directory: pathlib.Path):
+    def __init__(self, restored, directory):
         self.restored = restored
 
-    def latest_step(self) -> int:
+    def latest_step(self):
         return 2
 
-    def restore_newest(self, like: Any) -> Any:
+    def restore_newest(self, like):
         return self.restored
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
-def _restored(directory: pathlib.Path) -> Any:
+def _restored(directory):
     saved = Checkpoints(directory)
     try:
         return saved.restore_newest(None)
@@ -190,12 +185,12 @@ def _restored(directory: pathlib.Path) -> Any:
         saved.close()
 
 
-def _remember_shapes() -> None:
+def _remember_shapes():
     """Computes the shapes of each network once: `jax.eval_shape` takes longer than all else that reads weights."""
-    computed: dict[Any, Any] = {}
+    computed = {}
     evaluate = jax.eval_shape
 
-    def remembered(function: Any, *arguments: Any) -> Any:
+    def remembered(function, *arguments):
         owner = getattr(function, "__self__", None)
         if owner is None:
             return evaluate(function, *arguments)
