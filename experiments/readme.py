@@ -16,7 +16,8 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark, evidence, third_party
+from experiments import benchmark, evidence
+from experiments.lib import strangers
 from mixedres._internal.files import replace_text
 from mixedres._internal.names import PRESETS
 
@@ -195,11 +196,11 @@ def speed(result: dict[str, Any]) -> str:
 
 def third_party_programs(result: dict[str, Any]) -> str:
     """Programs under autocast beside the half mode of their library."""
-    return _lines(third_party.table(result["rows"])) + (
+    return _lines(strangers.table(result["rows"])) + (
         f"Loss and gradient in {result['dtype']}: relative error of the gradient against float32 (mean over "
         f"{result['seeds']} seeds), conversions, what the forward pass saves of what depends on the data as a share of "
         "float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / float32. "
-        f"{third_party.summary(result['rows'])} `{result['command']}`, {_where(result)}."
+        f"{strangers.summary(result['rows'])} `{result['command']}`, {_where(result)}."
     )
 
 

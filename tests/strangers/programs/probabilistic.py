@@ -1,31 +1,28 @@
 """numpyro: ELBOs a datum; by hand, the products are cast to half and distributions stay float32."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpyro
 from numpyro import distributions as dist
 from numpyro.infer import Trace_ELBO
 
-from experiments.libraries import Loss, Program, matrices, normal
+from tests.strangers.programs import Program, matrices, normal
 
 ROWS, SIZE, HIDDEN, LATENT = 64, 16, 32, 4
 
 
-def dense(half: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def dense(half):
     """A product in `half` with a float32 result."""
     if half is None:
         return jnp.matmul
     return lambda x, weights: (x.astype(half) @ weights.astype(half)).astype(jnp.float32)
 
 
-def elbo(model: Callable[..., None], guide: Callable[..., None], params: Any, *data: jax.Array) -> Program:
+def elbo(model, guide, params, *data):
     """The negative ELBO a row of model(product, params, *data) and a guide of the same arguments."""
 
-    def loss(half: Any = None) -> Loss:
-        def of(params: Any, key: jax.Array, *data: jax.Array) -> jax.Array:
+    def loss(half=None):
+        def of(params, key, *data):
             return Trace_ELBO().loss(key, {}, model, guide, dense(half), params, *data) / ROWS
 
         return of
@@ -33,11 +30,11 @@ def elbo(model: Callable[..., None], guide: Callable[..., None], params: Any, *d
     return Program(loss(), params, (jax.random.key(0), *data), loss)
 
 
-def bayesian() -> Program:
+def bayesian():
     """A regression network with normal priors and a mean-field guide."""
     shapes = {"first": (SIZE, HIDDEN), "second": (HIDDEN, 1)}
 
-    def model(product: Any, weights: Any, x: jax.Array, y: jax.Array) -> None:
+    def model(product, weights, x, y):
         drawn = [
             numpyro.sample(name, dist.Normal(jnp.zeros(shape), 0.25).to_event(2)) for name, shape in shapes.items()
         ]
@@ -45,7 +42,7 @@ def bayesian() -> Program:
         with numpyro.plate("rows", ROWS):
             numpyro.sample("y", dist.Normal(mean, 0.3), obs=y)
 
-    def guide(product: Any, weights: Any, x: jax.Array, y: jax.Array) -> None:
+    def guide(product, weights, x, y):
         for name in shapes:
             numpyro.sample(name, dist.Normal(weights[name], jnp.exp(weights[f"{name}_scale"])).to_event(2))
 
@@ -55,16 +52,16 @@ def bayesian() -> Program:
     return elbo(model, guide, params, x, jnp.sin(x[:, 0]))
 
 
-def vae() -> Program:
+def vae():
     """A variational autoencoder of binary data."""
 
-    def model(product: Any, weights: Any, data: jax.Array) -> None:
+    def model(product, weights, data):
         with numpyro.plate("rows", ROWS):
             code = numpyro.sample("code", dist.Normal(jnp.zeros(LATENT), 1.0).to_event(1))
             logits = product(jax.nn.softplus(product(code, weights["decode"])), weights["pixels"])
             numpyro.sample("data", dist.Bernoulli(logits=logits).to_event(1), obs=data)
 
-    def guide(product: Any, weights: Any, data: jax.Array) -> None:
+    def guide(product, weights, data):
         hidden = jax.nn.softplus(product(data, weights["encode"]))
         mean, scale = product(hidden, weights["mean"]), jnp.exp(product(hidden, weights["scale"]))
         with numpyro.plate("rows", ROWS):

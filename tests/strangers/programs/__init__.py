@@ -46,18 +46,18 @@ class Program:
     own: Callable[[Any], Loss] | None = None
 
 
-def programs(module: str) -> dict[str, Callable[[], Program]]:
+def programs(module):
     """The programs of a module of `MODULES`."""
     return importlib.import_module(f"{__name__}.{module}").PROGRAMS
 
 
 def program(
-    model: Callable[[Any], Callable[..., Any]],
-    objective: Callable[[Any, Any], jax.Array],
-    params: Any,
-    *args: Any,
-    own: bool = True,
-) -> Program:
+    model,
+    objective,
+    params,
+    *args,
+    own=True,
+):
     """A model and an objective as a Program.
 
     Args:
@@ -67,10 +67,10 @@ def program(
       own: whether the model's half mode is one to compare with.
     """
 
-    def loss(half: Any = None) -> Loss:
+    def loss(half=None):
         function = model(half)
 
-        def of(params: Any, *args: Any) -> jax.Array:
+        def of(params, *args):
             *inputs, target = args
             return objective(cast(function(params, *inputs), jnp.float32), target)
 
@@ -79,41 +79,41 @@ def program(
     return Program(loss(), params, args, loss if own else None)
 
 
-def by_hand(model: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+def by_hand(model):
     """A float32 model as dtype -> the model with its parameters and inputs cast to it."""
 
-    def of(half: Any) -> Callable[..., Any]:
+    def of(half):
         return model if half is None else lambda params, *inputs: model(cast(params, half), *cast(inputs, half))
 
     return of
 
 
-def cast(tree: Any, dtype: Any) -> Any:
+def cast(tree, dtype):
     """A tree with its floating-point arrays in another dtype."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def square(outputs: Any, target: Any) -> jax.Array:
+def square(outputs, target):
     """The mean squared error."""
     return jnp.mean((outputs - target) ** 2)
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def cross_entropy(logits, labels):
     """The mean cross entropy of logits (..., classes) and labels (...)."""
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1))
 
 
-def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
+def normal(seed, *shape, scale=1.0):
     """Normal numbers, float32."""
     return scale * jax.random.normal(jax.random.key(seed), shape)
 
 
-def integers(seed: int, below: int, *shape: int) -> jax.Array:
+def integers(seed, below, *shape):
     """Uniform integers from 0 on, int32."""
     return jax.random.randint(jax.random.key(seed), shape, 0, below)
 
 
-def matrices(seed: int, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+def matrices(seed, **shapes):
     """Normal float32 weights by name; the deviation is 1 / sqrt(their last size but one)."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     return {

@@ -7,15 +7,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from experiments.libraries import Program, cross_entropy, integers, normal, program, square
+from tests.strangers.programs import cross_entropy, integers, normal, program, square
 
 BATCH, TIME, SIZE, CLASSES = 4, 12, 32, 10
 
 
-def module(make: Callable[[Any], nn.Module], objective: Any, *args: Any) -> Program:
+def module(make, objective, *args):
     """dtype -> module, and the inputs and the target of its loss."""
 
-    def model(half: Any) -> Callable[..., Any]:
+    def model(half):
         return lambda params, *inputs: make(half).apply({"params": params}, *inputs)
 
     params = jax.jit(make(None).init)(jax.random.key(0), *args[:-1])["params"]
@@ -27,14 +27,12 @@ class Mixer(nn.Module):
 
     dtype: Any = None
 
-    def mix(self, x: jax.Array) -> jax.Array:
-        """Two dense layers over the last axis."""
+    def mix(self, x):
         y = nn.gelu(nn.Dense(2 * SIZE, dtype=self.dtype)(x))
         return nn.Dense(x.shape[-1], dtype=self.dtype)(y)
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, height, width, 3) -> (b, CLASSES)."""
+    def __call__(self, x):
         x = nn.Conv(SIZE, (4, 4), (4, 4), dtype=self.dtype)(x)
         x = x.reshape(x.shape[0], -1, SIZE)
         for _ in range(2):
@@ -52,8 +50,7 @@ class Residual(nn.Module):
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, x: jax.Array, time: jax.Array) -> jax.Array:
-        """(b, h, w, c), (b, SIZE) -> (b, h, w, features)."""
+    def __call__(self, x, time):
         y = nn.silu(nn.GroupNorm(4, dtype=self.dtype)(x))
         y = nn.Conv(self.features, (3, 3), dtype=self.dtype)(y)
         y = y + nn.Dense(self.features, dtype=self.dtype)(nn.silu(time))[:, None, None]
@@ -68,8 +65,7 @@ class UNet(nn.Module):
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, x: jax.Array, time: jax.Array) -> jax.Array:
-        """(b, h, w, 3), (b,) -> (b, h, w, 3)."""
+    def __call__(self, x, time):
         angles = time[:, None] * jnp.exp(-jnp.arange(SIZE // 2) / 4)
         t = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
         t = nn.Dense(SIZE, dtype=self.dtype)(nn.silu(nn.Dense(SIZE, dtype=self.dtype)(t)))
@@ -90,22 +86,21 @@ class Recurrent(nn.Module):
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, time, ...) -> (b, time, ..., CLASSES)."""
+    def __call__(self, x):
         return nn.Dense(CLASSES, dtype=self.dtype)(nn.RNN(self.cell(dtype=self.dtype))(x))
 
 
-def mixer() -> Program:
+def mixer():
     """An MLP-Mixer."""
     return module(Mixer, cross_entropy, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))
 
 
-def u_net() -> Program:
+def u_net():
     """A diffusion model's U-Net."""
     return module(UNet, square, normal(1, BATCH, 8, 8, 3), jnp.arange(4.0), normal(2, BATCH, 8, 8, 3))
 
 
-def recurrent(cell: Callable[..., Any], *shape: int) -> Program:
+def recurrent(cell, *shape):
     """A recurrent network on a sequence (BATCH, TIME, *shape) with a class at every place of it."""
     x, labels = normal(1, BATCH, TIME, *shape), integers(2, CLASSES, BATCH, TIME, *shape[:-1])
     return module(lambda half: Recurrent(cell, half), cross_entropy, x, labels)

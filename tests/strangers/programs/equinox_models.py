@@ -1,22 +1,21 @@
 """Equinox: modules split into arrays and the rest; by hand, arrays and inputs are cast to half, as its users do."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from experiments.libraries import Program, by_hand, cross_entropy, integers, normal, program
+from tests.strangers.programs import by_hand, cross_entropy, integers, normal, program
 
 BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
 
 
-def module(network: eqx.Module, x: jax.Array, labels: jax.Array) -> Program:
+def module(network, x, labels):
     """A network of one example as a loss over a batch."""
     params, static = eqx.partition(network, eqx.is_inexact_array)
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         return jax.vmap(eqx.combine(params, static))(x)
 
     return program(by_hand(model), cross_entropy, params, x, labels)
@@ -30,15 +29,14 @@ class Block(eqx.Module):
     up: eqx.nn.Linear
     down: eqx.nn.Linear
 
-    def __init__(self, key: jax.Array, size: int = SIZE, hidden: int = 2 * SIZE):
+    def __init__(self, key):
         keys = jax.random.split(key, 3)
-        self.norms = [eqx.nn.LayerNorm(size) for _ in range(2)]
-        self.attention = eqx.nn.MultiheadAttention(4, size, key=keys[0])
-        self.up = eqx.nn.Linear(size, hidden, key=keys[1])
-        self.down = eqx.nn.Linear(hidden, size, key=keys[2])
+        self.norms = [eqx.nn.LayerNorm(SIZE) for _ in range(2)]
+        self.attention = eqx.nn.MultiheadAttention(4, SIZE, key=keys[0])
+        self.up = eqx.nn.Linear(SIZE, 2 * SIZE, key=keys[1])
+        self.down = eqx.nn.Linear(2 * SIZE, SIZE, key=keys[2])
 
-    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """(time, size), the same."""
+    def __call__(self, x, mask=None):
         y = jax.vmap(self.norms[0])(x)
         x = x + self.attention(y, y, y, mask)
         y = jax.vmap(self.norms[1])(x)
@@ -54,24 +52,15 @@ class Gpt(eqx.Module):
     norm: eqx.nn.LayerNorm
     head: eqx.nn.Linear
 
-    def __init__(
-        self,
-        key: jax.Array,
-        size: int = SIZE,
-        hidden: int = 2 * SIZE,
-        depth: int = 2,
-        time: int = TIME,
-        words: int = WORDS,
-    ):
-        keys = jax.random.split(key, 3 + depth)
-        self.embed = eqx.nn.Embedding(words, size, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (time, size))
-        self.blocks = [Block(k, size, hidden) for k in keys[2:-1]]
-        self.norm = eqx.nn.LayerNorm(size)
-        self.head = eqx.nn.Linear(size, words, key=keys[-1])
+    def __init__(self, key):
+        keys = jax.random.split(key, 5)
+        self.embed = eqx.nn.Embedding(WORDS, SIZE, key=keys[0])
+        self.positions = jax.random.normal(keys[1], (TIME, SIZE))
+        self.blocks = [Block(k) for k in keys[2:-1]]
+        self.norm = eqx.nn.LayerNorm(SIZE)
+        self.head = eqx.nn.Linear(SIZE, WORDS, key=keys[-1])
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """(time,) -> (time, words)."""
+    def __call__(self, tokens):
         x = jax.vmap(self.embed)(tokens) + self.positions
         mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
         for block in self.blocks:
@@ -88,18 +77,15 @@ class ViT(eqx.Module):
     norm: eqx.nn.LayerNorm
     head: eqx.nn.Linear
 
-    def __init__(
-        self, key: jax.Array, size: int = SIZE, hidden: int = 2 * SIZE, depth: int = 2, patch: int = 4, places: int = 16
-    ):
-        keys = jax.random.split(key, 3 + depth)
-        self.patches = eqx.nn.Conv2d(3, size, patch, patch, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (places, size))
-        self.blocks = [Block(k, size, hidden) for k in keys[2:-1]]
-        self.norm = eqx.nn.LayerNorm(size)
-        self.head = eqx.nn.Linear(size, CLASSES, key=keys[-1])
+    def __init__(self, key):
+        keys = jax.random.split(key, 5)
+        self.patches = eqx.nn.Conv2d(3, SIZE, 4, 4, key=keys[0])
+        self.positions = jax.random.normal(keys[1], (16, SIZE))
+        self.blocks = [Block(k) for k in keys[2:-1]]
+        self.norm = eqx.nn.LayerNorm(SIZE)
+        self.head = eqx.nn.Linear(SIZE, CLASSES, key=keys[-1])
 
-    def __call__(self, image: jax.Array) -> jax.Array:
-        """(3, height, width) -> (CLASSES,)."""
+    def __call__(self, image):
         patches = self.patches(image)
         x = patches.reshape(len(patches), -1).T + self.positions
         for block in self.blocks:
@@ -113,40 +99,39 @@ class Recurrent(eqx.Module):
     cell: Any
     head: eqx.nn.Linear
 
-    def __init__(self, kind: Callable[..., Any], key: jax.Array):
+    def __init__(self, kind, key):
         keys = jax.random.split(key)
         self.cell = kind(SIZE, SIZE, key=keys[0])
         self.head = eqx.nn.Linear(SIZE, CLASSES, key=keys[1])
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(time, SIZE) -> (time, CLASSES)."""
+    def __call__(self, x):
         zeros = jnp.zeros(SIZE, x.dtype)
         start = (zeros, zeros) if isinstance(self.cell, eqx.nn.LSTMCell) else zeros
 
-        def step(state: Any, row: jax.Array) -> Any:
+        def step(state, row):
             state = self.cell(row, state)
             return state, state[0] if isinstance(state, tuple) else state
 
         return jax.vmap(self.head)(jax.lax.scan(step, start, x)[1])
 
 
-def recurrent(kind: Callable[..., Any]) -> Program:
+def recurrent(kind):
     """A recurrent network with a class at every step."""
     x, labels = normal(1, BATCH, TIME, SIZE), integers(2, CLASSES, BATCH, TIME)
     return module(Recurrent(kind, jax.random.key(0)), x, labels)
 
 
-def vit() -> Program:
+def vit():
     """A vision transformer."""
     return module(ViT(jax.random.key(0)), normal(1, BATCH, 3, 16, 16), integers(2, CLASSES, BATCH))
 
 
-def gpt() -> Program:
+def gpt():
     """A causal transformer."""
     return module(Gpt(jax.random.key(0)), integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME))
 
 
-def mlp() -> Program:
+def mlp():
     """A multilayer perceptron with softplus."""
     network = eqx.nn.MLP(SIZE, CLASSES, 64, 3, jax.nn.softplus, key=jax.random.key(0))
     return module(network, normal(1, 32, SIZE), integers(2, CLASSES, 32))

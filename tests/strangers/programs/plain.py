@@ -1,36 +1,34 @@
 """JAX alone: layers and transformations that programs write themselves; by hand, parameters and inputs are half."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from experiments.libraries import Program, by_hand, cross_entropy, integers, matrices, normal, program, square
+from tests.strangers.programs import by_hand, cross_entropy, integers, matrices, normal, program, square
 
 BATCH, TIME, SIZE, CLASSES = 4, 16, 32, 10
 ROWS = BATCH * TIME
 
 
-def sequences(model: Callable[..., Any], params: Any, size: int = SIZE) -> Program:
+def sequences(model, params, size=SIZE):
     """A function (params, (BATCH, TIME, size)) -> the same shape, and a target of that shape."""
     return program(by_hand(model), square, params, normal(1, BATCH, TIME, size), normal(2, BATCH, TIME, size))
 
 
-def layer_norm(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+def layer_norm(x, epsilon=1e-6):
     """A norm over the last axis in float32, with a result of the input's dtype."""
     wide = x.astype(jnp.float32)
     wide = wide - wide.mean(-1, keepdims=True)
     return (wide * lax.rsqrt((wide**2).mean(-1, keepdims=True) + epsilon)).astype(x.dtype)
 
 
-def experts_ragged() -> Program:
+def experts_ragged():
     """A mixture of experts: the best two of four for each row, rows sorted by expert, ragged products."""
     params = matrices(0, router=(SIZE, 4), up=(4, SIZE, 2 * SIZE), down=(4, 2 * SIZE, SIZE))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         weights, chosen = lax.top_k(jax.nn.softmax(x @ params["router"]), 2)
         order = jnp.argsort(chosen.ravel())
         sizes = jnp.bincount(chosen.ravel(), length=4)
@@ -41,11 +39,11 @@ def experts_ragged() -> Program:
     return program(by_hand(model), square, params, normal(1, ROWS, SIZE), normal(2, ROWS, SIZE))
 
 
-def experts_one_hot() -> Program:
+def experts_one_hot():
     """The same idea with one expert a row and a dispatch by einsum."""
     params = matrices(0, router=(SIZE, 4), up=(4, SIZE, 2 * SIZE), down=(4, 2 * SIZE, SIZE))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         gates = jax.nn.softmax(x @ params["router"])
         chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 4, dtype=x.dtype) * gates
         hidden = jax.nn.silu(jnp.einsum("re,rd,edh->erh", chosen, x, params["up"]))
@@ -54,11 +52,11 @@ def experts_one_hot() -> Program:
     return program(by_hand(model), square, params, normal(1, ROWS, SIZE), normal(2, ROWS, SIZE))
 
 
-def fourier() -> Program:
+def fourier():
     """FNet: the real part of a transform over tokens and features, dense layers around it."""
     params = matrices(0, first=(SIZE, 2 * SIZE), second=(2 * SIZE, SIZE))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         # There is no transform of halves.
         mixed = jnp.fft.fft2(layer_norm(x).astype(jnp.float32)).real / ROWS**0.5
         y = layer_norm(x + mixed.astype(x.dtype))
@@ -67,19 +65,19 @@ def fourier() -> Program:
     return sequences(model, params)
 
 
-def selective_scan() -> Program:
+def selective_scan():
     """Mamba: a recurrence whose steps, inputs and outputs depend on the data, gated by silu."""
     state, inner = 4, 2 * SIZE
     params = matrices(0, inside=(SIZE, 2 * inner), steps=(inner, inner), ends=(inner, 2 * state), out=(inner, SIZE))
     params["decay"] = jnp.log(jnp.broadcast_to(jnp.arange(1.0, state + 1), (inner, state)))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         u, gate = jnp.split(layer_norm(x) @ params["inside"], 2, -1)
         u = jax.nn.silu(u)
         steps = jax.nn.softplus(u @ params["steps"])
         into, out = jnp.split(u @ params["ends"], 2, -1)
 
-        def step(hidden: jax.Array, now: Any) -> Any:
+        def step(hidden, now):
             u, steps, into, out = now
             decay = jnp.exp(-steps[..., None] * jnp.exp(params["decay"]))
             hidden = decay * hidden + (steps * u)[..., None] * into[:, None]
@@ -92,11 +90,11 @@ def selective_scan() -> Program:
     return sequences(model, params)
 
 
-def linear_recurrence() -> Program:
+def linear_recurrence():
     """LRU: a diagonal complex recurrence by an associative scan, in float32 by hand as well."""
     params = matrices(0, inside=(SIZE, 2 * SIZE), out=(2 * SIZE, SIZE), radius=(SIZE,), angle=(SIZE,))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         real, imaginary = jnp.split((layer_norm(x) @ params["inside"]).astype(jnp.float32), 2, -1)
         radius, angle = params["radius"].astype(jnp.float32), params["angle"].astype(jnp.float32)
         decay = jnp.exp(lax.complex(-jnp.exp(radius), angle))
@@ -108,13 +106,13 @@ def linear_recurrence() -> Program:
     return sequences(model, params)
 
 
-def feed_forward(policy: Any) -> Program:
+def feed_forward(policy):
     """Three pre-norm blocks under jax.checkpoint with a policy."""
     params = matrices(0, up=(3, SIZE, 2 * SIZE), down=(3, 2 * SIZE, SIZE))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         @functools.partial(jax.checkpoint, policy=policy)
-        def block(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        def block(x, up, down):
             return x + jax.nn.gelu(layer_norm(x) @ up) @ down
 
         for i in range(3):
@@ -124,13 +122,13 @@ def feed_forward(policy: Any) -> Program:
     return sequences(model, params)
 
 
-def scanned_transformer() -> Program:
+def scanned_transformer():
     """Pre-norm blocks under scan, each recomputed in the backward pass."""
     shapes = {"qkv": (SIZE, 3 * SIZE), "out": (SIZE, SIZE), "up": (SIZE, 2 * SIZE), "down": (2 * SIZE, SIZE)}
     params = matrices(0, **{name: (2, *shape) for name, shape in shapes.items()})
 
     @jax.checkpoint
-    def block(x: jax.Array, weights: Any) -> Any:
+    def block(x, weights):
         q, k, v = (a.reshape(*x.shape[:2], 4, -1) for a in jnp.split(layer_norm(x) @ weights["qkv"], 3, -1))
         shares = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5)
         x = x + jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(x.shape) @ weights["out"]
@@ -139,11 +137,11 @@ def scanned_transformer() -> Program:
     return sequences(lambda params, x: lax.scan(block, x, params)[0], params)
 
 
-def fused_attention() -> Program:
+def fused_attention():
     """jax.nn.dot_product_attention, causal, two heads of keys for four of queries; it has no float16 form on a CPU."""
     params = matrices(0, q=(SIZE, SIZE), k=(SIZE, SIZE // 2), v=(SIZE, SIZE // 2), out=(SIZE, SIZE))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         q, k, v = ((x @ params[name]).reshape(*x.shape[:2], -1, 8) for name in "qkv")
         return jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ params["out"]
 
@@ -152,15 +150,15 @@ def fused_attention() -> Program:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def flash(q: jax.Array, k: jax.Array, v: jax.Array, size: int) -> jax.Array:
+def flash(q, k, v, size):
     """Attention (b, time, d) over blocks of `size` keys, with running maxima and sums in float32."""
     return _flash_forward(q, k, v, size)[0]
 
 
-def _flash_forward(q: jax.Array, k: jax.Array, v: jax.Array, size: int) -> Any:
+def _flash_forward(q, k, v, size):
     blocks = [a.reshape(a.shape[0], -1, size, a.shape[-1]).swapaxes(0, 1) for a in (k, v)]
 
-    def step(state: Any, block: Any) -> Any:
+    def step(state, block):
         top, total, out = state
         logits = jnp.einsum("bqd,bkd->bqk", q, block[0]).astype(jnp.float32) / q.shape[-1] ** 0.5
         new = jnp.maximum(top, logits.max(-1))
@@ -175,7 +173,7 @@ def _flash_forward(q: jax.Array, k: jax.Array, v: jax.Array, size: int) -> Any:
     return out, (q, k, v, out, top + jnp.log(total))
 
 
-def _flash_backward(size: int, kept: Any, g: jax.Array) -> Any:
+def _flash_backward(size, kept, g):
     q, k, v, out, log_total = kept
     scale = q.shape[-1] ** -0.5
     logits = jnp.einsum("bqd,bkd->bqk", q, k).astype(jnp.float32) * scale
@@ -190,22 +188,22 @@ def _flash_backward(size: int, kept: Any, g: jax.Array) -> Any:
 flash.defvjp(_flash_forward, _flash_backward)
 
 
-def flash_attention() -> Program:
+def flash_attention():
     """Attention as a custom_vjp that recomputes its weights."""
     params = matrices(0, q=(SIZE, SIZE), k=(SIZE, SIZE), v=(SIZE, SIZE), out=(SIZE, SIZE))
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         q, k, v = (x @ params[name] for name in "qkv")
         return x + flash(q, k, v, TIME // 4) @ params["out"]
 
     return sequences(model, params)
 
 
-def gaussian_process() -> Program:
+def gaussian_process():
     """The negative log likelihood of a Gaussian process over learned features: Cholesky of a Gram matrix."""
     params = matrices(0, first=(SIZE, SIZE), second=(SIZE, 16))
 
-    def model(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    def model(params, x, y):
         features = jnp.tanh(x @ params["first"]) @ params["second"]
         # A factorization needs float32 from the Gram matrix on.
         gram = jnp.matmul(features, features.T, preferred_element_type=jnp.float32) / 16
@@ -217,12 +215,12 @@ def gaussian_process() -> Program:
     return program(by_hand(model), lambda value, _: value / TIME, params, *inputs)
 
 
-def pooled_convolutions() -> Program:
+def pooled_convolutions():
     """Convolutions with softplus, max pooling, average pooling, a head."""
     params = matrices(0, first=(16, 3, 3, 3), second=(32, 16, 3, 3), head=(32, CLASSES))
     params = {name: x / 3 if x.ndim == 4 else x for name, x in params.items()}
 
-    def model(params: Any, x: jax.Array) -> jax.Array:
+    def model(params, x):
         window = (1, 1, 2, 2)
         x = jax.nn.softplus(lax.conv(x, params["first"], (1, 1), "SAME"))
         x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")

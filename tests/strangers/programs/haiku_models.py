@@ -1,15 +1,13 @@
 """Haiku; the half mode is its jmp policy: float32 parameters, half inside, norms in float32 with half results."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
 
-from experiments.libraries import Program, cross_entropy, integers, normal, program
+from tests.strangers.programs import cross_entropy, integers, normal, program
 
 BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
 NORMS = (hk.LayerNorm, hk.BatchNorm)
@@ -17,7 +15,7 @@ LAYERS = (hk.Linear, hk.Embed, hk.Conv2D, hk.MultiHeadAttention, hk.LSTM, hk.GRU
 
 
 @contextlib.contextmanager
-def policies(half: Any) -> Any:
+def policies(half):
     """All layers compute in `half`, and norms in float32."""
     layer, norm = jmp.Policy(jnp.float32, half, half), jmp.Policy(jnp.float32, jnp.float32, half)
     with contextlib.ExitStack() as stack:
@@ -28,14 +26,14 @@ def policies(half: Any) -> Any:
         yield
 
 
-def network(function: Callable[..., Any], *args: Any) -> Program:
+def network(function, *args):
     """A function of Haiku modules with state and dropout, its inputs and labels."""
     made = hk.transform_with_state(function)
     key = jax.random.key(0)
     params, state = jax.jit(made.init)(key, *args[:-1])
 
-    def model(half: Any) -> Callable[..., Any]:
-        def of(params: Any, state: Any, key: jax.Array, *inputs: Any) -> Any:
+    def model(half):
+        def of(params, state, key, *inputs):
             with policies(half) if half else contextlib.nullcontext():
                 return made.apply(params, state, key, *inputs)[0]
 
@@ -44,10 +42,10 @@ def network(function: Callable[..., Any], *args: Any) -> Program:
     return program(model, cross_entropy, params, state, key, *args)
 
 
-def transformer() -> Program:
+def transformer():
     """Two causal pre-norm blocks with tanh gelu and dropout."""
 
-    def function(tokens: jax.Array) -> jax.Array:
+    def function(tokens):
         init = hk.initializers.VarianceScaling(1.0)
         x = hk.Embed(WORDS, SIZE)(tokens)
         x = x + hk.get_parameter("positions", (TIME, SIZE), init=hk.initializers.RandomNormal(0.02)).astype(x.dtype)
@@ -63,10 +61,10 @@ def transformer() -> Program:
     return network(function, integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME))
 
 
-def recurrent(kind: type[hk.RNNCore]) -> Program:
+def recurrent(kind):
     """A recurrent core, dynamically unrolled, with a class at every step."""
 
-    def function(x: jax.Array) -> jax.Array:
+    def function(x):
         core, head = kind(SIZE), hk.Linear(CLASSES)
         # The state must have the dtype that the core returns.
         half = hk.mixed_precision.get_policy(kind)
@@ -77,10 +75,10 @@ def recurrent(kind: type[hk.RNNCore]) -> Program:
     return network(function, normal(1, TIME, BATCH, SIZE), integers(2, CLASSES, TIME, BATCH))
 
 
-def resnet() -> Program:
+def resnet():
     """The blocks of a small ResNet v1 in training."""
 
-    def function(images: jax.Array) -> jax.Array:
+    def function(images):
         make = hk.nets.ResNet.BlockGroup
         x = jax.nn.relu(norm(hk.Conv2D(16, 3, with_bias=False)(images)))
         for channels, stride in ((16, 1), (32, 2)):
@@ -90,7 +88,7 @@ def resnet() -> Program:
             )
         return hk.Linear(CLASSES)(x.mean((1, 2)))
 
-    def norm(x: jax.Array) -> jax.Array:
+    def norm(x):
         return hk.BatchNorm(True, True, 0.9)(x, is_training=True)
 
     return network(function, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))

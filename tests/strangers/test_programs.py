@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import libraries, third_party
+from experiments.lib.strangers import SCALE, ratio
+from tests.strangers import programs
+from tests.strangers.measure import measured
 
 # Products that are float32, and why.
 LEFT = {
@@ -27,15 +29,17 @@ LEAN = {
 }
 # Gradients whose error differs from that of the own half mode by chance: a relu flips, a solver takes another step.
 BY_CHANCE = {"diffrax Tsit5, Backsolve"}
-# What the experiment alone measures, for the time that it takes: others are like them.
-LEFT_OUT = {
-    *("GPT-Neo", "ALBERT", "T5", "Llama", "BLOOM", "ResNet, training", "Haiku ResNet, training", "Keras convolutions"),
-    *("RNN LSTMCell", "jax odeint", "checkpoint, everything", "checkpoint, no batch dims", "optax kl", "optax huber"),
+# At least one of each library, and of each kind of rule: convolutions, norms, dropout, scan, while, custom_vjp,
+# checkpoint, ragged and sorted products, factorizations, complex numbers.
+CHOSEN = {
+    *("GPT-2", "RNN ConvLSTMCell", "NNX ResNet", "Haiku LSTM, dynamic_unroll", "Equinox LSTM"),
+    *("Keras MLP, batch norm, dropout", "jraph GAT", "numpyro VAE", "optimistix fixed point", "optax ctc"),
+    *("experts, ragged_dot", "LRU, associative_scan", "flash attention, custom_vjp"),
+    *("transformer, scan and checkpoint", "Gaussian process, Cholesky"),
 }
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
+)
 
 
 def faults(name, row):
@@ -43,21 +47,19 @@ def faults(name, row):
     if not row["same_dtypes"]:
         yield "other dtypes of results or gradients than the float32 program"
     if not row["finite"]:
-        yield f"not finite at a loss scale of {third_party.SCALE}"
+        yield f"not finite at a loss scale of {SCALE}"
     half, every = row["autocast"]["half_products"], row["autocast"]["products"]
     if (half == every) == (name in LEFT) or not half:
         yield f"{half} of {every} products are half"
-    ratio = third_party.ratio(row, "errors")
-    if ratio is not None and ratio > 1.05 and name not in BY_CHANCE:
-        yield f"{ratio:.2f} times the gradient error of the own half mode"
-    ratio = third_party.ratio(row, "saved_bytes_of_data")
-    if name in LEAN and ratio > 1.05:
-        yield f"{ratio:.2f} times the saved bytes of the own half mode"
+    error, saved = ratio(row, "errors"), ratio(row, "saved_bytes_of_data")
+    if error is not None and error > 1.05 and name not in BY_CHANCE:
+        yield f"{error:.2f} times the gradient error of the own half mode"
+    if name in LEAN and saved > 1.05:
+        yield f"{saved:.2f} times the saved bytes of the own half mode"
 
 
-@pytest.mark.parametrize("module", libraries.MODULES)
-def test_programs_of_a_library(module, monkeypatch):
-    for needed in libraries.MODULES[module]:
+def check(module, monkeypatch, names=None):
+    for needed in programs.MODULES[module]:
         try:
             importlib.metadata.version(needed)
         except importlib.metadata.PackageNotFoundError:
@@ -65,8 +67,20 @@ def test_programs_of_a_library(module, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with jax.numpy_rank_promotion("allow"):  # as the libraries need it
         found = {
-            name: list(faults(name, third_party.measured(make(), jnp.dtype("float16"))))
-            for name, make in libraries.programs(module).items()
-            if name not in LEFT_OUT
+            name: list(faults(name, measured(make(), jnp.dtype("float16"))))
+            for name, make in programs.programs(module).items()
+            if names is None or name in names
         }
-    assert not {name: words for name, words in found.items() if words}
+    assert found and not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", programs.MODULES)
+def test_chosen_programs_of_a_library(module, monkeypatch):
+    check(module, monkeypatch, CHOSEN)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", programs.MODULES)
+def test_every_program_of_a_library(module, monkeypatch):
+    check(module, monkeypatch)

@@ -1,19 +1,15 @@
 """Flax NNX, split into graph and parameters; the half mode is `dtype=` of its modules."""
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.attention import dot_product_attention_weights
 
-from experiments.libraries import Program, cross_entropy, integers, normal, program
+from tests.strangers.programs import cross_entropy, integers, normal, program
 
 BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
 
 
-def attention(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) -> jax.Array:
+def attention(query, key, value, **options):
     """(b, time, heads, size), the same; nnx's own form of it does not run in float16 on a CPU."""
     weights = dot_product_attention_weights(query, key, dtype=options["dtype"])
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
@@ -22,14 +18,13 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any
 class Transformer(nnx.Module):
     """Embedding, two pre-norm blocks with tanh gelu, head."""
 
-    def __init__(self, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, dtype, rngs):
         self.embed = nnx.Embed(WORDS, SIZE, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List([Block(dtype, rngs) for _ in range(2)])
         self.norm = nnx.LayerNorm(SIZE, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(SIZE, WORDS, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """(b, time) -> (b, time, WORDS)."""
+    def __call__(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
@@ -39,14 +34,13 @@ class Transformer(nnx.Module):
 class Block(nnx.Module):
     """Attention and two dense layers."""
 
-    def __init__(self, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, dtype, rngs):
         self.norms = nnx.List([nnx.LayerNorm(SIZE, dtype=dtype, rngs=rngs) for _ in range(2)])
         self.attention = nnx.MultiHeadAttention(4, SIZE, dtype=dtype, decode=False, attention_fn=attention, rngs=rngs)
         self.up = nnx.Linear(SIZE, 2 * SIZE, dtype=dtype, rngs=rngs)
         self.down = nnx.Linear(2 * SIZE, SIZE, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, time, SIZE), the same."""
+    def __call__(self, x):
         x = x + self.attention(self.norms[0](x))
         return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
 
@@ -54,14 +48,13 @@ class Block(nnx.Module):
 class ResNet(nnx.Module):
     """A convolution and two residual blocks with batch norms in training."""
 
-    def __init__(self, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, dtype, rngs):
         sizes = [(3, 16), (16, 16), (16, 16), (16, 16), (16, 16)]
         self.convs = nnx.List([nnx.Conv(*size, (3, 3), use_bias=False, dtype=dtype, rngs=rngs) for size in sizes])
         self.norms = nnx.List([nnx.BatchNorm(size[1], dtype=dtype, rngs=rngs) for size in sizes])
         self.head = nnx.Linear(16, CLASSES, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, h, w, 3) -> (b, CLASSES)."""
+    def __call__(self, x):
         x = nnx.relu(self.norms[0](self.convs[0](x)))
         for i in (1, 3):
             y = nnx.relu(self.norms[i](self.convs[i](x)))
@@ -69,23 +62,23 @@ class ResNet(nnx.Module):
         return self.head(x.mean((1, 2)))
 
 
-def module(kind: Callable[..., nnx.Module], x: jax.Array, labels: jax.Array) -> Program:
+def module(kind, x, labels):
     """A classifier; what is no parameter (running statistics, counters) is an argument."""
     _, params, rest = nnx.split(kind(None, nnx.Rngs(0)), nnx.Param, ...)
 
-    def model(half: Any) -> Callable[..., Any]:
+    def model(half):
         graph, *_ = nnx.split(kind(half, nnx.Rngs(0)), nnx.Param, ...)
         return lambda params, rest, x: nnx.merge(graph, params, rest, copy=True)(x)
 
     return program(model, cross_entropy, params, rest, x, labels)
 
 
-def transformer() -> Program:
+def transformer():
     """A transformer over words."""
     return module(Transformer, integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME))
 
 
-def resnet() -> Program:
+def resnet():
     """A residual network over images."""
     return module(ResNet, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))
 

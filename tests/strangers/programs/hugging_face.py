@@ -1,15 +1,13 @@
 """transformers (< 5) in Flax: two layers of 32 features; the half mode is `dtype=` of its models."""
 
 import types
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import transformers
 from transformers.models.t5 import modeling_flax_t5
 
-from experiments.libraries import Program, cross_entropy, integers, normal, program
+from tests.strangers.programs import cross_entropy, integers, normal, program
 
 BATCH, TIME, WORDS, CLASSES, IMAGE = 4, 16, 96, 10, 16
 
@@ -19,7 +17,7 @@ modeling_flax_t5.jnp = types.SimpleNamespace(
 )
 
 
-def network(architecture: str, config: Any, *inputs: jax.Array, shape: Any = (1, TIME), **options: Any) -> Program:
+def network(architecture, config, *inputs, shape=(1, TIME), **options):
     """A model of transformers and its loss; the inputs end with the labels of its logits.
 
     Args:
@@ -28,7 +26,7 @@ def network(architecture: str, config: Any, *inputs: jax.Array, shape: Any = (1,
     """
     kind = getattr(transformers, architecture)
 
-    def model(half: Any) -> Callable[..., Any]:
+    def model(half):
         made = kind(config, input_shape=shape, dtype=half or jnp.float32, _do_init=False)
         return lambda params, *inputs: made(*inputs, params=params, **options).logits
 
@@ -37,107 +35,80 @@ def network(architecture: str, config: Any, *inputs: jax.Array, shape: Any = (1,
     return program(model, cross_entropy, params, *inputs)
 
 
-def tokens() -> tuple[jax.Array, jax.Array]:
+def tokens():
     """(tokens, labels), (BATCH, TIME)."""
     return integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME)
 
 
-def gpt2() -> Program:
+SIZES = {"vocab_size": WORDS, "hidden_size": 32, "num_attention_heads": 4}
+GPT = {"vocab_size": WORDS, "n_positions": TIME, "n_embd": 32, "n_layer": 2, "n_head": 4}
+
+
+def gpt2():
     """Learned positions, one projection for queries, keys and values, tanh gelu, a tied embedding."""
-    config = transformers.GPT2Config(vocab_size=WORDS, n_positions=TIME, n_embd=32, n_layer=2, n_head=4)
-    return network("FlaxGPT2LMHeadModel", config, *tokens())
+    return network("FlaxGPT2LMHeadModel", transformers.GPT2Config(**GPT), *tokens())
 
 
-def gpt_j() -> Program:
+def gpt_j():
     """Attention beside the feed-forward layer, rotary positions, tanh gelu."""
-    config = transformers.GPTJConfig(
-        vocab_size=WORDS, n_positions=TIME, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, tie_word_embeddings=False
-    )
+    config = transformers.GPTJConfig(**GPT, rotary_dim=4, tie_word_embeddings=False)
     return network("FlaxGPTJForCausalLM", config, *tokens())
 
 
-def gpt_neo() -> Program:
+def gpt_neo():
     """One layer of global and one of local attention."""
-    config = transformers.GPTNeoConfig(
-        vocab_size=WORDS,
-        max_position_embeddings=TIME,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=8,
-    )
+    options = {"vocab_size": WORDS, "hidden_size": 32, "num_heads": 4, "max_position_embeddings": TIME}
+    kinds = [[["global", "local"], 1]]
+    config = transformers.GPTNeoConfig(**options, num_layers=2, attention_types=kinds, window_size=8)
     return network("FlaxGPTNeoForCausalLM", config, *tokens())
 
 
-def llama() -> Program:
+def llama():
     """RMS norms, rotary positions, silu gates, grouped queries."""
-    config = transformers.LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=TIME,
-    )
+    options = {"intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": TIME}
+    config = transformers.LlamaConfig(**SIZES, **options, num_key_value_heads=2)
     return network("FlaxLlamaForCausalLM", config, *tokens())
 
 
-def bloom() -> Program:
+def bloom():
     """ALiBi, tanh gelu written out."""
     config = transformers.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)
     return network("FlaxBloomForCausalLM", config, *tokens())
 
 
-def encoder(kind: str, architecture: str, **options: Any) -> Program:
+def encoder(kind, architecture, **options):
     """A post-norm encoder with a head for masked words."""
-    config = getattr(transformers, kind)(
-        vocab_size=WORDS,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=TIME,
-        **options,
-    )
-    inputs, labels = tokens()
-    return network(architecture, config, inputs, labels)
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": TIME}
+    return network(architecture, getattr(transformers, kind)(**SIZES, **sizes, **options), *tokens())
 
 
-def bert() -> Program:
+def bert():
     """Post-norm, erf gelu."""
     return encoder("BertConfig", "FlaxBertForMaskedLM")
 
 
-def albert() -> Program:
+def albert():
     """One layer used twice, a factored embedding, tanh gelu."""
     return encoder("AlbertConfig", "FlaxAlbertForMaskedLM", embedding_size=16)
 
 
-def vit() -> Program:
+def vit():
     """Patches by a convolution, pre-norm, erf gelu."""
-    config = transformers.ViTConfig(
-        image_size=IMAGE,
-        patch_size=4,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        num_labels=CLASSES,
-    )
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 64, "num_labels": CLASSES}
+    options = {"hidden_size": 32, "num_attention_heads": 4, "image_size": IMAGE, "patch_size": 4}
+    config = transformers.ViTConfig(**sizes, **options)
     shape = (1, IMAGE, IMAGE, 3)
     images = normal(1, BATCH, 3, IMAGE, IMAGE)
     return network("FlaxViTForImageClassification", config, images, integers(2, CLASSES, BATCH), shape=shape)
 
 
-def t5() -> Program:
+def t5():
     """Encoder and decoder of one layer each: RMS norms, relative positions, relu."""
     config = transformers.T5Config(
         vocab_size=WORDS, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_decoder_layers=1, num_heads=4
     )
 
-    def model(half: Any) -> Callable[..., Any]:
+    def model(half):
         made = transformers.FlaxT5ForConditionalGeneration(config, dtype=half or jnp.float32, _do_init=False)
         return lambda params, inputs, before: made(inputs, decoder_input_ids=before, params=params).logits
 
@@ -147,18 +118,18 @@ def t5() -> Program:
     return program(model, cross_entropy, params, inputs, jnp.roll(labels, 1, -1), labels)
 
 
-def resnet() -> Program:
+def resnet():
     """Basic blocks with batch norms in training."""
     config = transformers.ResNetConfig(
         embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", num_labels=CLASSES
     )
     shape = (1, IMAGE, IMAGE, 3)
 
-    def model(half: Any) -> Callable[..., Any]:
+    def model(half):
         kind = transformers.FlaxResNetForImageClassification
         made = kind(config, input_shape=shape, dtype=half or jnp.float32, _do_init=False)
 
-        def of(params: Any, statistics: Any, images: jax.Array) -> jax.Array:
+        def of(params, statistics, images):
             variables = {"params": params, "batch_stats": statistics}
             return made(images, params=variables, train=True)[0].logits
 
