@@ -16,8 +16,8 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark, evidence, third_party
-from experiments.in_float8 import tables
+from experiments import benchmark, evidence
+from experiments.lib import strangers
 from mixedres._internal.files import replace_text
 from mixedres._internal.names import PRESETS
 
@@ -30,9 +30,6 @@ BEGIN, END = "<!-- results: made by python -m experiments.readme -->", "<!-- end
 SHOWN = (
     "evidence_cluttered.png",
     "evidence_cluttered_samples.png",
-    "float8_training.png",
-    "gradient_range_digits_479.png",
-    "passes_h200.png",
     "sweep_cluttered_resnet50_curves.png",
     "sweep_loss_scale_curves.png",
     "sweep_precision_curves.png",
@@ -104,7 +101,6 @@ def page() -> str:
     if timed:
         parts += ["## Speed of the presets", *map(speed, timed)]
     parts += ["## Programs of other libraries", third_party_programs(_read("third_party_float16"))]
-    parts += ["## Float8", *float8()]
     parts += ["## Bytes of a step", deviceless(_read("aot_h200"))]
     parts += ["## Cost of loss scaling", overhead(_read("loss_scale_overhead"))]
     if not any(map(_on_gpu, [*compared, *timed])):
@@ -200,33 +196,12 @@ def speed(result: dict[str, Any]) -> str:
 
 def third_party_programs(result: dict[str, Any]) -> str:
     """Programs under autocast beside the half mode of their library."""
-    return _lines(third_party.table(result["rows"])) + (
+    return _lines(strangers.table(result["rows"])) + (
         f"Loss and gradient in {result['dtype']}: relative error of the gradient against float32 (mean over "
         f"{result['seeds']} seeds), conversions, what the forward pass saves of what depends on the data as a share of "
         "float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / float32. "
-        f"{third_party.summary(result['rows'])} `{result['command']}`, {_where(result)}."
+        f"{strangers.summary(result['rows'])} `{result['command']}`, {_where(result)}."
     )
-
-
-def float8() -> list[str]:
-    """What autocast in float8 costs: errors, training, and what XLA compiles."""
-    errors, trained, compiled = (_read(f"float8_{part}") for part in ("gradients", "training", "compiled"))
-    sizes = {task: f"{facts['parameters']:,} parameters" for task, facts in trained["tasks"].items()}
-    return [
-        _lines(tables.gradients(errors["rows"])) + f"Relative l2 errors of gradient and loss against float32 with the "
-        f"same weights, before any training: mean ± standard deviation over {errors['seeds']} seeds. Flax's operations "
-        f"have scales of earlier steps: {errors['warm_up']} of other batches before, or none (cold). "
-        f"`{errors['command']}`, {_where(errors)}.",
-        _lines(tables.training(trained["tasks"]))
-        + f"Last losses of training, every product in float8, mean ± standard "
-        f"deviation over {trained['seeds']} seeds, differences within a seed: the next byte of the Python standard "
-        f"library's sources ({sizes['text']}), scikit-learn's digits in a vision transformer ({sizes['digits']}). "
-        f"`{trained['command']}`, {_where(trained)}.",
-        "![Losses in float32, bf16 and fp8, and differences to float32](images/float8_training.png)",
-        _lines(tables.compiled(compiled["rows"])) + "The gradient of two layers with 8,192 tokens and width 1,024, as "
-        "XLA compiles it for a GPU without having one: kernels and bytes, not times. A GPU without float8 units gets "
-        f"products of bfloat16. `{compiled['command']}`, JAX {compiled['versions']['jax']}, {compiled['date']}.",
-    ]
 
 
 def deviceless(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The environment of every test: eight CPU devices, rank promotion as an error, a compilation cache for all sessions."""
+"""The environment of the tests: eight CPU devices, rank promotion as an error, a compilation cache of all sessions."""
 
 import atexit
 import gc

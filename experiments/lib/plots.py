@@ -56,53 +56,6 @@ def benchmark(rows: list[dict[str, Any]], title: str) -> plt.Figure:
     return figure
 
 
-def passes(found: dict[str, dict[str, float]], title: str) -> plt.Figure:
-    """Stacked bars of the MB an image that each kind of kernel moves."""
-    groups = {
-        "convolutions": ("convolution",),
-        "sums of batch norm": ("reduction",),
-        "maps of batch norm, sums of branches, weights": ("elementwise",),
-        "max-pool": ("pooling",),
-        "transposes, copies, head": ("transpose", "copy", "matmul", "other"),
-    }
-    figure, panel = plt.subplots(figsize=(8, 1.4 + 0.55 * len(found)), layout="constrained")
-    left = np.zeros(len(found))
-    for index, (label, kinds) in enumerate(groups.items()):
-        widths = np.array([sum(moved.get(kind, 0.0) for kind in kinds) for moved in found.values()])
-        panel.barh(range(len(found)), widths, left=left, height=0.6, label=label, color=f"C{index}")
-        for row, (start, width) in enumerate(zip(left, widths, strict=True)):
-            if width > 8:
-                panel.annotate(f"{width:.0f}", (start + width / 2, row), ha="center", va="center", color="white")
-        left += widths
-    for row, total in enumerate(left):
-        panel.annotate(f" {total:.0f}", (total, row), va="center")
-    panel.set_yticks(range(len(found)), list(found))
-    panel.invert_yaxis()
-    panel.margins(x=0.08)
-    panel.set(title=title, xlabel="MB of device memory read and written an image")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.4, -0.22), ncols=3, frameon=False)
-    return figure
-
-
-def gradient_range(bins: np.ndarray, shares: np.ndarray, scales: Sequence[float], title: str) -> plt.Figure:
-    """Histogram of log2 of magnitudes, without a loss scale and with the largest one, against what float16 holds."""
-    figure, panels = plt.subplots(2, 1, figsize=(8, 4.6), sharex=True, sharey=True, layout="constrained")
-    for panel, scale in zip(panels, (min(scales), max(scales)), strict=True):
-        panel.axvspan(bins[0], -25, color="tab:red", alpha=0.15, label="rounded to zero")
-        panel.axvspan(-25, -14, color="tab:orange", alpha=0.15, label="subnormal: fewer digits")
-        panel.axvspan(-14, 16, color="tab:green", alpha=0.12, label="float16's normal range")
-        panel.axvspan(16, bins[-1], color="tab:red", alpha=0.15)
-        panel.bar(bins[:-1] + 0.5 + np.log2(scale), 100 * shares, width=0.9, color="tab:blue")
-        panel.set(ylabel="% of the values", xlim=(-45, 20))
-        panel.set_title(
-            "without a loss scale" if scale == 1 else f"with a loss scale of 2^{np.log2(scale):g}", loc="left"
-        )
-    panels[0].legend(loc="upper right", frameon=False)
-    panels[1].set_xlabel("log2 of the gradient's magnitude, times the loss scale")
-    figure.suptitle(f"gradients of the convolutions' outputs: {title}", fontsize=10)
-    return figure
-
-
 def colors(results: Results) -> dict[str, tuple]:
     """{name of a variant: its colour}, the same in every image."""
     palette = plt.get_cmap("tab10" if len(results.variants) <= 10 else "tab20")
@@ -218,36 +171,6 @@ def evidence(rows: list[dict], title: str) -> plt.Figure:
     panels[0].invert_yaxis()
     figure.suptitle(f"{title} Difference to float32; gray: rounding alone, single runs", fontsize=9)
     return figure
-
-
-def training(tasks: dict[str, dict], baseline: str) -> plt.Figure:
-    """Losses of precisions and, below, their differences to one: thin lines for seeds, thick ones for their mean."""
-    figure, panels = plt.subplots(2, len(tasks), figsize=(4.5 * len(tasks), 5.6), layout="constrained", squeeze=False)
-    names = list(dict.fromkeys(name for task in tasks.values() for name in task["runs"]))
-    for (top, bottom), task in zip(panels.T, tasks.values(), strict=True):
-        steps = {kind: [at["step"] for at in task["runs"][baseline][0][kind]] for kind in ("training", "validation")}
-        base = _losses(task["runs"][baseline], "validation")
-        for index, name in enumerate(names):
-            # Equal curves lie on each other: the first ones are wider.
-            width, made = 1.2 + 2.4 * (1 - index / len(names)), task["runs"][name]
-            top.plot(steps["training"], _losses(made, "training").mean(0), "--", color=f"C{index}", linewidth=width / 2)
-            validation = _losses(made, "validation")
-            top.plot(steps["validation"], validation.mean(0), color=f"C{index}", linewidth=width)
-            bottom.plot(steps["validation"], (validation - base).T, color=f"C{index}", linewidth=0.6, alpha=0.5)
-            bottom.plot(steps["validation"], (validation - base).mean(0), color=f"C{index}", linewidth=1.6)
-        top.set(title=f"{task['title']}: loss (dashed: training)")
-        falls = top.lines[0].get_ydata()
-        if max(falls) > 8 * min(falls):
-            top.set_yscale("log")
-        bottom.set(title=f"validation loss, difference to {baseline}", xlabel="step")
-    handles = [plt.Line2D([], [], color=f"C{index}", label=name) for index, name in enumerate(names)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    return figure
-
-
-def _losses(made: list[dict], kind: str) -> np.ndarray:
-    """(runs, points) of losses."""
-    return np.array([[at["loss"] for at in one[kind]] for one in made])
 
 
 def samples(images: np.ndarray, labels: np.ndarray, title: str) -> plt.Figure:

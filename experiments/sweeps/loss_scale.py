@@ -1,11 +1,9 @@
 """Which loss scale does float16 need? The digits in batches of 479, so that gradients are small.
 
 python -m experiments.sweep --sweep=experiments/sweeps/loss_scale.py --jobs=2
-python -m experiments.gradient_range --name=digits_479 --config.model.name=cifar_resnet8 --config.batch_size=479 \\
-    --config.label_smoothing=0
 
 The mean over 479 images makes the gradient of each a 479th: without a loss scale float16 rounds 82 % of the gradients
-of the convolutions' outputs to zero at the start, as the second command shows, and more as the loss falls. Scales below
+of the convolutions' outputs to zero at the start (docs/experiments.md), and more as the loss falls. Scales below
 1 stand for gradients that are smaller still, those of larger images and batches.
 """
 

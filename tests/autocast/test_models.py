@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.autocast_comparison import distance, products, residual_bytes
-from experiments.lib.networks import LOSS_SCALE, NETWORKS, network
 from mixedres import precision
 from mixedres._internal import jax_compat
 from mixedres.autocast import autocast
 from mixedres.autocast.explain import casts
 from mixedres.train import losses
-from tests.autocast.graphs import SHORT, product_dtypes
+from tests.autocast.graphs import SHORT, distance, product_dtypes, products, residual_bytes
+from tests.autocast.networks import LOSS_SCALE, NETWORKS, network
 from tests.models.networks import shapes_of, small
 
 # Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.fuzzing import containers
+from tests.fuzz import containers
 
 CLASSES = ("cat", "dög", "owl")
 

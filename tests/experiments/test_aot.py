@@ -9,7 +9,7 @@ import re
 import pytest
 
 from experiments import aot
-from experiments.lib import hlo, tpus
+from experiments.lib import hlo, runs, tpus
 
 HAS_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 needs_plugin = pytest.mark.skipif(not HAS_PLUGIN, reason="needs JAX's CUDA plugin: pip install 'jax[cuda13]'")
@@ -198,3 +198,11 @@ def test_norms_are_plain_on_a_tpu():
     from mixedres.train.builder import FUSED_IS_FASTER
 
     assert not any(kind.startswith("TPU") for kind in FUSED_IS_FASTER)  # until one is timed
+
+
+def test_committed_results_are_within_the_limits():
+    """The figures in experiments/results, by the limits that `python -m experiments.aot --check` holds others to."""
+    rows = json.loads((runs.RESULTS / "aot_h200.json").read_text())["rows"]
+    found = {(row["preset"], row["batch"], row["form"]): row for row in rows}
+    for case, most in aot.limited(aot.LIMITS):
+        assert aot.passed(found[case.preset, case.batch, case.form], most) == []

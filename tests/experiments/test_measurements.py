@@ -1,19 +1,15 @@
-"""The benchmark and the range of gradients, on a small network; numbers against float16 itself."""
+"""The benchmark and the costs of loss scaling, on a small network."""
 
 import json
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, convolutions, gradient_range, loss_scale_overhead
+from experiments import benchmark, loss_scale_overhead
 from experiments.lib import runs
 from mixedres import precision
-from mixedres.config import flags as command_flags
-from mixedres.models.layers import Conv
-from mixedres.train import losses, optimizers
-from mixedres.train.builder import build
+from mixedres.train import optimizers
 from tests.train import run_cases
 
 SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
@@ -67,23 +63,6 @@ def test_the_step_without_a_check_is_the_same_step(one_block):
     jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
 
 
-def test_both_forms_of_an_operation_compute_the_same_in_every_pass(results, monkeypatch, capsys):
-    shapes = ((2, 2, 3, 4, 3, 1), (2, 5, 3))
-    monkeypatch.setattr(convolutions, "SHAPES", shapes)
-    assert convolutions.main(["--rounds=2", "--steps=1", "--name=test"]) == 0
-    rows = json.loads((results / "convolutions_test.json").read_text())["rows"]
-    names = ["result", "gradient of the map", "gradient of the kernel"]
-    assert [(tuple(row["shape"]), row["pass"]) for row in rows] == [
-        *((shapes[0], name) for name in names),
-        *((shapes[1], name) for name in names[:2]),
-    ]
-    assert capsys.readouterr().out.count("\n") == 2 + len(rows) + 1
-    for shape in shapes:
-        plain, own = (convolutions.passes(shape, platform) for platform in convolutions.FORMS.values())
-        for (function, arguments), (other, _) in zip(plain.values(), own.values(), strict=True):
-            np.testing.assert_allclose(function(*arguments), other(*arguments), rtol=1e-5, atol=1e-5)
-
-
 class Fails:
     """A contender that takes so many steps and then runs out of memory."""
 
@@ -103,42 +82,3 @@ def test_who_fails_in_the_timing_takes_no_further_part(capsys):
     assert failed == ["other: MemoryError: no memory left"] and left == [one]
     assert len(one.seconds) == len(one.cpu_seconds) == 4 and len(other.seconds) == len(other.cpu_seconds) == 2
     assert capsys.readouterr().out.count("other") == 2
-
-
-@pytest.mark.parametrize("scale", gradient_range.SCALES)
-def test_what_float16_holds_is_what_a_cast_to_it_holds(scale):
-    rng = np.random.default_rng(0)
-    magnitudes = np.exp2(rng.uniform(-40, 17, 100_000)).astype(np.float32)
-    magnitudes = np.concatenate([magnitudes, np.float32([2.0**-25, 2.0**-14, 65504.0]) / np.float32(scale)])
-    with np.errstate(over="ignore"):
-        cast = (magnitudes.astype(np.float64) * scale).astype(np.float16)
-    share = gradient_range.held(magnitudes, scale)
-    assert share["lost"] == np.mean(cast == 0)
-    # What lies just below the smallest normal number may be rounded up to it, and just above the largest down to it.
-    normal = (cast != 0) & (cast.astype(np.float64) < 2.0**-14)
-    assert share["subnormal"] == pytest.approx(np.mean(normal), abs=2e-4)
-    assert share["overflow"] == pytest.approx(np.mean(np.isinf(cast)), abs=2e-4)
-
-
-def test_gradients_of_activations_are_the_slope_of_the_loss(one_block):
-    arguments = ["x", "--config=configs/digits.py:fp32", "--config.num_devices=1", *SMALL]
-    experiment = build(command_flags.parse(arguments).config)
-    variables = jax.jit(experiment.init_state)().variables
-    batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
-    gradients = gradient_range.activation_gradients(experiment, variables, batch)
-    assert len(gradients) == 3 and gradients["stem_conv"].shape == (16, 8, 8, 4)
-
-    # Adding a small multiple of a convolution's gradient to its output raises the loss by its squared norm times that.
-    def loss(eps):
-        def add(call, args, kwargs, context):
-            out = call(*args, **kwargs)
-            is_it = isinstance(context.module, Conv) and context.module.name == "stem_conv"
-            return out + eps * gradients["stem_conv"] if is_it and context.method_name == "__call__" else out
-
-        with nn.intercept_methods(add):
-            images = experiment.normalize_fn(jax.numpy.asarray(batch["image"]))
-            logits, _ = experiment.model.apply(variables, images, train=True, mutable=["batch_stats"])
-        return losses.cross_entropy(logits, batch["label"], experiment.config.label_smoothing).mean()
-
-    slope = jax.jit(jax.grad(loss))(0.0)
-    np.testing.assert_allclose(slope, np.sum(gradients["stem_conv"].astype(np.float64) ** 2), rtol=1e-3)

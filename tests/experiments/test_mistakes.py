@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import aot, benchmark, convolutions, gradient_range, sweep, versus
+from experiments import aot, benchmark, sweep, versus
 from experiments.lib import runs
 from tests import ROOT
 
@@ -23,8 +23,6 @@ SWEEP = "--sweep=experiments/sweeps/precision.py"
         (benchmark, ["--rounds=0"], "--rounds=0 must be >= 1"),
         (benchmark, ["--config=configs/none.py"], "cannot be read"),
         (benchmark, ["--fast"], "'--fast' is no option of the benchmark"),
-        (convolutions, ["--rounds=0"], "--rounds=0 must be >= 1"),
-        (gradient_range, ["--config=configs/digits.py:fp16"], "computes in half; name a float32 preset"),
         (sweep, ["--sweep=nothing.py"], "--sweep=nothing.py is no Python file"),
         (sweep, [SWEEP, "--jobs=0"], "--jobs=0 must be >= 1"),
         (sweep, [SWEEP, "--executor=slurm"], "--executor=slurm needs sbatch"),

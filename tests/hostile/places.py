@@ -10,7 +10,6 @@ import tempfile
 
 import pytest
 
-from experiments import interruptions
 from mixedres import main
 from mixedres._internal import command_line
 from mixedres._internal.errors import ConfigError, TrainingError
@@ -20,6 +19,7 @@ from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter
 from tests.hostile.table import assert_one_line, finding, run_here
+from tests.interruptions import runs
 from tests.train import run_cases
 
 
@@ -211,12 +211,12 @@ def more_than_the_memory(place):
 @finding("F2 and F18", slow=True)
 def a_disk_that_is_full_for_a_while(place):
     """As a limit on the size of files, which a log on the same disk meets, too; it has no traceback in the end."""
-    interruptions.images(place / "images")
+    runs.images(place / "images")
     options = ("--config=folder:fp16,model=cifar_resnet8", f"--config.data.dir={place}/images")
     options += ("--config.batch_size=8", "--config.steps=1500")
-    interruptions.finish(options, place / "whole")
-    interruptions.on_a_full_disk(place / "run", options, 0.7)
-    assert interruptions.outcome(place / "run") == interruptions.outcome(place / "whole")
+    runs.finish(options, place / "whole")
+    runs.on_a_full_disk(place / "run", options, 0.7)
+    assert runs.outcome(place / "run") == runs.outcome(place / "whole")
 
 
 @finding("F10")

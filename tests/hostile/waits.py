@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import interruptions
 from mixedres import data
 from mixedres._internal.errors import DataError, Stopped
 from mixedres.checkpoints import workdir
@@ -24,6 +23,7 @@ from mixedres.train import run
 from tests import ROOT
 from tests.data import made
 from tests.hostile.table import environment, finding, run_here, tiny_weights
+from tests.interruptions import runs
 from tests.train import run_cases
 
 
@@ -147,7 +147,7 @@ def wait_for(place, words, process):
 
 def assert_gone(group, place):
     """No process of the group is left, no shared memory, and nothing half written."""
-    assert interruptions.processes_left(group) == []
+    assert runs.processes_left(group) == []
     assert not list(place.rglob("*.part")) and not list(place.rglob("*orbax-checkpoint-tmp*"))
 
 
@@ -157,7 +157,7 @@ def ctrl_c_while_worker_processes_start(place):
     for number, delay in enumerate((0.0, 0.8)):
         case = place / str(number)
         case.mkdir()
-        before = interruptions.shared_memory()
+        before = runs.shared_memory()
         with started(case, "--config.data.workers=2") as process:
             wait_for(case, "training from step", process)
             time.sleep(delay)
@@ -166,7 +166,7 @@ def ctrl_c_while_worker_processes_start(place):
             said = (case / "log").read_text()
             assert "Traceback" not in said and "stopped by SIGINT" in said.splitlines()[-1], said
             assert_gone(process.pid, case)
-        assert interruptions.left_in_shared_memory(before) == []
+        assert runs.left_in_shared_memory(before) == []
 
 
 @finding("F19", slow=True)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, Text
 
-from experiments.fuzzing import containers
 from mixedres._internal.errors import DataError
 from mixedres.data import load
 from mixedres.data.datasets import tfds
 from mixedres.data.images import decode
 from tests.data import made
+from tests.fuzz import containers
 
 HELD = {"train": made.examples(23), "validation": made.examples(7)}
 FORMATS = ("array_record", "tfrecord")

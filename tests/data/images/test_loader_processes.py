@@ -50,9 +50,9 @@ def root(tmp_path):
 
 def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
     code = """
-        from experiments import interruptions
+        from tests.interruptions import runs
 
-        before = interruptions.shared_memory()
+        before = runs.shared_memory()
         threads, one, two = (opened(sys.argv[1], workers=workers) for workers in (0, 1, 2))
         whole = digest(take(threads, 6))
         result = {"distinct": len(set(whole)), "two": digest(take(two, 6)) == whole}
@@ -63,7 +63,7 @@ def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
         while multiprocessing.active_children() and time.monotonic() < end:
             time.sleep(0.05)
         left = [process.pid for process in multiprocessing.active_children()]
-        result["left"] = left + interruptions.left_in_shared_memory(before)
+        result["left"] = left + runs.left_in_shared_memory(before)
         print(json.dumps(result))
     """
     result, stderr = run(tmp_path, code, root)

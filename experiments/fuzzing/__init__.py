@@ -1,1 +1,0 @@
-"""What `experiments.fuzz` is made of: a corpus, mutations of each format, what reads them, and a judge."""

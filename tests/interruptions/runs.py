@@ -1,0 +1,231 @@
+"""Training processes that are disturbed, and what they leave: processes, shared memory, files, bits."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+from PIL import Image
+
+SMALL = (
+    "--config.data.image_size=8",
+    "--config.num_devices=1",
+    "--config.checkpoint_every=11 steps",
+    "--config.eval_every=100 steps",
+    "--config.log_every=7",
+    "--config.log_resources_every=0",
+)
+SPEEDS = {"examples_per_second", "data_wait"}
+PARTIAL = "*.orbax-checkpoint-tmp*"
+SHARED_MEMORY = Path("/dev/shm")
+# Seconds in which everything that a run started must be gone.
+PATIENCE = 10.0
+# Seconds in which shared memory of another program goes: a run beside this one keeps some to its end.
+PATIENCE_WITH_OTHERS = 120.0
+
+
+def command(options, workdir):
+    return [sys.executable, "-m", "mixedres.main", *options, f"--workdir={workdir}"]
+
+
+def newest_step(workdir):
+    """Returns the step of the last whole line of metrics; 0 if there is none."""
+    try:
+        return json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class Run:
+    """A training process in a group of its own, and what it prints."""
+
+    def __init__(self, options, workdir):
+        self.lines = []
+        self.training = threading.Event()
+        self.process = subprocess.Popen(
+            command((*options, *SMALL), workdir),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if "training from step" in line:
+                self.training.set()
+        self.training.set()
+
+    def end(self, number=None):
+        """Sends the signal to the process alone, waits, and returns the exit status."""
+        if number is not None:
+            self.process.send_signal(number)
+        status = self.process.wait()
+        left = processes_left(self.process.pid)
+        self._reader.join()
+        self.process.stdout.close()
+        assert not left, f"{PATIENCE:g} s after status {status} there still are {left}"
+        return status
+
+
+def processes_left(group):
+    """Returns the processes of a group that are still there after a while."""
+    deadline = time.monotonic() + PATIENCE
+    while left := [p.info for p in psutil.process_iter(["pid", "cmdline"]) if _group(p.pid) == group]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return [f"{found['pid']} {' '.join(found['cmdline'] or ())[:100]}" for found in left]
+
+
+def _group(process):
+    with contextlib.suppress(OSError):
+        return os.getpgid(process)
+
+
+def at_random(run, workdir):
+    """Waits for a random moment within the next 50 steps."""
+    run.training.wait()
+    until = newest_step(workdir) + random.randint(1, 50)
+    while run.process.poll() is None and newest_step(workdir) < until:
+        time.sleep(0.002)
+    time.sleep(random.uniform(0.0, 0.1))
+
+
+def in_the_first_seconds(run, workdir):
+    """Waits up to two seconds."""
+    time.sleep(random.uniform(0.0, 2.0))
+
+
+def in_a_checkpoint(run, workdir):
+    """Waits for a random moment, and then until a checkpoint is being written, and a little more."""
+    at_random(run, workdir)
+    while run.process.poll() is None and not any((workdir / "checkpoints").glob(PARTIAL)):
+        time.sleep(0.0005)
+    time.sleep(random.uniform(0.0, 0.03))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A way to disturb a run: the signal, the moment, options of the run, and how often in the long form."""
+
+    number: int
+    moment: Callable
+    options: tuple[str, ...] = ()
+    times: int = 20
+
+
+KINDS = {
+    "SIGKILL": Kind(signal.SIGKILL, at_random, times=30),
+    "SIGKILL in the first two seconds": Kind(signal.SIGKILL, in_the_first_seconds),
+    "SIGKILL in a checkpoint": Kind(signal.SIGKILL, in_a_checkpoint),
+    "SIGKILL with two processes that decode": Kind(signal.SIGKILL, at_random, ("--config.data.workers=2",), 30),
+    "SIGTERM": Kind(signal.SIGTERM, at_random),
+}
+
+
+def disturb(workdir, options, kinds):
+    """Runs to the end after these interruptions; returns the exit status of each."""
+    statuses = []
+    for kind in kinds:
+        run = Run((*options, *kind.options), workdir)
+        kind.moment(run, workdir)
+        status = run.end(kind.number)
+        if status == 0:
+            break  # it was faster
+        statuses.append(status)
+    finish(options, workdir)
+    return statuses
+
+
+def finish(options, workdir):
+    """Lets a run go to its end."""
+    last = Run(options, workdir)
+    status = last.end()
+    assert status == 0, f"the run did not finish (status {status}): {''.join(last.lines[-5:])}"
+
+
+def on_a_full_disk(workdir, options, seconds):
+    """Takes from a run the right to write for a while; its log is a file, too."""
+    log = workdir.with_name("log")
+    with log.open("w") as file:
+        process = subprocess.Popen(command((*options, *SMALL), workdir), stdout=file, stderr=file)
+        while process.poll() is None and newest_step(workdir) < 20:
+            time.sleep(0.01)
+        # No file may be written beyond its first byte: to a program that is a disk without room.
+        psutil.Process(process.pid).rlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        began = newest_step(workdir)
+        time.sleep(seconds)
+        alive, during = process.poll() is None, newest_step(workdir)
+        psutil.Process(process.pid).rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        status = process.wait()
+    text = log.read_text()
+    assert status == 0 and alive and began == during, f"status {status}, steps {began} to {during}, {text[-500:]}"
+    assert not [line for line in text.splitlines() if "Traceback" in line or "Error" in line], text
+
+
+def shared_memory():
+    """Returns blocks and semaphores of all programs on the machine."""
+    return set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.is_dir() else set()
+
+
+def left_in_shared_memory(before):
+    """Returns what is there now, was not before, and stays: what another program has just made goes in time."""
+    left = shared_memory() - before
+    deadline = time.monotonic() + PATIENCE_WITH_OTHERS
+    while (left := {path for path in left if path.exists()}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return sorted(map(str, left))
+
+
+def outcome(workdir):
+    """Returns what a disturbed run and an undisturbed one must have in common."""
+    found = json.loads((workdir / "summary.json").read_text())
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "fingerprint": found["fingerprint"],
+        "eval": found["eval"],
+        "best": found["best"],
+        "metrics": [{key: value for key, value in line.items() if key not in SPEEDS} for line in lines],
+        "files": sorted({str(path.relative_to(workdir)) for path in workdir.iterdir() if "tfevents" not in path.name}),
+        # Which old ones are kept depends on how busy the disk is.
+        "partial": [path.name for path in (workdir / "checkpoints").iterdir() if not path.name.isdecimal()],
+    }
+
+
+def images(folder):
+    """Writes two classes of noise, for runs with processes that decode."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for index, pixels in enumerate(rng.integers(0, 256, (40, 12, 12, 3), np.uint8)):
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+
+
+def watch(options, workdir, steady):
+    """Runs to the end; returns (resident bytes, threads, open files) about every 0.2 s from step `steady` on."""
+    samples = []
+    with subprocess.Popen(command(options, workdir), stdout=subprocess.DEVNULL) as process:
+        seen = psutil.Process(process.pid)
+        while process.poll() is None:
+            time.sleep(0.2)
+            with contextlib.suppress(psutil.Error):
+                sample = seen.memory_info().rss, seen.num_threads(), seen.num_fds()
+                if newest_step(workdir) >= steady:
+                    samples.append(sample)
+    assert process.returncode == 0
+    return samples

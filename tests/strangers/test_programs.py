@@ -1,0 +1,86 @@
+"""Programs written with other libraries: autocast saves what their own half mode saves, and errs less."""
+
+import importlib.metadata
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.lib.strangers import SCALE, ratio
+from tests.strangers import programs
+from tests.strangers.measure import measured
+
+# Products that are float32, and why.
+LEFT = {
+    "diffrax Tsit5, RecursiveCheckpoint": "sums of products in the solver",
+    "diffrax Tsit5, Backsolve": "sums of products in the solver",
+    "optimistix fixed point": "sums of products in the solver",
+    "optax ctc": "sums of products with one-hot vectors",
+    "optax multiclass hinge": "sums of products with one-hot vectors",
+    "optax sparsemax": "sums of products with one-hot vectors",
+    "Gaussian process, Cholesky": "the solver's own, and the derivatives of what it reads",
+}
+# Programs that keep no more than their own half mode, but for a twentieth.
+LEAN = {
+    *("GPT-J", "GPT-2", "MLP-Mixer", "diffusion U-Net", "NNX ResNet"),
+    *("RNN OptimizedLSTMCell", "RNN GRUCell", "RNN ConvLSTMCell"),
+    *("Haiku transformer, dropout", "Haiku LSTM, dynamic_unroll", "Haiku GRU, dynamic_unroll"),
+    *("Equinox ViT", "Equinox GPT", "Equinox LSTM", "Equinox GRU", "Keras LSTM", "Keras GRU"),
+}
+# Gradients whose error differs from that of the own half mode by chance: a relu flips, a solver takes another step.
+BY_CHANCE = {"diffrax Tsit5, Backsolve"}
+# At least one of each library, and of each kind of rule: convolutions, norms, dropout, scan, while, custom_vjp,
+# checkpoint, ragged and sorted products, factorizations, complex numbers.
+CHOSEN = {
+    *("GPT-2", "RNN ConvLSTMCell", "NNX ResNet", "Haiku LSTM, dynamic_unroll", "Equinox LSTM"),
+    *("Keras MLP, batch norm, dropout", "jraph GAT", "numpyro VAE", "optimistix fixed point", "optax ctc"),
+    *("experts, ragged_dot", "LRU, associative_scan", "flash attention, custom_vjp"),
+    *("transformer, scan and checkpoint", "Gaussian process, Cholesky"),
+}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
+)
+
+
+def faults(name, row):
+    """What is not as it should be, in words."""
+    if not row["same_dtypes"]:
+        yield "other dtypes of results or gradients than the float32 program"
+    if not row["finite"]:
+        yield f"not finite at a loss scale of {SCALE}"
+    half, every = row["autocast"]["half_products"], row["autocast"]["products"]
+    if (half == every) == (name in LEFT) or not half:
+        yield f"{half} of {every} products are half"
+    error, saved = ratio(row, "errors"), ratio(row, "saved_bytes_of_data")
+    if error is not None and error > 1.05 and name not in BY_CHANCE:
+        yield f"{error:.2f} times the gradient error of the own half mode"
+    if name in LEAN and saved > 1.05:
+        yield f"{saved:.2f} times the saved bytes of the own half mode"
+
+
+def check(module, monkeypatch, names=None):
+    for needed in programs.MODULES[module]:
+        try:
+            importlib.metadata.version(needed)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"{needed} is not installed")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    with jax.numpy_rank_promotion("allow"):  # as the libraries need it
+        found = {
+            name: list(faults(name, measured(make(), jnp.dtype("float16"))))
+            for name, make in programs.programs(module).items()
+            if names is None or name in names
+        }
+    assert found and not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", programs.MODULES)
+def test_chosen_programs_of_a_library(module, monkeypatch):
+    check(module, monkeypatch, CHOSEN)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", programs.MODULES)
+def test_every_program_of_a_library(module, monkeypatch):
+    check(module, monkeypatch)
