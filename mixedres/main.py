@@ -77,8 +77,8 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         elif values.mode == "eval":
             evaluation.evaluate(values.config, directory, group=group)
         else:
-            console.lose_stdout()
             run.train(values.config, directory, clean=values.clean, group=group)
+            console.give_up()  # no run fails by its log
 
 
 def main(argv: Sequence[str]) -> int:

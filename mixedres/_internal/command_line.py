@@ -80,7 +80,7 @@ def run(
     except KeyboardInterrupt:
         return _fail(program, 130, "; ".join(filter(None, ("interrupted", continues))))
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        console.give_up_stdout()
+        console.give_up()
         return 1
     except ModuleNotFoundError as error:
         return _fail(program, 2, missing_package(error))
@@ -96,7 +96,7 @@ def run(
             )
         if error.filename is not None:
             return _fail(program, 2, f"{error.filename}: {reason}")
-        console.give_up_stdout()  # without a name it is the output
+        console.give_up()  # without a name it is the output
         return _fail(program, 1, f"stdout: {reason}")
     return 0
 

@@ -110,10 +110,7 @@ def leave(status: int) -> NoReturn:
     After an interruption, and after an error with other processes around, it skips the interpreter's own shutdown: that
     can crash where Ctrl-C came during a compilation (segmentation fault, seen with JAX 0.10.2), or wait for the others.
     """
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):  # was said where it matters
-        console.give_up_stdout()
+    console.give_up()
     jax = sys.modules.get("jax")
     if status > 128 or (status and jax is not None and jax.distributed.is_initialized()):
         os._exit(status)

@@ -122,10 +122,10 @@ class Checkpoints:
         failures, self._failures = self._failures, []
         return failures
 
-    def finish(self, *, together: bool = True) -> list[str]:
-        """Waits, in every process unless not `together`, until everything is on disk; returns as `poll`."""
+    def finish(self) -> list[str]:
+        """Waits, in every process, until everything is on disk; returns as `poll`."""
         self._drain()
-        if together and jax.process_count() > 1:
+        if jax.process_count() > 1:
             multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
             self._manager.reload()
         return self.poll()
@@ -170,10 +170,6 @@ class Checkpoints:
             path.rename(path.with_name(f"damaged-{step}"))
         if steps and jax.process_count() > 1:
             multihost_utils.sync_global_devices("mixedres: damaged checkpoints set aside")
-        self._manager.reload()
-
-    def reload(self) -> None:
-        """Looks anew what is on the disk."""
         self._manager.reload()
 
     def remove_partial(self) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from types import TracebackType
 from typing import IO, Any
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import as_json, lock, nearest_existing, read_json, read_regular, write_json
+from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
 from mixedres.checkpoints import workdir as names
 from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
 from mixedres.config import recorded
@@ -31,7 +29,7 @@ class Claim:
 
     def __init__(self, workdir: pathlib.Path):
         """Locks `workdir`, which exists; raises ConfigError where another process has it."""
-        self._workdir, self._file, self._signature = workdir, _lock(workdir), ""
+        self._path, self._file = workdir / LOCK, _lock(workdir)
 
     def __enter__(self) -> Claim:
         return self
@@ -41,62 +39,16 @@ class Claim:
 
     def close(self) -> None:
         """Gives the directory back."""
-        _close(self._file)
+        self._file.close()
 
     def is_lost(self) -> bool:
-        """Whether the directory was removed or moved away; a disk that does not answer is no proof."""
-        path = self._workdir / LOCK
+        """Returns whether the directory, or its lock, was removed or moved; False if the disk does not answer."""
         try:
-            there, own = os.stat(path), os.fstat(self._file.fileno())
-            same = (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
-            if same and not self._signature:  # not before the run is under way: a refused start changes nothing
-                self._sign()
-            # Some network disks give a file a new number now and then.
-            return not same and read_regular(path, 99).decode() != (self._signature or None)
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
         except (FileNotFoundError, NotADirectoryError):
-            return not self._lock_again()
-        except (OSError, ValueError):
-            return False
-
-    def _lock_again(self) -> bool:
-        """Locks the directory anew where only the lock was removed from it; returns whether it is the same."""
-        if read_json(self._workdir / CONFIG) is None:
-            return False
-        with contextlib.suppress(OSError, ConfigError):
-            self._file, old = _lock(self._workdir), self._file
-            _close(old)
-            self._sign()
             return True
-        return False
-
-    def renew(self, config: dict[str, Any], data: dict[str, Any] | None) -> None:
-        """Makes the directory again where nothing stands in its place, with the files of `begin`; no save is under way.
-
-        Raises:
-          ConfigError: where that is not possible.
-        """
-        with _writable(self._workdir):
-            self._workdir.mkdir(parents=True, exist_ok=True)
-            # A save that was under way may have made it again.
-            if {path.name for path in self._workdir.iterdir()} - {CHECKPOINTS}:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            _close(self._file)
-            self._file = _lock(self._workdir)
-            self._sign()
-        begin(self._workdir, config, data)
-
-    def _sign(self) -> None:
-        """Writes into the lock what no other lock has."""
-        self._signature = secrets.token_hex(16)
-        with contextlib.suppress(OSError):  # on a full disk the file itself is the sign
-            self._file.truncate(0)
-            self._file.write(self._signature)
-            self._file.flush()
-
-
-def _close(file: IO[str]) -> None:
-    with contextlib.suppress(OSError):  # where the disk is full, what was not written is tried once more
-        file.close()
+        except OSError:
+            return False
 
 
 def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> Claim:

@@ -3,13 +3,12 @@
 import dataclasses
 import pathlib
 import signal
-import time
 from typing import Any
 
 import jax
 
 from mixedres import data
-from mixedres._internal.errors import ConfigError, Stopped, TrainingError
+from mixedres._internal.errors import Stopped, TrainingError
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.ownership import Claim
 from mixedres.train import evaluation, step
@@ -23,9 +22,6 @@ from mixedres.train.experiment import Experiment
 from mixedres.train.gradients import Batch
 from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.log import RunLog
-
-# Seconds between two looks at the directory of the run.
-_LOOK_EVERY = 1.0
 
 
 @dataclasses.dataclass
@@ -60,7 +56,6 @@ class Loop:
     pending_eval: int | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
-    _looked: float = 0.0
 
     def run(self, batches: data.Prefetch[Any, Any]) -> dict[str, Any]:
         """Runs to the end and returns the last evaluation; `batches` begin with the one of the next step.
@@ -80,9 +75,8 @@ class Loop:
         traced = self.profiler.over(lambda: self.state)
         with traced, jax.transfer_guard("disallow"), CompilationCounter() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
-                self.profiler.before(done)
-                self.log.clock.start()
                 with self.profiler.step(done):
+                    self.log.clock.start()
                     batch = self._take(batches, in_flight, done)
                     self.group.progress(done)
                     self.sampler.look(done, self.state, batch)
@@ -90,7 +84,6 @@ class Loop:
                     finished = in_flight.push(done, metrics, batch)
                 self.log.waited = batches.waited
                 self._record(finished)
-                self._check_place(done)
                 self._warn(self.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
                 self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
@@ -102,9 +95,7 @@ class Loop:
                     if self._pause(done):
                         break
         assert self.evaluated is not None
-        self._check_place(self.evaluated["step"], now=True)
         self._finish(self.evaluated["step"])
-        self._check_place(self.evaluated["step"], now=True)
         return self.evaluated
 
     def _take(self, batches: data.Prefetch[Any, Any], in_flight: InFlight, done: int) -> Any:
@@ -122,40 +113,19 @@ class Loop:
     def _is_asked_to_stop(self) -> bool:
         return self.stop_signal.requested is not None
 
-    def _check_place(self, done: int, *, now: bool = False) -> None:
-        """Ends the run where its directory was removed or moved: a result that nothing points to is lost.
-
-        Looks once a second, and `now`. The state after `done` steps is saved in a new directory under the old name.
-
-        Raises:
-          TrainingError: where the directory is not there any more.
-        """
-        if self.claimed is None or not (now or time.monotonic() - self._looked > _LOOK_EVERY):
-            return
-        self._looked = time.monotonic()
-        if not self.claimed.is_lost():
-            return
-        self.log.print(f"error: {self.directory} was removed or moved during the run; saving step {done} in a new one")
-        problem = f"--workdir={self.directory} was removed or moved during the run"
-        self.saved.finish(together=False)
-        try:
-            self.claimed.renew(self.experiment.resolved, self.experiment.data)
-        except ConfigError as error:
-            raise TrainingError(f"{problem}; what came since its newest checkpoint is lost: {error}") from error
-        self.saved.reload()
-        self._save(done)
-        failed = self.saved.finish(together=False)
-        if self.saved.latest_step() != done:
-            raise TrainingError("; ".join((problem, *failed)))
-        raise TrainingError(
-            f"{problem}; a new one there has the checkpoint of step {done}, and no metrics of before. Start the same "
-            "command again to go on from it, or put the old one back in its place"
-        )
+    def _check_place(self, done: int) -> None:
+        """Raises TrainingError where the directory of the run was removed or moved; called before and after a save."""
+        if self.claimed is not None and self.claimed.is_lost():
+            raise TrainingError(
+                f"the checkpoint of step {done} could not be written: {self.directory} was removed or moved during the "
+                "run; put it back and start the same command again to go on from its newest checkpoint"
+            )
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
         with self.group.pause():
             problems = self.saved.finish()
+        self._check_place(last)
         newest = self.saved.latest_step()
         if newest == last:
             self._warn(problems)
@@ -213,6 +183,7 @@ class Loop:
         return wanted is not None and self.evaluated is not None and self.evaluated["top1"] >= wanted
 
     def _save(self, done: int) -> None:
+        self._check_place(done)
         if not self.log.sync() and self.group.count == 1:  # the others would wait
             self.log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return

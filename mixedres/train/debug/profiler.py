@@ -38,51 +38,41 @@ def window(experiment: Experiment) -> range:
 class Profiler:
     """Traces the steps of a window and nothing else: it waits for the device before and after them.
 
-    Evaluations and checkpoints within the window are left out: they end the trace, and the next step begins another.
-    Of many processes only the first traces, and the others wait for it outside of collectives, which may give up. A
-    trace that cannot be started or written costs a warning.
+    An evaluation, a checkpoint or an error ends the trace, and the rest of the window is not traced. Of many processes
+    only the first traces, and the others wait for it outside of collectives, which may give up. A trace that cannot be
+    started or written costs a warning.
     """
 
     def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
         """Takes the numbers of the steps, none for no trace, and the workdir; the log's clock stops during the work."""
         self._window, self._directory, self._log, self._group = window, directory / PROFILE, log, group
+        self._trace = self._directory / TRACES  # of this start; "*" stands for its first step
         self._state: Callable[[], TrainState]
-        self._since: int | None = None  # the first step of the trace under way, in all processes
-        self._newest = 0
-        self._is_tracing_here = group.is_primary
+        self._since = self._newest = 0  # first step of the trace under way, 0 for none; both alike in all processes
+        self._has_failed = False
 
     @contextlib.contextmanager
     def over(self, state: Callable[[], TrainState]) -> Iterator[None]:
         """A context of the loop, in which `state` returns the newest state; an error in it also ends the trace."""
         self._state = state
-        self._newest = int(state().step)
-        if self._window and self._newest >= self._window[-1]:
-            self._log.print(
-                f"note: nothing is traced: the run is at step {self._newest}, and config.profile ends at step "
-                f"{self._window[-1]}; to trace later steps, type --config.profile=STEP:COUNT with a greater STEP"
-            )
         try:
             yield
         finally:
-            if self._since is not None:
+            if self._since:
                 with contextlib.suppress(Exception):
                     if self._group.count == 1:  # another process may be the reason, and never come
                         jax.block_until_ready(state())
                 with self._group.pause():
                     self._attempt(self._stop)
-        if self._window and self._newest < self._window[0]:
-            self._log.print(f"note: nothing is traced: the run ended at step {self._newest}, before config.profile")
-
-    def before(self, step: int) -> None:
-        """Starts a trace if this step is in the window; called before anything of it is dispatched."""
-        if self._since is None and step in self._window:
-            self._wait()
-            self._since = step
-            self._in_turn(self._start, f"start of the trace from step {step}")
+        if self._window:
+            self._log.print("note: nothing is traced: this start took no step of config.profile")
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """A context of the dispatch of a step, which gets its number in the trace."""
+        """A context of the dispatch of a step, which has its number in the trace; starts the trace if one is due."""
+        if not self._since and step in self._window:
+            self._since, self._trace = step, self._trace.with_name(self._trace.name.replace("*", str(step)))
+            self._in_turn(self._start, f"start of the trace from step {step}")
         with jax.profiler.StepTraceAnnotation("train", step_num=step):  # costs nothing while nothing is traced
             yield
         self._newest = step
@@ -94,30 +84,26 @@ class Profiler:
 
     def end(self) -> None:
         """Ends the trace, if one is under way; called in all processes alike."""
-        if self._since is not None:
-            self._wait()
+        if self._since:
             self._in_turn(self._stop, f"end of the trace from step {self._since}")
-            self._since = None
-
-    def _wait(self) -> None:
-        """Waits for the steps in flight, and then stops the clock, which the loop starts again at the next step."""
-        jax.block_until_ready(self._state())
-        self._log.clock.stop()
+            self._since, self._window = 0, range(0)
 
     def _in_turn(self, action: Callable[[], None], name: str) -> None:
-        """Calls `action` in the first process, and waits until all processes are here; each `name` is used once."""
+        """Calls `action` in the first process between two steps; the others wait there. Each `name` is used once."""
+        jax.block_until_ready(self._state())
+        self._log.clock.stop()  # the loop starts it again in the next step
         with self._group.pause():
             self._attempt(action)
             self._group.barrier(name)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Calls `action` in the first process; an error of it is a warning, and the end of all tracing."""
-        if not self._is_tracing_here:
+        """Calls `action` in the first process; its error is a warning, because a trace is never worth a run."""
+        if not self._group.is_primary or self._has_failed:
             return
         try:
             action()
-        except Exception as error:  # a trace is never worth a run; the profiler fails in many ways
-            self._is_tracing_here = False
+        except Exception as error:  # the profiler fails in many ways
+            self._has_failed = True
             shutil.rmtree(self._trace, ignore_errors=True)  # what was written is not whole
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             self._log.print(f"warning: no trace from step {self._since} ({reason}); the run goes on without it")
@@ -131,14 +117,8 @@ class Profiler:
 
     def _stop(self) -> None:
         jax.profiler.stop_trace()
-        several = self._since is not None and self._newest > self._since
-        steps = f"steps {self._since} to {self._newest} are" if several else f"step {self._since} is"
         self._log.print(
-            f"trace: {steps} in {self._trace}; type tensorboard --logdir={shlex.quote(str(self._directory))} (after "
-            "pip install tensorboard xprof), or open its perfetto_trace.json.gz at https://ui.perfetto.dev"
+            f"trace: steps {self._since} to {self._newest} are in {self._trace}; type tensorboard --logdir="
+            f"{shlex.quote(str(self._directory))} (after pip install tensorboard xprof), or open its "
+            "perfetto_trace.json.gz at https://ui.perfetto.dev"
         )
-
-    @property
-    def _trace(self) -> pathlib.Path:
-        """The directory of the trace under way; its name is the one of the profiler's session."""
-        return self._directory / TRACES.replace("*", str(self._since))

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -165,8 +164,7 @@ class ProcessGroup(SingleProcess):
 
     def _end(self, line: str, status: int) -> None:
         self._ending.acquire()  # never released, so that only the first line is printed
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
+        console.give_up()
         console.complain(f"mixedres: {line}")  # what a stranger at the port wrote is escaped, too
         time.sleep(self.is_primary)  # the others must hear a verdict before process 0 ends and takes it along
         os._exit(status)  # at once: collectives in other threads cannot be interrupted

@@ -59,18 +59,18 @@ def plain(tmp_path_factory, small_network):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory, small_network):
-    """The same with a trace of steps 2 to 5, between two of which a checkpoint is saved."""
+    """The same with a trace of steps 2 to 5, which ends at the checkpoint after step 4."""
     directory = tmp_path_factory.mktemp("traced") / "run"
     return directory, run.train(config("1:4"), directory)
 
 
 def test_a_trace_has_its_steps_and_nothing_else(traced):
     found = traces(traced[0])
-    assert numbers(traced[0]) == {2: [2, 3, 4], 5: [5]}
-    # Every operation of a step is there, and none of another step or program: three steps have three times as many.
-    (whole, one) = (found[step][1] for step in (2, 5))
-    assert one.keys() == {"jit_train_step"} and one["jit_train_step"] > 20
-    assert whole == Counter({"jit_train_step": 3 * one["jit_train_step"]})
+    assert numbers(traced[0]) == {2: [2, 3, 4]}
+    # Every operation of a step is there as often as every other, and none of another program.
+    operations = found[2][1]
+    assert operations.keys() == {"jit_train_step"} and operations["jit_train_step"] > 60
+    assert operations["jit_train_step"] % 3 == 0
 
 
 def test_a_trace_changes_nothing_of_the_run(plain, traced):
@@ -109,7 +109,7 @@ def test_a_stop_ends_the_trace_and_a_later_start_traces_what_is_left(plain, tmp_
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert "nothing is traced" not in capfd.readouterr().out
     summary = run.train(config("1:2"), tmp_path)
-    assert "nothing is traced: the run is at step 6, and config.profile ends at step 3" in capfd.readouterr().out
+    assert "nothing is traced: this start took no step of config.profile" in capfd.readouterr().out
     assert numbers(tmp_path) == {2: [2, 3], 4: [4, 5]}
     assert summary["fingerprint"] == plain[1]["fingerprint"]
 
@@ -117,7 +117,8 @@ def test_a_stop_ends_the_trace_and_a_later_start_traces_what_is_left(plain, tmp_
 def test_a_run_that_ends_before_its_trace_says_so(tmp_path, capsys):
     run.train(config("5:1", eval_every="1 step", stop_at_top1=1e-9, steps=40), tmp_path)
     out = capsys.readouterr().out
-    assert out.count("nothing is traced: the run ended at step") == 1 and not (tmp_path / workdir.PROFILE).exists()
+    assert out.count("nothing is traced: this start took no step of config.profile") == 1
+    assert not (tmp_path / workdir.PROFILE).exists()
 
 
 def test_a_step_that_is_not_finite_ends_the_trace_before_it_is_examined(tmp_path, monkeypatch):
