@@ -8,9 +8,12 @@ import shutil
 import signal
 import tempfile
 
+import hypothesis
 import psutil
 import pytest
 
+hypothesis.settings.register_profile("mixedres", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("mixedres")
 # A shell's `&`, nohup and some CI runners start pytest with SIGINT ignored, and every child of it inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

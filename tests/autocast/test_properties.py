@@ -160,7 +160,7 @@ def expected(program, args, unit):
 
 
 def check_settings(examples):
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    return settings(max_examples=examples)
 
 
 @check_settings(15)

