@@ -159,11 +159,7 @@ def expected(program, args, unit):
     return [values[i] for i in program[1]], [errors[i] for i in program[1]]
 
 
-def check_settings(examples):
-    return settings(max_examples=examples)
-
-
-@check_settings(15)
+@settings(max_examples=15)
 @given(program=programs(), dtype=st.sampled_from(["float16", "bfloat16"]))
 def test_results(program, dtype):
     fn, args = function(program), arguments()
@@ -182,7 +178,7 @@ def test_results(program, dtype):
             np.testing.assert_array_equal(got[number], plain[number])
 
 
-@check_settings(30)
+@settings(max_examples=30)
 @given(program=programs(), dtype=st.sampled_from(["float16", "bfloat16"]))
 def test_decisions_and_dtypes(program, dtype):
     fn, args = function(program), arguments()
@@ -200,7 +196,7 @@ def test_decisions_and_dtypes(program, dtype):
 
 
 @pytest.mark.slow
-@check_settings(8)
+@settings(max_examples=8)
 @given(program=programs(names=(*OTHERS, "dot", "jit", "remat", "dot of transposed")))
 def test_gradients_are_finite(program):
     fn, args = function(program), arguments()

@@ -110,9 +110,9 @@ def test_fragments_are_of_training_digits():
 
 
 def test_harder_images_are_further_from_the_digit():
-    reference = loaded(image_size=32, difficulty=0.0).test_images[::30].astype(float)
+    reference = loaded(image_size=16, difficulty=0.0).test_images[::30].astype(float)
     distances = [
-        np.abs(loaded(image_size=32, difficulty=difficulty).test_images[::30] - reference).mean()
+        np.abs(loaded(image_size=16, difficulty=difficulty).test_images[::30] - reference).mean()
         for difficulty in (0.25, 1.0, 2.0)
     ]
     assert distances == sorted(distances) and distances[0] > 2
