@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from mixedres._internal.errors import WeightsError
-from mixedres._internal.files import open_regular, read_regular
+from mixedres._internal.files import open_regular
 
 KERAS = (".h5", ".hdf5", ".keras")
 # The order in which Keras numbers the variables of a layer.
 _CONV, _NORM = ("kernel", "bias"), ("gamma", "beta", "moving_mean", "moving_variance")
-_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
 _GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 # State of optimizers and counters in name-based checkpoints, and in object-based ones.
@@ -31,77 +30,19 @@ _NOT_OF_THE_NETWORK = re.compile(
 _WEIGHTS, _MOST_BYTES = "model.weights.h5", 4_000_000_000
 
 
-def checkpoint_at(path: pathlib.Path) -> pathlib.Path | None:
-    """The prefix of TensorFlow's checkpoint at `path`; None where there is nothing of TensorFlow's.
-
-    Args:
-      path: a prefix (model.ckpt-1234, whose files are model.ckpt-1234.index and .data-00000-of-00001), one of these
-        files, or a folder with checkpoints or a SavedModel.
-
-    Raises:
-      WeightsError: where something of TensorFlow's is there and is no whole checkpoint.
-    """
-    if path.suffix == ".meta":
-        raise WeightsError(f"{path} is the graph of a checkpoint; name the checkpoint, {path.with_suffix('')}")
-    if path.suffix in (".pb", ".pbtxt"):
-        raise WeightsError(
-            f"{path} is a frozen graph or that of a SavedModel, whose constants have no names; name a checkpoint, or "
-            "the folder of a SavedModel with variables/"
-        )
+def is_checkpoint(path: pathlib.Path) -> bool:
+    """Returns whether `path` is one that `read_checkpoint` may read."""
     if path.is_dir():
-        return _in_folder(path)
-    shard = _SHARD.fullmatch(path.name)
-    prefix = path.with_name(shard[1]) if shard else path.with_suffix("") if path.suffix == ".index" else path
-    if _beside(prefix, ".index").is_file():
-        return prefix
-    if _shards(prefix):
-        raise WeightsError(f"{_shards(prefix)[0]} has no {prefix.name}.index beside it; copy both files")
-    return None
+        return any((path / name).is_file() for name in ("checkpoint", *_GRAPHS))
+    return path.with_name(f"{path.name}.index").is_file()
 
 
-def _in_folder(folder: pathlib.Path) -> pathlib.Path | None:
-    if any((folder / name).is_file() for name in _GRAPHS):
-        prefix = folder / "variables" / "variables"
-        if _beside(prefix, ".index").is_file():
-            return prefix
-        raise WeightsError(f"{folder} is a SavedModel without variables, a frozen graph; name one with variables/")
-    found = sorted(file.with_suffix("") for file in folder.glob("*.index"))
-    newest = _newest(folder)
-    if newest in found or len(found) == 1:
-        return newest if newest in found else found[0]
-    if found:
-        raise WeightsError(f"{folder} holds several checkpoints; name one of {', '.join(map(str, found[-4:]))}")
-    shards = sorted(file for file in folder.iterdir() if _SHARD.fullmatch(file.name))
-    if shards or newest:
-        what = shards[0].name if shards else f"{newest} of the file 'checkpoint'"
-        raise WeightsError(f"{folder} holds {what}, but no .index file beside it; copy the whole checkpoint")
-    return None
-
-
-def _newest(folder: pathlib.Path) -> pathlib.Path | None:
-    """The newest checkpoint according to the file 'checkpoint', which may have been written in another folder."""
-    try:
-        text = read_regular(folder / "checkpoint", 2**20).decode()
-    except (OSError, ValueError):
-        return None
-    match = re.search(r'^model_checkpoint_path: "(.+)"$', text, re.MULTILINE)
-    return folder / pathlib.PurePosixPath(match[1]).name if match else None
-
-
-def _beside(prefix: pathlib.Path, suffix: str) -> pathlib.Path:
-    return prefix.with_name(prefix.name + suffix)
-
-
-def _shards(prefix: pathlib.Path) -> list[pathlib.Path]:
-    files = prefix.parent.glob("*") if prefix.parent.is_dir() else iter(())
-    return sorted(file for file in files if (match := _SHARD.fullmatch(file.name)) and match[1] == prefix.name)
-
-
-def read_checkpoint(prefix: pathlib.Path) -> dict[str, np.ndarray]:
+def read_checkpoint(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The float variables of a checkpoint of format V2, without the state of optimizers and counters.
 
     Args:
-      prefix: as `checkpoint_at` returns it.
+      path: its prefix (model.ckpt-1234, whose files are model.ckpt-1234.index and .data-00000-of-00001), a folder whose
+        file 'checkpoint' names the newest, or a SavedModel.
 
     Returns:
       Arrays by the names of the variables: those of a graph, 'resnet_model/conv2d/kernel', or of Keras' layers,
@@ -114,21 +55,20 @@ def read_checkpoint(prefix: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         import tensorflow as tf
     except ImportError:
-        raise WeightsError(f"{prefix} is a checkpoint of TensorFlow; pip install 'mixedres[tf]' to read it") from None
+        raise WeightsError(f"{path} is a checkpoint of TensorFlow; pip install 'mixedres[tf]' to read it") from None
+    is_saved_model = any((path / name).is_file() for name in _GRAPHS)
     try:
-        for part in (_beside(prefix, ".index"), *_shards(prefix)):
-            open_regular(part).close()
-        reader = tf.train.load_checkpoint(str(prefix))
+        reader = tf.train.load_checkpoint(str(path / "variables" / "variables" if is_saved_model else path))
         dtypes = reader.get_variable_to_dtype_map()
         names = _names(reader) if _OBJECT_GRAPH in dtypes else {key: key for key in dtypes}
         floats = {key: name for key, name in names.items() if dtypes[key].is_floating}
         wanted = {key: name for key, name in floats.items() if not _NOT_OF_THE_NETWORK.search(key)}
         found = {name: reader.get_tensor(key) for key, name in wanted.items()}
     except Exception as error:  # its readers fail in many ways
-        raise WeightsError(f"{prefix} is no whole checkpoint of TensorFlow ({_reason(error)}); copy it again") from None
+        raise WeightsError(f"{path} is no whole checkpoint of TensorFlow ({_reason(error)}); copy it again") from None
     if not found:
         what = f"the state of an optimizer alone ({min(floats.values())} ...)" if floats else "no float variables"
-        raise WeightsError(f"{prefix} holds {what}; name a checkpoint with the network's variables")
+        raise WeightsError(f"{path} holds {what}; name a checkpoint with the network's variables")
     return found
 
 

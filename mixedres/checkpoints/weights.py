@@ -94,10 +94,12 @@ def read(path: pathlib.Path) -> WeightsFile:
     file = path
     if path.is_dir():
         file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
-    if file == path and (checkpoint := tensorflow_files.checkpoint_at(path)) is not None:
-        return _of_tensorflow(path, tensorflow_files.read_checkpoint(checkpoint))
+    if file == path and tensorflow_files.is_checkpoint(path):
+        return _of_tensorflow(path, tensorflow_files.read_checkpoint(path))
     if file.is_dir():
-        raise WeightsError(f"{path} holds neither {' nor '.join(_IN_FOLDER)} nor a checkpoint of TensorFlow")
+        raise WeightsError(
+            f"{path} holds neither {' nor '.join(_IN_FOLDER)}, nor a file 'checkpoint' of TensorFlow, nor a SavedModel"
+        )
     if os.path.lexists(file) and not file.is_file():
         raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
     if not file.is_file():
@@ -113,7 +115,10 @@ def read(path: pathlib.Path) -> WeightsFile:
         tensors, about = _read_pickle(file), None
     else:
         known = ", ".join((_SAFETENSORS, *PICKLES, *tensorflow_files.KERAS))
-        raise WeightsError(f"{file} is no file of weights; those end in {known}")
+        raise WeightsError(
+            f"{file} is no file of weights; those end in {known}, and a checkpoint of TensorFlow is named without "
+            ".index, .meta or .data-00000-of-00001"
+        )
     if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     tensors = checked(file, tensors)

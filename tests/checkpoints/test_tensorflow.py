@@ -4,6 +4,7 @@ Whole networks of the official models are in tests/original; here are keras.appl
 be.
 """
 
+import shutil
 import subprocess
 import sys
 
@@ -116,14 +117,12 @@ def made(folder, names):
 @pytest.mark.parametrize(
     ("names", "given", "words"),
     [
-        (["model.ckpt-7.data-00000-of-00001"], "", "no .index file beside it"),
-        (["model.ckpt-7.data-00000-of-00001"], "model.ckpt-7", "has no model.ckpt-7.index beside it"),
-        (["model.ckpt-7.data-00000-of-00001"], "model.ckpt-7.data-00000-of-00001", "has no model.ckpt-7.index"),
-        (["saved_model.pb"], "", "SavedModel without variables, a frozen graph"),
-        (["frozen.pb"], "frozen.pb", "is a frozen graph"),
-        (["model.ckpt-7.meta", "model.ckpt-7.index"], "model.ckpt-7.meta", "name the checkpoint"),
-        (["a.ckpt-1.index", "a.ckpt-2.index"], "", "several checkpoints; name one of"),
-        ([], "", "nor a checkpoint of TensorFlow"),
+        (["model.ckpt-7.data-00000-of-00001"], "", "nor a file 'checkpoint' of TensorFlow"),
+        (["model.ckpt-7.data-00000-of-00001"], "model.ckpt-7", "does not exist; name a workdir"),
+        (["model.ckpt-7.data-00000-of-00001"], "model.ckpt-7.data-00000-of-00001", "is named without .index, .meta or"),
+        (["frozen.pb"], "frozen.pb", "no file of weights"),
+        (["model.ckpt-7.meta", "model.ckpt-7.index"], "model.ckpt-7.meta", "is named without .index, .meta or .data"),
+        ([], "", "nor a SavedModel"),
         (["weights.h5"], "weights.h5", "no whole file of Keras'"),
         (["model.keras"], "model.keras", "no whole file of Keras'"),
     ],
@@ -139,22 +138,19 @@ def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, word
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
 
-def test_the_newest_checkpoint_of_a_folder_that_has_moved(tmp_path):
-    made(tmp_path, ["model.ckpt-1.index", "model.ckpt-2.index"])
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/run/model.ckpt-2"\n')
-    assert tensorflow_files.checkpoint_at(tmp_path) == tmp_path / "model.ckpt-2"
-    for given in ("model.ckpt-1", "model.ckpt-1.index"):
-        assert tensorflow_files.checkpoint_at(tmp_path / given) == tmp_path / "model.ckpt-1"
-    assert tensorflow_files.checkpoint_at(tmp_path / "model.ckpt-3") is None
-    saved = made(tmp_path / "saved", ["saved_model.pb", "variables/variables.index"])
-    assert tensorflow_files.checkpoint_at(saved) == saved / "variables" / "variables"
-
-
-def test_without_tensorflow_a_line_says_how_to_get_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        (["model.ckpt-1.index"], "model.ckpt-1"),
+        (["checkpoint"], ""),
+        (["saved_model.pb"], ""),
+    ],
+)
+def test_without_tensorflow_a_line_says_how_to_get_it(names, given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    made(tmp_path, ["model.ckpt-1.index"])
+    made(tmp_path, names)
     with pytest.raises(checkpoints.WeightsError, match=r"pip install 'mixedres\[tf\]' to read it"):
-        checkpoints.read(tmp_path)
+        checkpoints.read(tmp_path / given)
 
 
 def test_the_layouts_of_keras_files(tmp_path):
@@ -249,6 +245,13 @@ def written(tmp_path_factory):
     save("half", {key: value.astype(np.float16) for key, value in small_r1().items()})
     save("dense", {"dense/kernel": normal(3, 4), "dense/bias": normal(4)})
     save("cut", small_r1())
+    made(folder / "frozen", ["saved_model.pb"])
+    made(folder / "gone", [])
+    (folder / "gone" / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-2"\n')
+    (folder / "saved" / "variables").mkdir(parents=True)
+    (folder / "saved" / "saved_model.pb").touch()
+    for path in (folder / "whole").glob("model.ckpt.*"):
+        shutil.copy(path, folder / "saved" / "variables" / path.name.replace("model.ckpt", "variables"))
     data = folder / "cut" / "model.ckpt.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
     return folder
@@ -262,6 +265,8 @@ def written(tmp_path_factory):
         ("half", "variables that are not float32"),
         ("dense", "no ResNet of TensorFlow's official models"),
         ("cut", "no whole checkpoint of TensorFlow"),
+        ("gone", "no whole checkpoint of TensorFlow"),
+        ("frozen", "no whole checkpoint of TensorFlow"),
     ],
 )
 def test_checkpoints_of_tensorflow_that_are_refused(name, words, written, tmp_path, capsys):
@@ -272,6 +277,7 @@ def test_checkpoints_of_tensorflow_that_are_refused(name, words, written, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_tensorflow_has_its_variables_and_not_those_of_the_optimizer(written):
-    file = checkpoints.read(written / "whole")
+@pytest.mark.parametrize("name", ["whole", "whole/model.ckpt", "saved"])
+def test_a_checkpoint_of_tensorflow_has_its_variables_and_not_those_of_the_optimizer(name, written):
+    file = checkpoints.read(written / name)
     assert file.note == "from TensorFlow (r1)" and len(file.tensors) == len(small_r1())
