@@ -1,6 +1,5 @@
-"""An adversary's findings, each of which stays mended."""
+"""A hostile world: no file, terminal, disk or signal gets further than one line."""
 
 import pytest
 
-for name in ("files", "mistakes", "output", "places", "table", "waits"):
-    pytest.register_assert_rewrite(f"tests.hostile.{name}")
+pytest.register_assert_rewrite("tests.hostile.commands")

@@ -1,7 +1,4 @@
-"""The table of an adversary's findings: a case for each way in which a hostile world got further than one line.
-
-A case is a function of an empty directory, registered by `finding`; `test_findings` runs them all.
-"""
+"""How the tests of hostile files and places run a command, and what its end must look like."""
 
 import contextlib
 import dataclasses
@@ -19,28 +16,6 @@ import numpy as np
 
 from mixedres import checkpoints, models
 from tests import ROOT
-
-CASES: list["Case"] = []
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One case.
-
-    Attributes:
-      finding: such as 'F5'.
-      check: takes an empty directory, fails an assertion where the finding is back.
-      slow: whether it belongs to the slow tests.
-    """
-
-    finding: str
-    check: Callable[[pathlib.Path], None]
-    slow: bool
-
-
-def finding(name: str, *, slow: bool = False) -> Callable[[Callable[[pathlib.Path], None]], None]:
-    """Registers the decorated function as a case of the finding `name`."""
-    return lambda check: CASES.append(Case(name, check, slow))
 
 
 @dataclasses.dataclass(frozen=True)

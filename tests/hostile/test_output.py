@@ -15,7 +15,7 @@ from mixedres.data.images import chunks, preprocessing
 from mixedres.predict import __main__ as predict
 from tests import ROOT
 from tests.data import made
-from tests.hostile.table import assert_one_line, environment, finding, run, run_here, tiny_weights
+from tests.hostile.commands import assert_one_line, environment, run, run_here, tiny_weights
 
 TINY = ("--config=digits:fp32,model=cifar_resnet8,steps=4", "--config.data.image_size=8", "--config.num_devices=1")
 
@@ -27,20 +27,19 @@ def shell(place, redirection, **env):
     return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
 
 
-@finding("F2", slow=True)
-def a_log_on_a_full_disk(place):
+@pytest.mark.slow
+def test_run_with_its_log_on_a_full_disk_succeeds(place):
     status, said = shell(place, "> /dev/full")
     assert (status, said) == (0, "") and (place / "run" / "summary.json").exists()
 
 
-@finding("F2", slow=True)
-def a_reader_that_has_gone(place):
+@pytest.mark.slow
+def test_run_whose_reader_has_gone_succeeds(place):
     status, said = shell(place, "| head -1; exit ${PIPESTATUS[0]}")
     assert status == 0 and said.startswith("mixedres ") and said.count("\n") == 1
 
 
-@finding("F2")
-def a_stream_that_is_full_for_a_while(place):
+def test_log_drops_lines_while_the_disk_is_full(place):
     class Disk(io.RawIOBase):
         def __init__(self, room):
             self.room, self.written = list(room), b""
@@ -63,8 +62,7 @@ def a_stream_that_is_full_for_a_while(place):
     assert disk.written == b"first\nsecond\nthird\nfourth\nfifth\nsixth\n"
 
 
-@finding("F2")
-def a_command_whose_output_is_its_result_says_so(place):
+def test_prediction_to_a_full_disk_fails_with_one_line(place):
     weights = tiny_weights(place / "weights.safetensors")
     Image.new("RGB", (32, 32)).save(place / "a.png")
     command = [sys.executable, "-m", "mixedres.predict", f"--from={weights}", str(place / "a.png")]
@@ -73,8 +71,8 @@ def a_command_whose_output_is_its_result_says_so(place):
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == b"mixedres.predict: stdout: No space left on device"
 
 
-@finding("F9", slow=True)
-def names_that_the_encoding_lacks(place):
+@pytest.mark.slow
+def test_names_outside_the_encoding_are_escaped(place):
     made.write_noise(place / "images", 16, 16, "PNG", count=12)
     (place / "images" / "cat").rename(place / "images" / "苹果")
     (place / "images" / "dog").rename(place / "images" / "梨")
@@ -89,8 +87,7 @@ def names_that_the_encoding_lacks(place):
     assert_one_line(outcome, 1, "1 of the 25 files could not be classified")
 
 
-@finding("F25")
-def names_that_a_terminal_would_obey(place):
+def test_control_characters_in_names_are_escaped(place):
     names = ["\x1b]0;owned\x07", "two\nlines", "\u202egnp.exe", *map(str, range(7))]
     weights = tiny_weights(place / "weights.safetensors", class_names=names)
     Image.new("RGB", (32, 32)).save(place / "a.png")
@@ -103,8 +100,7 @@ def names_that_a_terminal_would_obey(place):
     )
 
 
-@finding("F25")
-def names_in_notes_of_a_run(place):
+def test_control_characters_in_notes_are_escaped(place):
     (place / "a").mkdir()
     (place / "a" / "b\x1b[31m\nnote: all is well.png").write_text("nothing")
     examples = folder.ImageFolder("images", place, ["a/b\x1b[31m\nnote: all is well.png"], np.zeros(1, np.int32))
@@ -115,7 +111,6 @@ def names_in_notes_of_a_run(place):
     assert reader.refuse(0, caught.value, unreadable).isprintable() and all(map(str.isprintable, unreadable))
 
 
-@finding("F25")
-def long_values_are_shortened(place):
+def test_long_values_are_shortened(place):
     outcome = run_here(predict.main, f"--from={place}", "x" * 50000)
     assert outcome.status == 2 and len(outcome.err[-1]) < 2500 and "characters ..." in outcome.err[-1]

@@ -19,7 +19,7 @@ from mixedres.data.images import decode
 from mixedres.predict import __main__ as predict
 from mixedres.train.builder import build
 from tests.data import made
-from tests.hostile.table import assert_one_line, finding, run_here, tiny_weights
+from tests.hostile.commands import assert_one_line, run_here, tiny_weights
 from tests.train import run_cases
 
 
@@ -27,8 +27,7 @@ def data_set(place):
     return made.prepare(place / "DATA", "flowers", {"train": made.examples(6), "test": made.examples(3)})
 
 
-@finding("F1")
-def a_data_set_that_names_a_module(place):
+def test_data_set_that_names_a_module_is_refused(place):
     directory = data_set(place)
     (place / "DATA" / "flowers" / "evil.py").write_text(f"open({str(place / 'owned')!r}, 'w')")
     whole = json.loads((directory / "features.json").read_text())
@@ -51,8 +50,7 @@ def a_data_set_that_names_a_module(place):
     assert not (place / "owned").exists() and "DATA" not in sys.modules
 
 
-@finding("F1")
-def metadata_that_is_no_metadata(place):
+def test_damaged_metadata_of_a_data_set_is_refused(place):
     directory = data_set(place)
     for name in ("features.json", "dataset_info.json"):
         whole = (directory / name).read_text()
@@ -69,8 +67,7 @@ def metadata_that_is_no_metadata(place):
         tfds.open_data_set("flowers", str(place / "DATA"))
 
 
-@finding("F5")
-def pickles_of_a_data_set(place):
+def test_pickles_of_a_data_set_are_never_opened(place):
     """Only the official ones are opened: another may use any address, or ask for any memory."""
     for content in (
         b"cnumpy\nndarray\n(K\x01\x85R.",
@@ -83,8 +80,7 @@ def pickles_of_a_data_set(place):
         assert "\n" not in str(caught.value)
 
 
-@finding("F16")
-def an_archive_that_unpacks_to_more_than_the_data_set(place):
+def test_archive_larger_than_its_data_set_is_refused(place):
     file = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed,
@@ -98,8 +94,7 @@ def an_archive_that_unpacks_to_more_than_the_data_set(place):
         cifar10.load(str(place))
 
 
-@finding("F6")
-def tensors_that_are_no_weights(place):
+def test_tensors_that_are_no_weights_are_refused(place):
     good = checkpoints.read(tiny_weights(place / "good.safetensors")).tensors
     name = "params/head/kernel"
     kinds = [np.int64, np.uint16, np.bool_, np.complex64]
@@ -120,8 +115,7 @@ def safetensors_of(header, data=b""):
     return struct.pack("<Q", len(text)) + text + data
 
 
-@finding("F14")
-def headers_that_are_none(place):
+def test_damaged_headers_of_weights_are_refused(place):
     def entry(kind, shape, size):
         return {"dtype": kind, "shape": shape, "data_offsets": [0, size]}
 
@@ -144,8 +138,7 @@ def headers_that_are_none(place):
         assert "\n" not in str(caught.value)
 
 
-@finding("F14")
-def shapes_and_facts_out_of_range(place):
+def test_shapes_and_facts_out_of_range_are_refused(place):
     good = checkpoints.read(tiny_weights(place / "good.safetensors")).tensors
     stem = "params/stem_conv/kernel"
     for shape in ((432,), (), (1, 1, 1, 1, 432)):
@@ -176,8 +169,7 @@ def shapes_and_facts_out_of_range(place):
         assert_one_line(outcome, 2, "must be from 1 to 8192")
 
 
-@finding("F17")
-def records_with_other_checksums(place):
+def test_records_with_wrong_checksums_are_refused(place):
     path = place / "toy.tfrecord"
     contents = [b"one", b"two" * 1000, b""]
     made.write_tfrecord(path, contents)
@@ -198,8 +190,7 @@ def records_with_other_checksums(place):
                 records.TFRecordFiles([records.Part(str(path))])
 
 
-@finding("F17")
-def an_index_of_other_records(place):
+def test_index_of_other_records_is_refused(place):
     path = place / "toy.tfrecord"
     made.write_tfrecord(path, [b"one", b"two"])
     with pytest.MonkeyPatch.context() as patch:
@@ -218,8 +209,7 @@ def an_index_of_other_records(place):
             assert [files[index] for index in range(len(files))] == [b"one", b"two"]
 
 
-@finding("fuzzing")
-def durations_without_end(place):
+def test_endless_durations_are_refused(place):
     """As a recorded config may have them; a command line is checked sooner."""
     for value in ("9" * 400, "9" * 400 + " steps"):
         config = run_cases.tiny("fp32")
@@ -228,8 +218,7 @@ def durations_without_end(place):
             build(config)
 
 
-@finding("fuzzing")
-def a_jpeg_that_is_too_small_for_its_pixels(place):
+def test_jpeg_too_small_for_its_pixels_is_refused(place):
     """The smallest that an encoder makes is taken, and the same with another size in its header is not."""
     file = io.BytesIO()
     Image.new("L", (1024, 1024)).save(file, "JPEG", progressive=True, optimize=True, quality=1)
@@ -240,24 +229,21 @@ def a_jpeg_that_is_too_small_for_its_pixels(place):
         decode.header(forged)
 
 
-@finding("fuzzing")
-def a_class_name_without_end(place):
+def test_endless_class_name_is_refused(place):
     weights = tiny_weights(place / "weights.safetensors", class_names=["x" * 200000])
     Image.new("RGB", (32, 32)).save(place / "a.png")
     outcome = run_here(predict.main, f"--from={weights}", place / "a.png")
     assert_one_line(outcome, 2, "a class name has 200,000 characters")
 
 
-@finding("fuzzing")
-def an_input_in_words(place):
+def test_input_description_in_words_is_refused(place):
     """What float() takes becomes numbers, with which others can be compared."""
     spec = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
     weights = tiny_weights(place / "weights.safetensors", input=spec)
     assert checkpoints.read(weights).input["mean"] == (1.5, 1.5, 1.5)
 
 
-@finding("F14")
-def numbers_that_are_not_in_the_file(place):
+def test_truncated_numbers_of_weights_are_refused(place):
     """HDF5 can name other files and devices, and let a fill value stand for any number of numbers."""
 
     def virtual(file):

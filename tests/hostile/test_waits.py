@@ -22,13 +22,12 @@ from mixedres.predict import __main__ as predict
 from mixedres.train import run
 from tests import ROOT
 from tests.data import made
-from tests.hostile.table import environment, finding, run_here, tiny_weights
+from tests.hostile.commands import environment, run_here, tiny_weights
 from tests.interruptions import runs
 from tests.train import run_cases
 
 
-@finding("F3")
-def pipes_and_devices_among_images(place):
+def test_pipes_and_devices_among_images_are_refused(place):
     """Passed over like any unreadable image; a pipe is not waited for, and a device not read to its end."""
     for part in ("train", "val"):
         made.write_noise(place / part, 16, 16, "PNG", count=4)
@@ -44,8 +43,7 @@ def pipes_and_devices_among_images(place):
         next(data.load("folder", dir=str(place), image_size=8, batch_size=10, threads=1).train_batches(10, seed=0))
 
 
-@finding("F3")
-def labels_and_weights_that_are_pipes(place):
+def test_labels_and_weights_that_are_pipes_are_refused(place):
     weights = tiny_weights(place / "weights.safetensors")
     Image.new("RGB", (32, 32)).save(place / "a.png")
     os.mkfifo(place / "labels.txt")
@@ -53,8 +51,7 @@ def labels_and_weights_that_are_pipes(place):
     assert outcome.status == 2 and "not a regular file" in outcome.err[-1]
 
 
-@finding("F3")
-def a_signal_while_no_batch_comes(place):
+def test_signal_while_no_batch_comes_ends_the_run(place):
     """The disk does not answer from batch 3 on: the state after three steps is saved."""
     hanging = threading.Event()
     batches = Synthetic.train_batches
@@ -76,8 +73,7 @@ def a_signal_while_no_batch_comes(place):
     assert workdir.contents(place / "run")["checkpoints"] == [3]
 
 
-@finding("F16")
-def more_pixels_than_are_wanted(place):
+def test_image_with_too_many_pixels_is_refused(place):
     file = io.BytesIO()
     Image.new("L", (200, 100)).save(file, "PNG")
     assert decode.header(file.getvalue(), max_pixels=20000).width == 200
@@ -90,8 +86,7 @@ def more_pixels_than_are_wanted(place):
     assert sum(int(batch["mask"].sum()) for batch in source.eval_batches(5)) == 8
 
 
-@finding("F16")
-def memory_of_many_threads(place):
+def test_decoding_threads_share_one_limit_of_memory(place):
     """What is under way never takes more than there is room for, and a too large image goes alone."""
     room, lock, under_way, most = decode._Room(100), threading.Lock(), [], []
 
@@ -139,9 +134,12 @@ def started(place, *options):
             process.wait()
 
 
-def wait_for(place, words, process):
+def wait_for(place, words, process, file="log"):
+    """Waits until a file has these words, or the process has ended."""
     deadline = time.monotonic() + 200
-    while words not in (place / "log").read_text() and process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:
+        if (place / file).exists() and words in (place / file).read_text():
+            return
         time.sleep(0.02)
 
 
@@ -151,8 +149,8 @@ def assert_gone(group, place):
     assert not list(place.rglob("*.part")) and not list(place.rglob("*orbax-checkpoint-tmp*"))
 
 
-@finding("F7", slow=True)
-def ctrl_c_while_worker_processes_start(place):
+@pytest.mark.slow
+def test_ctrl_c_while_worker_processes_start_ends_all(place):
     """A terminal sends it to the whole group."""
     for number, delay in enumerate((0.0, 0.8)):
         case = place / str(number)
@@ -169,8 +167,8 @@ def ctrl_c_while_worker_processes_start(place):
         assert runs.left_in_shared_memory(before) == []
 
 
-@finding("F19", slow=True)
-def signals_in_the_first_seconds(place):
+@pytest.mark.slow
+def test_signals_in_the_first_seconds_end_in_one_line(place):
     cases = [(signal.SIGINT, delay) for delay in (0.4, 1.0, 2.5, 4.0)]
     cases += [(signal.SIGTERM, 2.5), (signal.SIGHUP, 2.5)]
     for number, (kind, delay) in enumerate(cases):
@@ -186,11 +184,10 @@ def signals_in_the_first_seconds(place):
             assert_gone(process.pid, case)
 
 
-@finding("F19", slow=True)
-def a_terminal_that_is_closed(place):
-    with started(place) as process:
-        wait_for(place, "training from step", process)
-        time.sleep(1)
+@pytest.mark.slow
+def test_closed_terminal_saves_and_ends_the_run(place):
+    with started(place, "--config.log_every=5") as process:
+        wait_for(place, '"kind": "train"', process, f"run/{workdir.METRICS}")
         os.kill(process.pid, signal.SIGHUP)
         assert process.wait(60) == 129
         assert "SIGHUP" in (place / "log").read_text() and workdir.contents(place / "run")["checkpoints"]
