@@ -1,4 +1,4 @@
-"""The exceptions that end a command, each with its exit status and a message of one line; what such lines list."""
+"""The exceptions that end a command, each with its exit status and a message of one line; parts of such lines."""
 
 import contextlib
 import signal
@@ -86,6 +86,11 @@ def errors(where: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Returns the text of an exception in one line of at most 300 characters; its type where it has no text."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:

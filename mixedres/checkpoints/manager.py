@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from mixedres._internal.environment import out_of_memory
-from mixedres._internal.errors import ConfigError, OtherModelError
+from mixedres._internal.errors import ConfigError, OtherModelError, listed, one_line
 from mixedres._internal.files import checksums_hold, write_checksums
 from mixedres._internal.tree import named_leaves
 from mixedres.config import recorded
@@ -277,12 +277,8 @@ def _check_arrays(step: int, saved: Any, like: Any) -> None:
     )
     differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
     if differing:
-        name = differing[0]
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        raise OtherModelError(
-            f"the checkpoint of step {step} is of another model: {name} is {there.get(name, 'missing')} there and "
-            f"{here.get(name, 'missing')} here{more}"
-        )
+        what = [f"{x} is {there.get(x, 'missing')} there and {here.get(x, 'missing')} here" for x in differing]
+        raise OtherModelError(f"the checkpoint of step {step} is of another model: {listed(what, 1)}")
 
 
 def _reason(error: BaseException) -> str:
@@ -294,7 +290,7 @@ def _reason(error: BaseException) -> str:
         if found := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore
             return os.strerror(int(found[1]))
         cause = cause.__cause__ or cause.__context__
-    return " ".join(str(error).split())[:200]
+    return one_line(error)
 
 
 def _is_whole(item: pathlib.Path) -> bool:

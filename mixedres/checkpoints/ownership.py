@@ -8,7 +8,6 @@ import pathlib
 import re
 import shutil
 from collections.abc import Iterator
-from types import TracebackType
 from typing import IO, Any
 
 from mixedres._internal.errors import ConfigError
@@ -24,17 +23,14 @@ _BEGUN = {LOCK, CONFIG + ".part", DATA, DATA + ".part", CHECKPOINTS}
 _CHECKPOINT = re.compile(rf"\d+|{recorded.PARTIAL.pattern}|damaged-\d+")
 
 
-class Claim:
+class Claim(contextlib.AbstractContextManager["Claim"]):
     """A directory that belongs to this process until the claim is closed, or until the process ends."""
 
     def __init__(self, workdir: pathlib.Path):
         """Locks `workdir`, which exists; raises ConfigError where another process has it."""
         self._path, self._file = workdir / LOCK, _lock(workdir)
 
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mixedres._internal.errors import WeightsError
+from mixedres._internal.errors import WeightsError, one_line
 from mixedres._internal.files import open_regular
 
 KERAS = (".h5", ".hdf5", ".keras")
@@ -65,7 +65,7 @@ def read_checkpoint(path: pathlib.Path) -> dict[str, np.ndarray]:
         wanted = {key: name for key, name in floats.items() if not _NOT_OF_THE_NETWORK.search(key)}
         found = {name: reader.get_tensor(key) for key, name in wanted.items()}
     except Exception as error:  # its readers fail in many ways
-        raise WeightsError(f"{path} is no whole checkpoint of TensorFlow ({_reason(error)}); copy it again") from None
+        raise WeightsError(f"{path} is no whole checkpoint of TensorFlow ({one_line(error)}); copy it again") from None
     if not found:
         what = f"the state of an optimizer alone ({min(floats.values())} ...)" if floats else "no float variables"
         raise WeightsError(f"{path} holds {what}; name a checkpoint with the network's variables")
@@ -102,7 +102,7 @@ def read_keras(file: pathlib.Path) -> dict[str, np.ndarray]:
                 with archive.open(_WEIGHTS) as inner, h5py.File(inner) as opened:
                     return dict(_layers(opened))
     except Exception as error:  # damaged, encrypted or of something else
-        raise WeightsError(f"{file} is no whole file of Keras' ({_reason(error)}); get it again") from None
+        raise WeightsError(f"{file} is no whole file of Keras' ({one_line(error)}); get it again") from None
 
 
 def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -134,7 +134,3 @@ def _check_stored(datasets: Mapping[str, Any]) -> None:
         # Deflate makes at most 1032 bytes of one; a fill value stands for any number of them.
         if item.external or item.is_virtual or count > 1032 * item.id.get_storage_size() or size > _MOST_BYTES:
             raise ValueError(f"{name} lies in other files, or is larger than the weights of a network")
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, listed
 from mixedres._internal.files import as_json, is_locked, parse_json, read_regular
 from mixedres.config import recorded
 from mixedres.config.keys import FREE, GROW, KEYS
@@ -66,11 +66,10 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
     longer = [key for key in changed if _RESUME.get(key) == GROW and _is_more(new.get(key), old[key])]
     differing = [key for key in changed if key not in longer]
     if differing:
-        listed = "; ".join(f"{key}: {old[key]!r} there, {new.get(key)!r} now" for key in differing[:5])
-        more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+        what = listed([f"{key}: {old[key]!r} there, {new.get(key)!r} now" for key in differing], 5, "; ")
         way_out = ", or start over with --clean" if only is None else ""
         raise ConfigError(
-            f"--workdir={workdir} holds a run with a different config ({listed}{more}); name another --workdir{way_out}"
+            f"--workdir={workdir} holds a run with a different config ({what}); name another --workdir{way_out}"
         )
     return bool(longer)
 
@@ -90,8 +89,8 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
     there, now = [str(name) for name in old["class_names"]], data["class_names"]
     if there != now:
         new, gone = [name for name in now if name not in there], [name for name in there if name not in now]
-        listed = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
-        what = f"{len(there)} classes there, {len(now)} now ({'; '.join(listed) or 'in another order'})"
+        found = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
+        what = f"{len(there)} classes there, {len(now)} now ({'; '.join(found) or 'in another order'})"
     elif not classes_only:
         counts = [
             f"{held.get('train_examples')} training and {held.get('eval_examples')} test images" for held in (old, data)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, one_line
 from mixedres._internal.files import open_regular
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config import check_key, validate
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     except flags.IllegalFlagValueError as error:
         raise ConfigError(_illegal_value(error)) from None
     except flags.Error as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(one_line(error)) from None
     except OSError:
         raise ConfigError(
             f"--config={given(argv)} cannot be read; name a file such as configs/digits.py:fp16 or one of the shipped "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres.numerics import taps
 from mixedres.numerics.exponents import Exponents, exponents
@@ -71,7 +72,7 @@ def examine(
     dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
     floats_wanted = [name for name in floats if wanted(name)]
     if not dtypes and not floats_wanted:
-        raise ValueError(f"select={select!r} matches no name; there are {_first_names([*(found | floats)])}")
+        raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
     def counted(floats: dict[str, Any], *batch: Any) -> TensorCounts:
         _, gradients, statistics = taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
@@ -163,7 +164,7 @@ def _module(name: str) -> str:
 def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> list[str]:
     notes = []
     if unused:
-        notes.append(f"not examined, because the loss does not depend on them: {_first_names(unused)}")
+        notes.append(f"not examined, because the loss does not depend on them: {listed(unused, 3)}")
     if not found:
         notes.append(
             "no tap was executed, so activations and their gradients were not examined; call numerics.tap(x, name) in "
@@ -180,9 +181,4 @@ def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> 
 
 def _kinds(arrays: dict[str, Any]) -> str:
     kinds = {name: jnp.result_type(leaf) if is_array(leaf) else type(leaf).__name__ for name, leaf in arrays.items()}
-    return _first_names([f"{name or 'params'} is {kind}" for name, kind in kinds.items()])
-
-
-def _first_names(names: list[str], count: int = 3) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more if names else "none"
+    return listed([f"{name or 'params'} is {kind}" for name, kind in kinds.items()], 3) or "none"

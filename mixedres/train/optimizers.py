@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixedres._internal.tree import leaf_path
+
 SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
 OPTIMIZERS = ("sgd", "lars", "adamw")
 # Convolution and dense kernels: not batch-norm scales and not biases.
@@ -89,11 +91,7 @@ def path_mask(pattern: str) -> Callable[[Any], Any]:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
 
     def mask(params: Any) -> Any:
-        def matches(path: Any, _: Any) -> bool:
-            text = "/" + "/".join(str(getattr(key, "key", key)) for key in path)
-            return compiled.search(text) is not None
-
-        return jax.tree_util.tree_map_with_path(matches, params)
+        return jax.tree_util.tree_map_with_path(lambda path, _: bool(compiled.search(f"/{leaf_path(path)}")), params)
 
     return mask
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mixedres._internal.errors import one_line
 from mixedres._internal.files import open_regular, read_regular
 from mixedres.data.datasets import tfds
 from mixedres.data.examples import Examples
@@ -95,7 +96,7 @@ def _archive(path: pathlib.Path, folder: str) -> Read:
             members = [member for member in tar.getmembers() if member.isreg() and "_batch" in member.name]
             held = {member.name: file.read() for member in members if (file := tar.extractfile(member)) is not None}
     except Exception as error:  # the libraries raise whatever they meet
-        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())}); download it again") from error
+        raise ValueError(f"{path} is damaged ({one_line(error)}); download it again") from error
 
     def read(name: str) -> bytes:
         if f"{folder}/{name}" not in held:

@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 
+from mixedres._internal.errors import listed
 from mixedres._internal.files import expanded, read_regular
 from mixedres.data.examples import MAX_BYTES, Dataset, Example
 
@@ -104,7 +105,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others
         close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
         raise ValueError(
             f"{root / eval_folder} has {_count(unknown, 'class', 'classes')} that {root / train_folder} does not have: "
-            f"{_listed(unknown)}; the classes of the evaluation must be among those of the training"
+            f"{listed(unknown, 5)}; the classes of the evaluation must be among those of the training"
             + (f" (there is a {close})" if close else "")
         )
     names = tuple(train)
@@ -155,7 +156,7 @@ def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str 
             raise ValueError(f"{asked!r} is no folder below {root}; name one such as val")
         if not (root / asked).is_dir():
             folders = sorted(path.name for path in root.iterdir() if path.is_dir())
-            raise ValueError(f"{root} has no folder {asked!r}; it has {_listed(folders) or 'none'}")
+            raise ValueError(f"{root} has no folder {asked!r}; it has {listed(folders, 5) or 'none'}")
         return asked
     return next((name for name in usual if (root / name).is_dir()), None)
 
@@ -172,7 +173,7 @@ def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) 
     if empty:
         raise ValueError(
             f"{start} has {_count(empty, 'class folder', 'class folders')} without an image "
-            f"({', '.join(sorted(EXTENSIONS))}): {_listed(empty)}; fill or remove them"
+            f"({', '.join(sorted(EXTENSIONS))}): {listed(empty, 5)}; fill or remove them"
         )
     return found
 
@@ -216,7 +217,3 @@ def _images(
 def _count(things: object, one: str, many: str) -> str:
     count = len(things)  # type: ignore[arg-type]
     return f"{count} {one if count == 1 else many}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

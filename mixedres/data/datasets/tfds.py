@@ -5,6 +5,7 @@ import pathlib
 import re
 from typing import Any
 
+from mixedres._internal.errors import one_line
 from mixedres._internal.files import expanded
 from mixedres.data.datasets import imagenet, records, tfds_metadata
 from mixedres.data.examples import Dataset
@@ -158,9 +159,8 @@ def _builder(directory: pathlib.Path) -> Any:
         dict(builder.info.features.items())
         list(builder.info.splits)
     except Exception as error:  # it raises whatever it meets
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(
-            f"the metadata in {directory} cannot be read ({reason}); copy or prepare the data set again"
+            f"the metadata in {directory} cannot be read ({one_line(error)}); copy or prepare the data set again"
         ) from error
     return builder
 
@@ -181,7 +181,7 @@ def _parts(builder: Any, split: str, directory: pathlib.Path) -> list[records.Pa
         instructions = builder.info.splits[split].file_instructions
     except (ValueError, KeyError) as error:
         raise ValueError(
-            f"split {split!r} of {directory}: {' '.join(str(error).split())} It has {', '.join(builder.info.splits)}"
+            f"split {split!r} of {directory}: {one_line(error)} It has {', '.join(builder.info.splits)}"
         ) from error
     if not instructions:
         raise ValueError(f"split {split!r} of {directory} has no examples")

@@ -15,6 +15,7 @@ import simplejpeg
 from PIL import Image
 
 from mixedres._internal.environment import host_memory
+from mixedres._internal.errors import one_line
 
 # A smaller side has nothing to learn from; more pixels in all are a mistake or an attack (Pillow's limit).
 MIN_SIDE = 4
@@ -204,4 +205,4 @@ def _reason(error: Exception) -> str:
     """One line, without the address of the buffer that Pillow mentions."""
     if "cannot identify image file" in str(error):
         return "it is not an image in a known format"
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error)

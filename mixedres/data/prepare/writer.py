@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.errors import ConfigError, DataError, one_line
 from mixedres._internal.files import lock, read_json, write_json
 from mixedres._internal.progress import ImageProgress
 
@@ -202,7 +202,7 @@ def _checked(function: Callable[..., None], path: pathlib.Path, *arguments: byte
     try:
         function(*arguments)
     except RuntimeError as error:  # it has no other for a full disk
-        reason = " ".join(str(error).split()).partition(";")[0]
+        reason = one_line(error).partition(";")[0]
         raise DataError(f"cannot write {path}: {reason}; the same command continues where this one stopped") from error
 
 

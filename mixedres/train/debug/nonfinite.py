@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from mixedres import numerics
-from mixedres._internal.errors import ConfigError, NonFiniteError
+from mixedres._internal.errors import ConfigError, NonFiniteError, one_line
 from mixedres._internal.files import parse_json, read_regular, write_json
 from mixedres._internal.tree import named_leaves
 from mixedres.checkpoints.workdir import NONFINITE
@@ -78,7 +78,7 @@ def _explain(experiment: Experiment, state: TrainState, batch: Batch) -> str:
         cause = diagnosis.cause(finding, experiment.precision.name, state.loss_scale)
         return f"{diagnosis.location(finding, len(experiment.devices))}. {cause}"
     except Exception as error:  # such as too little memory; saving the step matters more
-        return f"it was not examined ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        return f"it was not examined ({one_line(error)})"
 
 
 def examine(experiment: Experiment, state: TrainState, batch: Batch) -> numerics.Finding:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, one_line
 from mixedres.checkpoints.workdir import PROFILE, TRACES
 from mixedres.config.keys import profile_window
 from mixedres.train.distributed import SingleProcess
@@ -105,8 +105,7 @@ class Profiler:
         except Exception as error:  # the profiler fails in many ways
             self._has_failed = True
             shutil.rmtree(self._trace, ignore_errors=True)  # what was written is not whole
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._log.print(f"warning: no trace from step {self._since} ({reason}); the run goes on without it")
+            self._log.print(f"warning: no trace from step {self._since} ({one_line(error)}); the run goes on")
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()

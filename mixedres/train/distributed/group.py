@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from mixedres._internal import console
-from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped
+from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped, listed
 from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
 from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read
@@ -181,9 +181,8 @@ def answers(address: str) -> bool:
 def difference(what: str, index: int, first: dict[str, Any], value: dict[str, Any]) -> str:
     """Returns a line with the keys that differ between process 0 and process `index`, or ''."""
     keys = sorted(key for key in first.keys() | value.keys() if first.get(key) != value.get(key))
-    listed = "; ".join(f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys[:5])
-    more = f"; and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return f"the processes differ in their {what} ({listed}{more}); start all of them with the same" if keys else ""
+    found = listed([f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys], 5, "; ")
+    return f"the processes differ in their {what} ({found}); start all of them with the same" if keys else ""
 
 
 SINGLE = SingleProcess()

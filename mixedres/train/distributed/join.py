@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, one_line
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.train.distributed.group import SINGLE, ProcessGroup, SingleProcess, answers
@@ -73,7 +73,7 @@ def join(
                 shutdown_timeout_seconds=int(timeout) + 1,
             )
         except (ValueError, RuntimeError) as error:
-            reason = f"the processes cannot join: {' '.join(str(error).split())}"
+            reason = f"the processes cannot join: {one_line(error)}"
             if re.search("(should|must) be defined", str(error)):
                 reason = f"--distributed found no SLURM, Open MPI or Kubernetes job around it; write {PROCESS_FLAGS}"
             raise ConfigError(reason) from None
