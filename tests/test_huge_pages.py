@@ -24,12 +24,12 @@ def helpful(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_asks_where_the_system_gives_on_request(helpful):
+def test_huge_pages_are_asked_for_under_madvise(helpful):
     assert huge_pages._would_help()
 
 
 @pytest.mark.parametrize("mode", ["[always] madvise never\n", "always madvise [never]\n", None])
-def test_not_where_the_system_decides_alone(helpful, mode):
+def test_no_request_if_the_system_decides(helpful, mode):
     (helpful / "enabled").unlink()
     if mode:
         (helpful / "enabled").write_text(mode)
@@ -37,25 +37,25 @@ def test_not_where_the_system_decides_alone(helpful, mode):
 
 
 @pytest.mark.parametrize("libc", ["glibc 2.34", "glibc 2.4", "musl 1.2", "glibc", None])
-def test_not_where_the_c_library_does_not_know_it(helpful, monkeypatch, libc):
+def test_no_request_without_glibc(helpful, monkeypatch, libc):
     monkeypatch.setattr(os, "confstr", lambda name: libc)
     assert not huge_pages._would_help()
 
 
-def test_not_where_the_user_has_tuned_malloc(helpful, monkeypatch):
+def test_no_request_if_the_user_set_tunables(helpful, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     assert not huge_pages._would_help()
 
 
 @pytest.mark.parametrize("device", ["nvidia0", "kfd", "accel0"])
-def test_not_beside_an_accelerator_unless_the_run_is_for_the_cpu(helpful, monkeypatch, device):
+def test_no_request_beside_an_accelerator(helpful, monkeypatch, device):
     (helpful / device).touch()
     assert not huge_pages._would_help()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert huge_pages._would_help()
 
 
-def test_the_process_goes_on_as_itself(tmp_path):
+def test_process_goes_on_as_itself(tmp_path):
     """The same id, arguments, options of Python and input, one line further and asking."""
     script = tmp_path / "script.py"
     script.write_text(

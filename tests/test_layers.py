@@ -89,7 +89,7 @@ def test_imports_point_down(path):
             assert root in NEEDS[own], f"{own} imports {name}"
 
 
-def test_what_only_some_files_import():
+def test_libraries_are_imported_only_by_the_listed_files():
     for path in FILES:
         file, roots = str(path.relative_to(PACKAGE)), {name.split(".")[0] for name in imports(path)}
         if file.startswith("_internal/") and "jax" in roots:
@@ -103,7 +103,7 @@ def test_what_only_some_files_import():
 
 
 @every_file
-def test_one_place_prints(path):
+def test_only_console_prints(path):
     """What data say is escaped there, and a log that cannot be written ends nothing."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
@@ -172,7 +172,7 @@ print(json.dumps(sorted({{"jax", "flax", "optax", "orbax", "cv2"}} & sys.modules
 
 
 @pytest.mark.slow
-def test_a_whole_run_never_imports_tensorflow(tmp_path):
+def test_whole_run_never_imports_tensorflow(tmp_path):
     code = f"""
 import json, sys
 from mixedres.main import main
@@ -204,7 +204,7 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] == "tensorf
         ),
     ],
 )
-def test_what_stands_alone(module, before, absent, tmp_path):
+def test_data_and_config_import_no_jax(module, before, absent, tmp_path):
     code = f"import json, sys, {before}; old = set(sys.modules); import {module}; "
     loaded = run(code + "print(json.dumps(sorted(set(sys.modules) - old)))", tmp_path)
     for name in absent:

@@ -85,7 +85,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("arguments, words", MISTAKES, ids=lambda x: " ".join(x)[-60:] if isinstance(x, list) else "")
-def test_a_mistake_is_one_line_and_status_2(arguments, words, tmp_path, monkeypatch, capsys):
+def test_mistake_is_one_line_and_status_2(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.main(["mixedres", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -119,7 +119,7 @@ def test_a_mistake_is_one_line_and_status_2(arguments, words, tmp_path, monkeypa
         ("  pass\ndel get_config", ["mine.py", "get_config"]),
     ],
 )
-def test_a_mistake_in_a_config_file(body, words, tmp_path, monkeypatch, capsys):
+def test_mistake_in_a_config_file(body, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = f"from mixedres import config as base\ndef get_config(argument='fp32'):\n{body}"
     (tmp_path / "mine.py").write_text(text)
@@ -129,7 +129,7 @@ def test_a_mistake_in_a_config_file(body, words, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_real_process_exits_with_2_and_without_a_traceback(tmp_path):
+def test_real_process_exits_with_2_and_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "mixedres.main", DIGITS + ":fp17"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
@@ -159,7 +159,7 @@ def test_flags_reach_the_run(tmp_path, monkeypatch):
     assert seen["clean"] is True and seen["directory"] == tmp_path / "runs" / "digits-fp16"
 
 
-def test_a_failed_run_exits_with_1_and_an_interrupted_one_with_130(tmp_path, monkeypatch, capsys):
+def test_exit_status_of_failed_and_interrupted_runs(tmp_path, monkeypatch, capsys):
     from mixedres._internal.errors import TrainingError
 
     for error, status in ((TrainingError("it broke"), 1), (KeyboardInterrupt(), 130)):

@@ -167,7 +167,7 @@ def snapshot(directory):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
-def test_a_wrong_command_says_so_and_touches_nothing(case, directory, capsys):
+def test_wrong_command_is_one_line_and_writes_nothing(case, directory, capsys):
     case.spoil(directory)
     before = snapshot(directory)
     status = main.main(["mixedres", *case.arguments])
@@ -177,5 +177,5 @@ def test_a_wrong_command_says_so_and_touches_nothing(case, directory, capsys):
     assert snapshot(directory) == before
 
 
-def test_there_are_enough_of_them_and_none_twice():
+def test_cases_are_many_and_distinct():
     assert len({case.what for case in CASES}) == len(CASES) == 55

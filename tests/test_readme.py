@@ -28,13 +28,13 @@ def run(example):
     return names
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len(README.splitlines()) <= 130
     assert README.count("![") == 1
     assert len(re.findall(r"^\|", readme.summary(), re.MULTILINE)) - 2 <= 12
 
 
-def test_the_example_of_the_readme_trains_in_float16(capsys):
+def test_example_of_the_readme_trains_in_float16(capsys):
     example, _ = python_blocks(ROOT / "README.md")
     assert len(example.splitlines()) <= 40
     names = run(example)
@@ -44,7 +44,7 @@ def test_the_example_of_the_readme_trains_in_float16(capsys):
     assert "preferred_element_type=float16" in jaxpr and "preferred_element_type=float32" not in jaxpr
 
 
-def test_the_rewrite_of_the_readme_and_the_report_of_the_docs(capsys):
+def test_code_of_readme_and_docs_shows_the_printed_report(capsys):
     page = ROOT / "docs" / "autocast.md"
     worked, _ = python_blocks(page)
     _, short = python_blocks(ROOT / "README.md")
@@ -58,14 +58,14 @@ def test_the_rewrite_of_the_readme_and_the_report_of_the_docs(capsys):
     assert report == re.search(r"```text\n(autocast of .*?)```", page.read_text(), re.DOTALL)[1]
 
 
-def test_the_rewritten_loop_of_the_docs_trains():
+def test_rewritten_loop_of_the_docs_trains():
     _, loop = python_blocks(ROOT / "docs" / "autocast.md")
     names = run(loop)
     assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
     assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
 
 
-def test_the_costs_of_the_input_are_those_in_the_file():
+def test_input_costs_equal_the_results_file():
     results = json.loads((ROOT / "experiments" / "results" / "input_pipeline.json").read_text())
     page = (ROOT / "docs" / "data.md").read_text()
     assert "\n".join(input_pipeline.loaders(results["medians"])) in page
@@ -75,14 +75,14 @@ def test_the_costs_of_the_input_are_those_in_the_file():
     assert f"{results['memory']['growth']:+.1%}" in words
 
 
-def test_the_batches_of_the_docs(capsys):
+def test_batches_of_the_docs(capsys):
     (example,) = python_blocks(ROOT / "docs" / "data.md")
     run(example)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.startswith("(32, 16, 16, 1) uint8 [") for line in lines)
 
 
-def test_the_config_of_the_docs_is_a_config():
+def test_config_of_the_docs_is_a_config():
     (example,) = python_blocks(ROOT / "docs" / "training.md")
     assert run(example)["get_config"]("fp16,epochs=3").epochs == 3.0
 
@@ -97,7 +97,7 @@ data_format
 """
 
 
-def test_the_examples_for_those_who_come_from_another_library():
+def test_migration_examples_run():
     page = ROOT / "docs" / "migration.md"
     with jax.numpy_rank_promotion("allow"):
         names = run("\n".join(python_blocks(page)))
@@ -115,7 +115,7 @@ def test_the_examples_for_those_who_come_from_another_library():
     assert [flag for flag in FLAGS.split() if not re.search(rf"^\| .*`--{flag}\b", text, re.MULTILINE)] == []
 
 
-def test_the_results_are_made_from_the_files():
+def test_results_are_made_from_the_files():
     """python -m experiments.readme writes them."""
     assert f"{readme.BEGIN}\n\n{readme.summary()}\n\n{readme.END}" in README
     assert readme.PAGE.read_text() == readme.page()
@@ -123,7 +123,7 @@ def test_the_results_are_made_from_the_files():
         assert (readme.IMAGES / name).read_bytes() == (readme.RESULTS / name).read_bytes(), name
 
 
-def test_the_table_of_presets_is_complete():
+def test_table_of_presets_is_complete():
     page = (ROOT / "docs" / "precision.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", page, re.MULTILINE)
     shown = {name: (dtype, scale) for name, dtype, scale in rows if name in precision.PRESETS}

@@ -75,7 +75,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_chain_and_the_same_through_jit(name):
+def test_jit_around_a_chain_changes_no_color(name):
     functions, expected = CHAINS[name]
     assert colors(chain(*functions), X) == expected
     assert colors(jax.jit(chain(*(jax.jit(chain(function)) for function in functions))), X) == expected
@@ -83,7 +83,7 @@ def test_chain_and_the_same_through_jit(name):
 
 
 @pytest.mark.parametrize(("reader", "color"), [(lax.log, "log f32, "), (lambda x: x, "")], ids=["deny op", "result"])
-def test_a_clear_op_shared_with_a_deny_op_or_returned_is_not_rounded(reader, color):
+def test_clear_op_with_a_float32_reader_is_not_rounded(reader, color):
     """TensorFlow's last pass makes the transpose half because a product reads it, and rounds what log reads."""
 
     def shared(x):
@@ -96,14 +96,14 @@ def test_a_clear_op_shared_with_a_deny_op_or_returned_is_not_rounded(reader, col
     assert not np.array_equal(product, shared(X)[1])
 
 
-def test_a_clear_op_with_one_float32_operand_is_not_rounded():
+def test_clear_op_with_one_float32_operand_is_not_rounded():
     # One operand is half, the other would be rounded before exp reads it.
     assert colors(lambda x: lax.exp(lax.max(dot(x), x)), X) == "dot f16, max f32, exp f32"
     assert colors(lambda x: dot(lax.max(dot(x), x)), X) == "dot f16, max f16, dot f16"
 
 
 @pytest.mark.parametrize(("constant", "color"), [(0.5, "f16"), (0.1, "f32")])
-def test_a_clear_op_with_a_constant_is_exact_only_if_the_constant_is(constant, color):
+def test_clear_op_with_a_constant_is_exact_only_if_the_constant_is(constant, color):
     # 0.1 is not a half number: the maximum of half numbers and 0.1 would change.
     def large(x):  # its result is larger than its operands, so that it is rounded
         return lax.exp(lax.max(lax.dot(x, W[:2]), constant))
@@ -151,7 +151,7 @@ def test_steps_are_never_rounded_early(step):
     np.testing.assert_array_equal(autocast(small)(x), small(x))
 
 
-def test_a_sort_that_moves_others_is_not_rounded_early():
+def test_sort_of_several_arrays_is_not_rounded_early():
     def with_indices(x):
         return lax.sort((x, lax.broadcasted_iota(jnp.int32, (4, 4), 1)), num_keys=1)
 
@@ -177,7 +177,7 @@ def test_constants_outside_of_the_range(constant, dtype, color):
 
 
 @pytest.mark.parametrize("decay", [0.9999, 0.99999])
-def test_a_decay_that_half_would_round_to_one(decay):
+def test_decay_near_one_stays_float32(decay):
     assert colors(lambda x: dot(dot(x) * decay), X) == "dot f16, mul f32, dot f16"
 
 
@@ -186,7 +186,7 @@ def test_constants_inside_of_the_range(constant):
     assert colors(lambda x: dot(dot(x) + constant), X) == "dot f16, add f16, dot f16"
 
 
-def test_a_mask_constant_is_found_inside_jit():
+def test_mask_constant_is_found_inside_jit():
     mask = np.eye(4, dtype=bool)
 
     def masked(x):

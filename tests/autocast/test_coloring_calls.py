@@ -30,7 +30,7 @@ def results_of(primitive, fn, *args):
     return [SHORT.get(str(var.aval.dtype), str(var.aval.dtype)) for var in eqn.outvars]
 
 
-def test_the_state_of_a_loop_is_float32():
+def test_state_of_a_loop_is_float32():
     def scan(x):
         return lax.scan(lambda c, _: (lax.tanh(dot(c)), None), x, None, length=3)[0]
 
@@ -43,7 +43,7 @@ def test_the_state_of_a_loop_is_float32():
     assert results_of("while", while_loop, X) == ["int32", "f32"]
 
 
-def test_a_scan_of_two_colors():
+def test_scan_of_two_colors():
     def loop(x):
         carry, ys = lax.scan(lambda c, y: (c + lax.tanh(dot(y)), lax.sin(dot(y))), x, jnp.stack([x, x]))
         return carry, dot(ys[0])
@@ -53,7 +53,7 @@ def test_a_scan_of_two_colors():
     assert [found[name] for name in ("tanh", "add", "sin")] == ["f32", "f32", "f16"]
 
 
-def test_the_results_of_cond_are_float32():
+def test_results_of_cond_are_float32():
     def branches(x):
         return dot(lax.cond(x[0, 0] > 0, lambda x: lax.tanh(dot(x)), dot, x))
 
@@ -74,7 +74,7 @@ def test_one_body_called_twice_has_two_colorings():
     np.testing.assert_allclose(autocast(twice)(X), twice(X), atol=5e-3)
 
 
-def test_the_residuals_of_a_checkpoint_are_half():
+def test_residuals_of_a_checkpoint_are_half():
     def block(x):
         return lax.sin(dot(jax.checkpoint(lambda x: dot(lax.sin(x)))(dot(x))))
 
@@ -83,14 +83,14 @@ def test_the_residuals_of_a_checkpoint_are_half():
     assert {SHORT[str(v.aval.dtype)] for v in eqn.outvars} == {"f16"}
 
 
-def test_an_argument_that_is_returned_keeps_its_bits():
+def test_argument_that_is_returned_keeps_its_bits():
     x = jnp.nextafter(X, 2.0)
     same, negative, _ = autocast(lambda x: (x, -x, dot(x)))(x)
     np.testing.assert_array_equal(same, x)
     np.testing.assert_array_equal(negative, -x)
 
 
-def test_a_result_that_is_also_used_keeps_its_dtype():
+def test_returned_value_with_half_readers_keeps_its_dtype():
     def both(x):
         product = dot(x)
         return product, dot(product)
@@ -100,7 +100,7 @@ def test_a_result_that_is_also_used_keeps_its_dtype():
     np.testing.assert_array_equal(first, HALF_PRODUCT.astype(jnp.float32))
 
 
-def test_a_conversion_to_half_or_from_it_reuses_the_half_value():
+def test_conversion_to_or_from_half_reuses_the_half_value():
     def converted(x):
         return dot(x).astype(jnp.float16)
 
@@ -111,7 +111,7 @@ def test_a_conversion_to_half_or_from_it_reuses_the_half_value():
     assert report.casts_down == 1  # the weight alone
 
 
-def test_a_conversion_to_the_other_half_type():
+def test_program_conversion_to_another_half_type_stays():
     def through(x):
         return dot(x.astype(jnp.bfloat16).astype(jnp.float32))
 
@@ -157,7 +157,7 @@ def test_float64_is_left_and_noted():
             np.testing.assert_array_equal(got, expected)
 
 
-def test_a_product_that_asks_for_precision_is_left():
+def test_product_with_highest_precision_stays_float32():
     def precise(x):
         return lax.dot(x, W, precision=lax.Precision.HIGHEST), lax.dot(x, W)
 
@@ -179,7 +179,7 @@ def test_report_counts_conversions_and_colors():
     assert document["decisions"][0]["in_dtypes"] == ["float16", "float16"]
 
 
-def test_a_decision_says_where_the_operation_is():
+def test_decision_names_the_source_line():
     @jax.jit
     def inside(x):
         with jax.named_scope("mine"):

@@ -22,7 +22,7 @@ def test_constants_become_arguments():
     assert jax_compat.without_consts(jax.make_jaxpr(jnp.sin)(x))[1] == ()
 
 
-def test_errors_and_scopes_are_those_of_the_equation():
+def test_interpreter_keeps_errors_and_scopes_of_equations():
     with jax.named_scope("outer"):
         (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).jaxpr.eqns
 

@@ -26,7 +26,7 @@ Pair = collections.namedtuple("Pair", "first second")
         ("nonsense", "'nonsense'"),
     ],
 )
-def test_other_dtypes_are_refused(make, dtype, named):
+def test_dtypes_except_half_are_refused(make, dtype, named):
     with pytest.raises(ValueError, match=f"dtype must be float16 or bfloat16, got {named}"):
         make(jnp.matmul, dtype)
 
@@ -39,7 +39,7 @@ def test_float8_is_refused_with_a_library_that_has_it(dtype):
 
 @pytest.mark.parametrize("make", [autocast, explain])
 @pytest.mark.parametrize("fn", [None, 3, "matmul", X])
-def test_what_is_no_function_is_refused(make, fn):
+def test_non_function_is_refused(make, fn):
     with pytest.raises(TypeError, match="autocast takes a function, got"):
         make(fn)
 
@@ -54,7 +54,7 @@ def test_what_is_no_function_is_refused(make, fn):
     ],
 )
 @pytest.mark.parametrize("make", [autocast, explain])
-def test_a_result_that_is_no_array_is_named(make, result, message):
+def test_non_array_result_is_named(make, result, message):
     def named(x):
         return result
 
@@ -62,7 +62,7 @@ def test_a_result_that_is_no_array_is_named(make, result, message):
         make(named)(X)
 
 
-def test_an_exception_of_the_function_is_the_same_object():
+def test_exception_of_the_function_passes_unchanged():
     error = KeyError("mine", 3)
 
     def failing(x):
@@ -75,7 +75,7 @@ def test_an_exception_of_the_function_is_the_same_object():
         assert caught.value.args == ("mine", 3)
 
 
-def test_an_error_of_jax_is_the_one_without_autocast():
+def test_error_of_jax_is_the_same_with_autocast():
     with pytest.raises(TypeError) as plain:
         jnp.matmul(X, jnp.ones(3))
     with pytest.raises(TypeError) as rewritten:

@@ -47,7 +47,7 @@ def test_running_statistics_and_random_streams_go_on(transform):
     assert own_draws == draws == 3 and len(set(own_losses)) == 3 and np.abs(mean).max() > 0.01
 
 
-def test_one_module_as_two_arguments_stays_one():
+def test_module_given_twice_stays_one_module():
     def both(a, b, x):
         return a(x).sum() + b(x).sum()
 
@@ -58,7 +58,7 @@ def test_one_module_as_two_arguments_stays_one():
     assert own.dropout.rngs.count[...] == 2
 
 
-def test_a_variable_alone_is_updated_and_explaining_changes_nothing():
+def test_variable_alone_is_updated_and_explaining_changes_nothing():
     counter = nnx.Variable(jnp.zeros(()))
 
     def count(counter, x):
@@ -71,7 +71,7 @@ def test_a_variable_alone_is_updated_and_explaining_changes_nothing():
     assert counter[...] == 1
 
 
-def test_what_is_not_changed_is_not_written():
+def test_unchanged_variables_are_not_written():
     """A network from outside may be read in a jitted function, where writing it is an error of flax."""
     network = Network()
     network.eval()
@@ -89,19 +89,19 @@ def new_attribute(network, x):
 
 
 @pytest.mark.parametrize("function", [new_variable, new_attribute])
-def test_a_changed_structure_is_refused(function):
+def test_changed_structure_is_refused(function):
     with pytest.raises(TypeError, match=r"changes the structure of an nnx module .* nnx.split outside"):
         autocast(function)(Network(), X)
 
 
-def test_a_module_from_outside_is_refused_with_the_cure():
+def test_module_from_outside_is_refused_with_the_cure():
     network = Network()
     with pytest.raises(flax.errors.TraceContextError) as caught:
         autocast(lambda x: loss(network, x))(X)
     assert "pass nnx modules that it changes as arguments" in caught.value.__notes__[0]
 
 
-def test_another_argument_that_is_changed_is_refused():
+def test_changed_argument_that_is_no_module_is_refused():
     def update(state, x):
         state["sum"] = state["sum"] + (x @ x.T).sum()
         return state["sum"]
@@ -128,7 +128,7 @@ class Inside(nn.Module):
         return autocast(self.norm)(x)
 
 
-def test_linen_variables_that_would_stay_tracers_are_refused():
+def test_linen_variables_that_become_tracers_are_refused():
     with pytest.raises(
         TypeError, match=r"changes params/Dense_0/\w+ of the Inside around it.* autocast\(model.apply\)"
     ):
@@ -137,7 +137,7 @@ def test_linen_variables_that_would_stay_tracers_are_refused():
         Inside(True).init(jax.random.key(0), X, method="normalized")
 
 
-def test_linen_variables_that_are_read_are_right():
+def test_linen_variables_can_be_read():
     variables = Inside(False).init(jax.random.key(0), X)
     inner, outer = Inside(True).apply, autocast(Inside(False).apply)
     np.testing.assert_array_equal(inner(variables, X), outer(variables, X))

@@ -167,7 +167,7 @@ def test_gate_gradient_summed_over_positions_under_a_loss_scale(dtype, scale):
 
 
 @HALF
-def test_gradient_of_a_maximum_that_5000_elements_attain(dtype):
+def test_gradient_of_a_maximum_with_5000_ties(dtype):
     def largest(y, x, w, v):
         return ((x @ w + y).max(axis=0, keepdims=True) @ v).sum() * 1024  # 1 / 5000 is subnormal in float16
 
@@ -194,7 +194,7 @@ def test_loop_state_adds_up_exactly(dtype, loop):
 
 
 @HALF
-def test_gated_state_does_not_stop_where_half_would(dtype):
+def test_gated_state_converges_beyond_the_digits_of_half(dtype):
     """c <- f c + i g, the cell of an LSTM, near its fixed point: each step moves it by less than half can hold."""
 
     def run(w, x):
@@ -214,7 +214,7 @@ def test_gated_state_does_not_stop_where_half_would(dtype):
 
 @HALF
 @pytest.mark.parametrize(("form", "uses"), [("scan", 3000), pytest.param("unrolled", 600, marks=pytest.mark.slow)])
-def test_gradient_of_a_weight_that_is_used_often(dtype, form, uses):
+def test_gradient_of_a_weight_with_3000_uses(dtype, form, uses):
     # All contributions are 1.203125, exact in bfloat16: summed in half, they would be rounded to 1 from 512 on.
     x = jnp.full((1, 2), 1.203125)
 

@@ -65,7 +65,7 @@ CALLS = {
         for pattern in ("^/outer/deep$", "^/deep$", "/outer", "/deep$")[(i + first) % 2 :: 2]
     ],
 )
-def test_what_is_in_a_scope_is_float32_wherever_it_is_called(name, order, pattern):
+def test_operations_in_a_kept_scope_are_float32_in_every_call(name, order, pattern):
     """Forward and backward; a product outside it is half."""
 
     def f(x):
@@ -90,7 +90,7 @@ def _place(scope):
     return "kept" if re.search("outer|deep", scope) else "else"
 
 
-def test_explain_says_so():
+def test_explain_names_the_kept_path():
     def f(x):
         return jnp.tanh(in_scope("head", lambda x: x @ W + 1.0)(x @ W)) @ W
 
@@ -109,7 +109,7 @@ def test_explain_says_so():
 
 
 @pytest.mark.parametrize("pattern", [r"jit\(silu\)", "", "/a/"])
-def test_the_path_that_explain_shows_is_searched_too(pattern):
+def test_expression_matches_the_path_that_explain_shows(pattern):
     """With calls in it, and only as a whole: '/a/' is in that of the call alone."""
     f = in_scope("a", lambda x: jax.nn.silu(x @ W) @ W)
     found = {d.primitive: str(d.dtype) for d in explain(f, keep_float32=pattern)(X).decisions}
@@ -139,7 +139,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("order", ["grad of autocast", "autocast of grad"])
 @pytest.mark.parametrize("name", ["body", "pool", "head"])
-def test_modules_have_the_path_of_their_parameters(name, order):
+def test_kept_path_of_a_module_matches_its_parameters(name, order):
     """In jax.checkpoint and in a method too, for which flax opens scopes with names of its own."""
     params = Net().init(jax.random.key(0), X)
 
@@ -158,7 +158,7 @@ def _part(scope):
 
 
 @pytest.mark.parametrize("make", [autocast, explain])
-def test_what_is_no_expression_is_refused_at_once(make):
+def test_invalid_regular_expression_is_refused_at_once(make):
     with pytest.raises(ValueError, match=r"keep_float32='\(' is not a regular expression"):
         make(jnp.matmul, keep_float32="(")
     with pytest.raises(ValueError, match=r"keep_float32 must be a regular expression such as .*, got 3"):
@@ -166,7 +166,7 @@ def test_what_is_no_expression_is_refused_at_once(make):
 
 
 @pytest.mark.parametrize("make", [autocast, explain])
-def test_an_expression_that_is_found_nowhere_names_what_is_there(make):
+def test_expression_without_a_match_lists_the_paths(make):
     with pytest.raises(ValueError) as error:
         make(Net().apply, keep_float32="^/hed$")(jax.eval_shape(Net().init, jax.random.key(0), X), X)
     message = "keep_float32='^/hed$' matches the path of no operation on float32 values; they look like /head"
@@ -175,7 +175,7 @@ def test_an_expression_that_is_found_nowhere_names_what_is_there(make):
         make(jnp.matmul, keep_float32="/head")(X, X)
 
 
-def test_the_nearest_comes_first():
+def test_nearest_comes_first():
     paths = ["/stem_conv", "/block_layer1_1", "/block_layer1_1/conv1", "/head"]
     assert nearest("/block_layer1_1/conv9", paths).startswith("/block_layer1_1/conv1, /block_layer1_1 and ")
     assert nearest("x", ["/a"]) == "/a"

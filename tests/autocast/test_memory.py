@@ -73,7 +73,7 @@ def exact_gradient(name):
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_after_a_norm_keep_no_more_than_casting_by_hand(name, half):
+def test_activations_after_a_norm_save_no_more_than_manual_casts(name, half):
     own, by_hand = autocast(network(ACTIVATIONS[name]), half), network(ACTIVATIONS[name], half)
     assert saved_bytes(own) <= 1.05 * saved_bytes(by_hand)
     if name != "relu":  # whose gradient flips where a result is near 0, by chance
@@ -85,7 +85,7 @@ def decisions(function, *args):
     return {(d.primitive, str(d.dtype)) for d in explain(function)(*args).decisions}
 
 
-def test_what_else_reads_a_value_or_may_lose_its_digits_stays_float32():
+def test_activation_stays_float32_with_a_float32_reader_or_large_slope():
     down, up, *affine = PARAMS[0]
 
     def normed(x):
@@ -151,7 +151,7 @@ def recurrent_weights(draw=0):
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CELLS)
-def test_gates_keep_no_more_than_casting_by_hand_and_err_less(name, half):
+def test_gates_save_no_more_than_manual_casts_and_err_less(name, half):
     weights, cell = recurrent_weights(), CELLS[name]
     own, by_hand, full = autocast(recurrent(cell), half), recurrent(cell, half), recurrent(cell)
     kept = [
@@ -202,7 +202,7 @@ def attention(half="float32", rate=0.25):
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
-def test_attention_keeps_no_more_than_a_softmax_in_half_and_errs_as_one_in_float32(half):
+def test_attention_saves_half_residuals_and_errs_less_than_half_softmax(half):
     weights = recurrent_weights()
     own, by_hand, full = autocast(attention(), half), attention(half), attention()
     kept = [
@@ -224,7 +224,7 @@ def test_attention_keeps_no_more_than_a_softmax_in_half_and_errs_as_one_in_float
     assert reasons["exp"] == ("float32", f"a softmax before a product: float32, saved for its gradient in {half}")
 
 
-def test_the_derivative_of_a_cube_that_leaves_float16_is_finite():
+def test_derivative_of_a_cube_beyond_float16_is_finite():
     """gelu of 600, whose cube's derivative, a million, meets a derivative of tanh that is 0."""
 
     def loss(w):
@@ -236,7 +236,7 @@ def test_the_derivative_of_a_cube_that_leaves_float16_is_finite():
     assert np.linalg.norm(found - expected) <= 0.05 * np.linalg.norm(expected)
 
 
-def test_several_half_readers_save_one_array_and_sum_their_gradients_in_float32():
+def test_half_readers_share_one_residual_and_sum_gradients_in_float32():
     """In half the sum of 150 gradients of 31 would be 4648."""
     readers, ones = 150, jnp.ones((2, 31))
 

@@ -13,7 +13,7 @@ X, W1, W2 = normal(0, (4, 8)), normal(1, (8, 16)), normal(2, (16, 8))
 
 
 @pytest.mark.parametrize("target", ["int32", "bool", "bfloat16", "float16", "complex64", "uint8"])
-def test_a_conversion_of_a_half_value_keeps_its_target(target):
+def test_conversion_of_a_half_value_keeps_the_target_dtype(target):
     def convert(x):
         return jnp.abs(x @ W1).astype(target)
 
@@ -31,7 +31,7 @@ def product(a):
 product.defvjp(lambda a: (product(a), None), lambda _, g: (g @ W1.T,))
 
 
-def test_a_custom_vjp_that_closes_over_an_array():
+def test_custom_vjp_may_close_over_an_array():
     def loss(x):
         return (product(x) @ W2).sum()
 
@@ -55,7 +55,7 @@ def normalized(x):
     return y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5)
 
 
-def test_a_value_that_is_compared_is_not_rounded():
+def test_compared_value_is_not_rounded():
     def program(x):
         y = normalized(x)
         largest = jnp.max(y, -1, keepdims=True)
@@ -64,7 +64,7 @@ def test_a_value_that_is_compared_is_not_rounded():
     np.testing.assert_array_equal(autocast(program)(X)[0], 1)
 
 
-def test_a_difference_to_the_unrounded_value_is_exact():
+def test_difference_to_the_unrounded_value_is_exact():
     def program(x):
         y = normalized(x)
         positive = jnp.maximum(y, 0.0)
@@ -86,14 +86,14 @@ def assert_close_gradients(loss, w):
     assert float(jnp.abs(got - want).max()) < 5e-3 * float(jnp.abs(want).max())
 
 
-def test_a_rule_with_a_small_constant():
+def test_rule_with_a_small_constant():
     def loss(w):
         return jnp.mean((smooth_abs(X @ w) @ W2) ** 2)
 
     assert_close_gradients(loss, W1.at[:, 0].set(0.0))
 
 
-def test_a_product_without_a_matrix_is_float32():
+def test_product_without_a_matrix_is_float32():
     v = normal(3, 100_000)
     np.testing.assert_array_equal(autocast(jnp.vdot)(v, v), jnp.vdot(v, v))
     positions, frequencies = jnp.arange(4096.0), 1e4 ** -jnp.linspace(0, 1, 8)
@@ -102,7 +102,7 @@ def test_a_product_without_a_matrix_is_float32():
     assert decision.dtype == jnp.float32 and "not a matrix product" in decision.reason
 
 
-def test_gradient_of_a_half_value_that_every_step_reads():
+def test_gradient_of_a_half_value_read_by_every_step():
     def loss(w):
         c = jax.nn.relu(X @ w)
         return lax.scan(lambda h, _: (h + (c @ W2).mean() * 1e-2, None), 0.0, None, length=4096)[0]

@@ -59,7 +59,7 @@ def bottlenecks():
     return {preset: program(preset) for preset in ("fp16", "rewrite")}
 
 
-def test_there_are_no_more_casts_than_in_casting_layers(bottlenecks):
+def test_rewrite_has_no_more_casts_than_casting_layers(bottlenecks):
     rewritten, casting = bottlenecks["rewrite"][0], bottlenecks["fp16"][0]
     assert 0 < sum(casts(rewritten, jnp.float16)) <= sum(casts(casting, jnp.float16))
     # The same arithmetic: the rewrite adds and removes no product. 12 convolutions and their gradients, the head's.

@@ -51,7 +51,7 @@ def check_products(variants, args):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_keep_their_dtypes_and_products_are_half(name):
+def test_results_keep_dtypes_and_products_are_half(name):
     fn, args = PROGRAMS[name]
     assert jax.eval_shape(autocast(fn), *args) == jax.eval_shape(fn, *args)
     check_products({"autocast": autocast(fn), "autocast of jit": autocast(jax.jit(fn))}, args)
@@ -63,7 +63,7 @@ def test_results_keep_their_dtypes_and_products_are_half(name):
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in DIFFERENTIABLE])
-def test_values(name):
+def test_program_values_are_close_to_float32(name):
     fn, args = PROGRAMS[name]
     check(fn, {"autocast": autocast(fn), "autocast of jit": autocast(jax.jit(fn))}, args, TOLERANCE)
 
@@ -114,7 +114,7 @@ def test_gradients_with_checkpoint(name):
 
 
 @pytest.mark.parametrize("name", BATCHED + BATCHED_GRAPHS)
-def test_vmap(name):
+def test_vmapped_program_is_close_to_float32(name):
     fn, args = PROGRAMS[name]
     batch = jax.tree.map(lambda a: jnp.stack([a, a * 0.5]), args)
     variants = {"vmap of autocast": jax.vmap(autocast(fn)), "autocast of vmap": autocast(jax.vmap(fn))}
@@ -125,7 +125,7 @@ def test_vmap(name):
 
 
 @pytest.mark.parametrize("name", FORWARD + FORWARD_GRAPHS)
-def test_jvp(name):
+def test_jvp_of_program_is_close_to_float32(name):
     fn, args = PROGRAMS[name]
 
     def derivative(f):

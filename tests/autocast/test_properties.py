@@ -161,7 +161,7 @@ def expected(program, args, unit):
 
 @settings(max_examples=15)
 @given(program=programs(), dtype=st.sampled_from(["float16", "bfloat16"]))
-def test_results(program, dtype):
+def test_random_programs_stay_within_the_error_bound(program, dtype):
     fn, args = function(program), arguments()
     got, plain = autocast(fn, dtype)(*args), fn(*args)
     unit = HALF_EPSILON[dtype]
@@ -212,7 +212,7 @@ def test_gradients_are_finite(program):
 
 
 @pytest.mark.parametrize("name", list(OPS))
-def test_the_table_of_operations_is_right(name):
+def test_table_of_operations_is_right(name):
     """Both functions of each op agree, and the slopes bound the derivative: what `test_results` relies on."""
     op, args = OPS[name], arguments(1)[: arity(name)]
     np.testing.assert_allclose(op.jax(*args), op.numpy(*(np.asarray(a, np.float64) for a in args)), atol=1e-6)

@@ -31,7 +31,7 @@ def test_lists_are_frozen():
         ("unlisted", "reduce_precision bitcast_convert_type pure_callback pallas_call reduce no_such_primitive"),
     ],
 )
-def test_category(category, members):
+def test_category_of_each_primitive(category, members):
     assert {LISTS.category(name) for name in members.split()} == {category}
 
 
@@ -49,7 +49,7 @@ def test_of_takes_none_lists_and_moves():
     assert Lists.parse({"deny": {"tanh"}}, jnp.bfloat16) == Lists.default(jnp.bfloat16).replace({"deny": {"tanh"}})
 
 
-def test_a_move_takes_a_name_from_its_list_and_several_may_move_at_once():
+def test_moved_names_leave_their_former_list():
     moved = LISTS.replace({"deny": {"tanh"}})
     assert moved == Lists(LISTS.allow, LISTS.infer - {"tanh"}, LISTS.deny | {"tanh"}, LISTS.clear)
     assert LISTS.category("tanh") == "infer"
@@ -58,14 +58,14 @@ def test_a_move_takes_a_name_from_its_list_and_several_may_move_at_once():
     assert found == {"tanh": "deny", "max": "deny", "exp": "infer", "dot_general": "unlisted", "sin": "infer"}
 
 
-def test_a_move_to_where_a_name_is_changes_nothing_and_one_name_needs_no_set():
+def test_moving_a_name_to_its_own_list_changes_nothing():
     assert LISTS.replace({"infer": {"tanh"}, "unlisted": {"reduce_precision"}}) == LISTS
     assert LISTS.replace({}) == LISTS
     assert LISTS.replace({"deny": "tanh"}) == LISTS.replace({"deny": {"tanh"}})
     assert LISTS.replace({"deny": primitives.tanh_p}) == LISTS.replace({"deny": {"tanh"}})
 
 
-def test_a_primitive_of_ones_own():
+def test_primitive_of_ones_own():
     own = Primitive("my_activation")
     lists = LISTS.replace({"infer": {own}})
     assert lists.category("my_activation") == "infer"
@@ -87,7 +87,7 @@ def test_every_public_primitive_can_be_moved(name):
 
 
 @pytest.mark.parametrize("name", sorted(STRUCTURE))
-def test_a_call_can_be_on_no_list(name):
+def test_call_can_be_on_no_list(name):
     with pytest.raises(ValueError, match=f"'{name}' is a call: its body is colored"):
         LISTS.replace({"deny": {name}})
     with pytest.raises(ValueError, match=f"'{name}' is a call"):
@@ -123,13 +123,13 @@ def test_a_call_can_be_on_no_list(name):
         (lambda: Lists.parse(["tanh"], jnp.float16), TypeError, r"must be a Lists, a dict .* or None, got \['tanh'\]"),
     ],
 )
-def test_a_mistake_is_named(make, kind, message):
+def test_mistake_is_named(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
 
 
 @pytest.mark.parametrize("make", [autocast, explain])
-def test_a_mistake_is_named_before_any_call(make):
+def test_mistake_is_named_before_any_call(make):
     with pytest.raises(ValueError, match="'denied' is not a list"):
         make(jnp.tanh, lists={"denied": {"tanh"}})
     with pytest.raises(TypeError, match="lists must be a Lists"):
@@ -138,7 +138,7 @@ def test_a_mistake_is_named_before_any_call(make):
         make(jnp.tanh, level="O2")
 
 
-def test_levels():
+def test_levels_move_operations_to_float32():
     assert LISTS.at_level("default") == LISTS
     empty = frozenset()
     assert LISTS.at_level("allow_only") == Lists(allow=LISTS.allow, infer=empty, deny=empty, clear=empty)

@@ -85,7 +85,7 @@ def unrolled(optimizer, state, steps):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[i % 2]) for i, name in enumerate(OPTIMIZERS)])
-def test_unrolled_steps_keep_their_updates(name, dtype):
+def test_unrolled_steps_keep_small_updates(name, dtype):
     run = unrolled(*OPTIMIZERS[name], steps=3)
     rewritten = jax.jit(autocast(run, dtype))
     expected = jax.jit(run)(W, X)
@@ -97,7 +97,7 @@ def test_unrolled_steps_keep_their_updates(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_updates_of_exact_gradients_are_those_of_float32(dtype):
+def test_updates_from_exact_gradients_equal_float32(dtype):
     """The gradients are small integers: half products are exact, and so must be the parameters, to the last bit."""
     x = jnp.round(X * 4)
 
@@ -116,7 +116,7 @@ def test_updates_of_exact_gradients_are_those_of_float32(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_state_made_inside_is_kept_as_well(dtype):
+def test_state_made_inside_is_kept_as_well(dtype):
     def run(w, x):
         state = jnp.zeros_like(w), jnp.zeros_like(w)
         for _ in range(2):
@@ -128,7 +128,7 @@ def test_a_state_made_inside_is_kept_as_well(dtype):
     assert float(error) < 0.03
 
 
-def test_a_residual_of_an_argument_is_float32():
+def test_residual_of_an_argument_is_float32():
     # x is of the shape of the result: whether it is an activation or a parameter, nobody can tell.
     def block(x):
         return lax.dot(lax.sin(lax.dot(x, W)) * 1e-4 + x, W)

@@ -40,7 +40,7 @@ def scaled_product(asks, told):
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1, 2)])
 @pytest.mark.parametrize("asks", [False, True])
-def test_a_rule_is_told_which_operands_have_a_gradient(asks, wanted):
+def test_custom_rule_receives_which_operands_have_gradients(asks, wanted):
     told = []
     function = scaled_product(asks, told)
     expected = jax.grad(lambda *args: function(*args)[0].sum(), wanted)(X, W, S)
@@ -52,7 +52,7 @@ def test_a_rule_is_told_which_operands_have_a_gradient(asks, wanted):
     assert told[len(before) :] == before == ([tuple(i in wanted for i in range(3))] if asks else [])
 
 
-def test_such_a_rule_in_other_transforms():
+def test_custom_rule_with_symbolic_zeros_in_other_transforms():
     function = scaled_product(True, [])
     gradient = jax.grad(lambda w: autocast(function)(X, w, S)[0].sum())
     plain = jax.grad(lambda w: function(X, w, S)[0].sum())
@@ -80,7 +80,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("sizes", ["b, 8, 8, 3", "b, 2*h, w, 3"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_a_function_of_symbolic_shapes_is_exported_with_its_gradient(sizes, dtype):
+def test_function_of_symbolic_shapes_exports_with_gradient(sizes, dtype):
     half = autocast(attention, dtype)
     shapes = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), WEIGHTS)
@@ -134,7 +134,7 @@ def test_products_in_a_backward_rule_alone_are_half_and_explained():
         kept(X, W)
 
 
-def test_a_backward_rule_that_cannot_be_traced_alone_stays_as_it_is():
+def test_backward_rule_that_cannot_be_traced_stays_unchanged():
     @jax.custom_vjp
     def identity(x):
         return 2 * x
@@ -158,7 +158,7 @@ def fixed_point(w, x):
     return jax.lax.while_loop(lambda s: (s[2] > 1e-6) & (s[0] < 200), step, (0, x, jnp.asarray(jnp.inf)))[:2]
 
 
-def test_a_loop_that_stops_by_a_product_in_half_is_named_and_has_a_cure():
+def test_loop_condition_on_a_half_product_is_warned_of():
     w, x = normal(1, (8, 8), 0.25), jnp.zeros((2, 8))
     wide, _ = fixed_point(w, x)
     with pytest.warns(PrecisionWarning, match=r"loop at .*test_strangers.py:\d+ \(fixed_point\) stops by a number"):
@@ -170,7 +170,7 @@ def test_a_loop_that_stops_by_a_product_in_half_is_named_and_has_a_cure():
     assert not [note for note in explain(fixed_point, "bf16", keep_float32="^/solver$")(w, x).notes if "while" in note]
 
 
-def test_a_loop_that_counts_is_not_named():
+def test_counting_loop_is_not_warned_of():
     def counted(w, x, steps):
         return jax.lax.fori_loop(0, steps, lambda i, x: jnp.tanh(x @ w), x)
 
@@ -184,7 +184,7 @@ class Opaque:
     factor = 2.0
 
 
-def test_what_is_neither_array_nor_pytree_passes_unchanged():
+def test_arguments_except_arrays_pass_unchanged():
     seen = []
 
     def function(x, opaque, word):
@@ -198,7 +198,7 @@ def test_what_is_neither_array_nor_pytree_passes_unchanged():
     np.testing.assert_allclose(autocast(function)(X, given, "word"), 2 * X @ W, rtol=0.01, atol=0.01)
 
 
-def test_a_rule_that_raises_for_half_operands_sees_float32():
+def test_rule_that_refuses_half_receives_float32():
     def check(*arrays):
         if any(array.dtype != jnp.float32 for array in arrays):
             raise TypeError("float32 only")

@@ -23,12 +23,12 @@ def close(got, expected):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", jnp.float16, jnp.bfloat16, np.dtype("float16"), np.float16])
-def test_dtypes(dtype):
+def test_products_have_the_chosen_dtype(dtype):
     short = SHORT[jnp.dtype(dtype).name]
     assert product_dtypes(jax.make_jaxpr(autocast(jnp.matmul, dtype))(X, W)) == {short}
 
 
-def test_the_name_and_the_signature_stay():
+def test_name_and_the_signature_stay():
     def layer(x, w, *, bias=0.0):
         """A layer."""
 
@@ -36,7 +36,7 @@ def test_the_name_and_the_signature_stay():
     assert (rewritten.__name__, rewritten.__doc__, rewritten.__wrapped__) == ("layer", "A layer.", layer)
 
 
-def test_a_partial_and_an_object_can_be_rewritten():
+def test_partial_and_an_object_can_be_rewritten():
     class Layer:
         def __call__(self, x):
             return x @ W
@@ -47,7 +47,7 @@ def test_a_partial_and_an_object_can_be_rewritten():
         assert explain(fn)(X).casts_down == 2
 
 
-def test_results_keep_their_structure():
+def test_results_keep_the_pytree_structure():
     def structured(x):
         y = x @ W
         return {"pair": Pair(y, None), "list": [y.sum(), (x,)], "count": 3, "rate": 0.5, "flag": True, "none": None}
@@ -101,7 +101,7 @@ def test_numpy_arguments_and_constants():
     assert autocast(lambda x: x @ w)(X).dtype == jnp.float32
 
 
-def test_donation():
+def test_donated_arguments_are_deleted():
     step = jax.jit(autocast(lambda x, w: x - 0.1 * (x @ w)), donate_argnums=0)
     expected = X - 0.1 * (X @ W)
     given = X + 0
@@ -129,7 +129,7 @@ def test_closed_over_tracers():
     close(total, losses.sum())
 
 
-def test_a_hessian():
+def test_hessian_is_close_to_float32():
     def loss(x, f):
         return jnp.sum(jnp.sin(f(x)))
 
@@ -141,7 +141,7 @@ def test_a_hessian():
     np.testing.assert_allclose(got, jax.hessian(lambda x: loss(x, layer))(row), rtol=0.02, atol=2e-3)
 
 
-def test_random_draws_are_the_same_bits():
+def test_random_draws_keep_every_bit():
     def draws(key, x):
         a, b = jax.random.split(key)
         return x @ W, jax.random.normal(a, (64,)), jax.random.bernoulli(b, 0.3, (64,)), jax.random.key_data(a)
@@ -165,7 +165,7 @@ def test_without_a_product_the_program_is_the_same():
         np.testing.assert_array_equal(got, expected)
 
 
-def test_a_program_without_a_product_is_noted():
+def test_program_without_a_product_is_noted():
     (note,) = explain(lambda x: jnp.tanh(x) * 2)(X).notes
     assert "the function is unchanged" in note
 
@@ -185,7 +185,7 @@ def test_debug_print_prints_once_and_in_float32(capfd):
         assert float(printed[1].split()[1]) == float(X[0, 0])
 
 
-def test_a_callback_receives_float32():
+def test_callback_receives_float32():
     seen = []
 
     def fn(x):
@@ -197,7 +197,7 @@ def test_a_callback_receives_float32():
     assert seen == [jnp.dtype(jnp.float32)]
 
 
-def test_a_custom_rule_keeps_its_gradient():
+def test_custom_rule_keeps_a_wrong_gradient():
     """A rule that is wrong on purpose: the user's gradient must be used, not the derivative of the function."""
 
     @jax.custom_vjp
@@ -209,7 +209,7 @@ def test_a_custom_rule_keeps_its_gradient():
     close(autocast(jax.grad(lambda x: wrong(x, W).sum()))(X), 7 * X)
 
 
-def test_a_checkpoint_policy_is_kept():
+def test_checkpoint_policy_is_kept():
     def saved(policy):
         block = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ W) @ W).sum(), policy=policy)
         jaxpr = jax.make_jaxpr(jax.grad(autocast(block)))(X)

@@ -35,7 +35,7 @@ def log_likelihood(x, noise=0.05):
 
 
 @HALF
-def test_a_result_is_the_float32_sum(half):
+def test_result_is_the_float32_sum(half):
     found = jax.jit(autocast(lambda x: x @ W, half))(X)
     np.testing.assert_allclose(found, exact(X, W, half), rtol=1e-6, atol=1e-6)
     assert written(autocast(lambda x: x @ W, half), X) == "f32"
@@ -65,12 +65,12 @@ def test_products_of_derivatives_are_half(half):
             assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 
 
-def test_no_product_with_a_gradient_that_is_zero():
+def test_zero_gradients_add_no_product():
     assert written(jax.grad(autocast(lambda w: jnp.sum(jnp.sin(X @ w)))), W) == "f32 f16"
 
 
 @pytest.mark.parametrize(("half", "limit"), [("float16", 2e-3), ("bfloat16", 2e-2)])
-def test_the_cholesky_factor_of_a_gram_matrix_is_finite_and_right(half, limit):
+def test_cholesky_factor_of_a_gram_matrix_is_finite_and_right(half, limit):
     """Rounded to half, the matrix has negative eigenvalues; the float32 sums of half products have none."""
     sums = exact(X, X.T, half)
     smallest = np.linalg.eigvalsh(np.asarray(jnp.asarray(sums).astype(half), np.float64))[0]
@@ -123,7 +123,7 @@ def test_accelerators_multiply_half_operands(platform, half):
     assert f"(tensor<24x6x{short}>, tensor<6x6x{short}>) -> tensor<24x6xf32>" in product
 
 
-def test_where_memory_would_grow_the_result_is_half():
+def test_product_is_half_if_float32_needs_more_memory():
     vocabulary = normal(3, (6, 50))
 
     def cross_entropy(logits):

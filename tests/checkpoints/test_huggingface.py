@@ -43,14 +43,14 @@ def written(tmp_path, content):
         ({"crop_pct": 0.95}, 224, 0.95),
     ],
 )
-def test_the_input_of_published_networks(changed, side, crop_pct, tmp_path):
+def test_input_of_published_networks(changed, side, crop_pct, tmp_path):
     found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT | changed)))
     torch = preprocessing.get("torch").input_spec(224)
     assert (found.shape, found.crop_pct, found.resize) == ((side, side, 3), crop_pct, "area")
     np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
 
 
-def test_what_is_written_comes_back(tmp_path):
+def test_written_config_is_read_back(tmp_path):
     torch = preprocessing.get("torch")
     whole = dataclasses.replace(torch.input_spec(384), crop_pct=1.0)
     for spec in (torch.input_spec(224), torch.input_spec(448), whole, torch.input_spec(32, channels=1)):
@@ -69,13 +69,13 @@ def test_names_and_version_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"size": {}}', '{"size": "large", "image_mean": [0], "image_std": [1]}'])
-def test_a_file_that_is_none_is_one_line(text, tmp_path):
+def test_damaged_json_is_one_line(text, tmp_path):
     path = tmp_path / huggingface.PROCESSOR
     path.write_text(text)
     assert "preprocessor_config.json" in made.message(huggingface.read_processor, path)
 
 
-def test_what_we_write_beside_the_tensors_is_not_trusted(tmp_path):
+def test_damaged_metadata_of_weights_is_refused(tmp_path):
     import safetensors.numpy
 
     tensors = {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)}

@@ -75,7 +75,7 @@ def logits(preset, file, images):
 
 
 @pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.slow) for size in DEPTHS])
-def test_logits_are_those_of_transformers(size, saved):
+def test_logits_equal_transformers(size, saved):
     folder, network = saved(size)
     file = load.read(folder)
     assert load.name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
@@ -88,7 +88,7 @@ def test_logits_are_those_of_transformers(size, saved):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_a_step_moves_the_running_statistics_as_pytorchs(fused, saved):
+def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
     """The last maps have four values a channel, whose unbiased variance is 4/3 of the biased one."""
     folder, network = saved(18)
     file = load.read(folder)
@@ -127,7 +127,7 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["fp16", "bf16"])
-def test_in_half_precision_the_same_classes_win(preset, tmp_path):
+def test_half_precision_predicts_the_same_classes(preset, tmp_path):
     """200 inputs of ten kinds. Random weights with a random head would think nearly the same of all of them."""
     network, rng = theirs(18), np.random.default_rng(1)
     kinds = np.arange(200) % 10
@@ -146,7 +146,7 @@ def test_in_half_precision_the_same_classes_win(preset, tmp_path):
     assert (logits(preset, load.read(tmp_path), images).argmax(1) == expected).mean() >= 0.99
 
 
-def test_transformers_loads_the_folder_that_we_write(saved, tmp_path, capsys):
+def test_transformers_loads_the_written_folder(saved, tmp_path, capsys):
     folder, network = saved(18)
     assert load.read(folder).batches == 2
     assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
@@ -162,7 +162,7 @@ def test_transformers_loads_the_folder_that_we_write(saved, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
-def test_a_pth_is_read_without_running_its_code(nested, saved, tmp_path):
+def test_pth_is_read_without_running_code(nested, saved, tmp_path):
     folder, network = saved(18)
     state = {f"module.{name}": value for name, value in network.state_dict().items()}
     torch.save({nested: state, "epoch": 3} if nested else state, tmp_path / "a.pth")
@@ -173,7 +173,7 @@ def test_a_pth_is_read_without_running_its_code(nested, saved, tmp_path):
         np.testing.assert_array_equal(file.tensors[name], value)
 
 
-def test_a_page_in_the_place_of_a_pth_is_not_taken_for_code(tmp_path):
+def test_html_page_named_pth_is_refused(tmp_path):
     for content in (b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"):
         (tmp_path / "page.pth").write_bytes(content)
         with pytest.raises(checkpoints.WeightsError, match=r"is no whole file of PyTorch's \(\w+\); get it again"):
@@ -185,7 +185,7 @@ class Malicious:
         return pathlib.Path.touch, (pathlib.Path("was_here"),)
 
 
-def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch):
+def test_pickle_that_runs_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Malicious()}, tmp_path / "bad.pth")
     with pytest.raises(checkpoints.WeightsError, match="code that it wants to run, not weights alone, and was refused"):
@@ -233,7 +233,7 @@ def forged(size, stride, offset=0, numel=144):
         ((4,), (1,), {"numel": 2**33}),
     ],
 )
-def test_a_tensor_beyond_its_storage_is_refused(size, stride, options, tmp_path):
+def test_tensor_beyond_its_storage_is_refused(size, stride, options, tmp_path):
     path = tmp_path / "weights.pth"
     path.write_bytes(with_pickle(forged((4, 4, 3, 3), (36, 9, 3, 1))))
     assert checkpoints.read(path).tensors["layer1.0.conv1.weight"].shape == (4, 4, 3, 3)
@@ -254,7 +254,7 @@ def test_a_tensor_beyond_its_storage_is_refused(size, stride, options, tmp_path)
         b"\x80\x02ctorch\nTensor\n(\x8a\x05\x00\x00\x00\x00\x04tR.",
     ],
 )
-def test_a_pickle_that_wants_memory_or_code_is_refused(content, tmp_path):
+def test_pickle_that_asks_for_memory_or_code_is_refused(content, tmp_path):
     path = tmp_path / "weights.pth"
     path.write_bytes(with_pickle(content))
     with pytest.raises(WeightsError) as caught:
@@ -262,7 +262,7 @@ def test_a_pickle_that_wants_memory_or_code_is_refused(content, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_unpacks_to_more_than_itself_is_refused(tmp_path):
+def test_compressed_pth_is_refused(tmp_path):
     path = tmp_path / "weights.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("weights/data/0", bytes(10**7))
@@ -270,7 +270,7 @@ def test_a_file_that_unpacks_to_more_than_itself_is_refused(tmp_path):
         checkpoints.read(path)
 
 
-def test_bfloat16_weights_become_the_same_float32(saved, tmp_path):
+def test_bfloat16_weights_widen_exactly(saved, tmp_path):
     _, network = saved(18)
     torch.save(network.bfloat16().state_dict(), tmp_path / "half.pth")
     file = checkpoints.read(tmp_path / "half.pth")
@@ -281,7 +281,7 @@ def test_bfloat16_weights_become_the_same_float32(saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_their_weights_are_taught_in_half_precision(saved, tmp_path, capsys):
+def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys):
     """The command of configs/finetune.py on a folder of pictures: the head alone, then everything."""
     folder, _ = saved(18)
     made.write_folder(tmp_path / "pictures", count=48)

@@ -31,7 +31,7 @@ def assert_equal(a, b):
         ("resnet18", "2", "mixedres"),
     ],
 )
-def test_there_and_back(name, version, layout):
+def test_conversion_to_a_layout_and_back_is_exact(name, version, layout):
     variables = network(name, classes=7, version=version)
     tensors = checkpoints.to_tensors(variables, layout, batches=3)
     back, has_head = checkpoints.from_tensors(tensors, variables, layout)
@@ -41,7 +41,7 @@ def test_there_and_back(name, version, layout):
     assert name_of(found.bottleneck, found.stage_sizes) == name and found.num_classes == 7
 
 
-def test_the_names_and_shapes_of_torchvisions_resnet50():
+def test_names_and_shapes_of_torchvisions_resnet50():
     """As torchvision's documentation and state dict have them: 161 parameters, 2 + 1 buffers in each of 53 norms."""
     tensors = checkpoints.to_tensors(network("resnet50", classes=1000), "torchvision", batches=0)
     assert len(tensors) == 161 + 3 * 53
@@ -81,7 +81,7 @@ def test_another_number_of_classes_leaves_the_head_out():
     assert_equal(found["params"]["stem_conv"], network()["params"]["stem_conv"])
 
 
-def test_what_does_not_fit_is_listed():
+def test_tensors_that_do_not_fit_are_listed():
     tensors = checkpoints.to_tensors(network(), "torchvision")
     del tensors["bn1.weight"]
     tensors["layer9.bias"] = np.zeros(3)
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_listed():
     )
 
 
-def test_a_long_list_is_cut():
+def test_long_list_is_cut():
     tensors = checkpoints.to_tensors(network("resnet18"), "torchvision")
     with pytest.raises(checkpoints.MismatchError, match=r"^\d+ missing: bn1\.\w+, .* and \d+ more"):
         checkpoints.from_tensors({}, network("resnet18"), "torchvision")
@@ -103,13 +103,13 @@ def test_a_long_list_is_cut():
 
 
 @pytest.mark.parametrize("layout", ["torchvision", "transformers"])
-def test_version_2_has_no_place_in_others_layouts(layout):
+def test_version_2_is_refused_in_layouts_of_other_libraries(layout):
     variables = network("resnet18", version="2")
     with pytest.raises(ValueError, match="no ResNet of version 2"):
         checkpoints.to_tensors(variables, layout)
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path):
+def test_written_weights_are_read_back(tmp_path):
     variables = network()
     tensors = checkpoints.to_tensors(variables, "torchvision", batches=12)
     checkpoints.write(tmp_path / "a.safetensors", tensors)
@@ -119,7 +119,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_bad_files_are_one_line(tmp_path):
+def test_damaged_weights_are_one_line(tmp_path):
     checkpoints.write(tmp_path / "good.safetensors", checkpoints.to_tensors(network(), "torchvision"))
     whole = (tmp_path / "good.safetensors").read_bytes()
     for name, content, words in (
@@ -144,7 +144,7 @@ def test_bad_files_are_one_line(tmp_path):
         checkpoints.read(tmp_path / "folder")
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+def test_file_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(checkpoints.WeightsError, match="cannot be written"):
         checkpoints.write(tmp_path / "none" / "a.safetensors", {"a": np.zeros(3, np.float32)})
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ def saved(tmp_path):
     made.close()
 
 
-def test_the_newest_and_the_best_stay(saved):
+def test_newest_and_the_best_stay(saved):
     for step in range(1, 7):
         saved.save(step, state(step), {"n": step, "loss": float("inf")}, best=min(step, 2))
         assert saved.finish() == []
@@ -58,7 +58,7 @@ def slow(monkeypatch):
     free.set()
 
 
-def test_nobody_waits_for_a_slow_disk_and_the_newest_state_is_what_it_gets_next(saved, slow):
+def test_slow_disk_delays_nothing_and_saves_the_newest_state_next(saved, slow):
     for step in (1, 2, 3):
         saved.save(step, state(step), {})
         assert saved.poll() == []
@@ -68,7 +68,7 @@ def test_nobody_waits_for_a_slow_disk_and_the_newest_state_is_what_it_gets_next(
     assert int(saved.restore_newest(LIKE)[0]["step"]) == 3
 
 
-def test_a_copy_that_waits_is_of_its_own_step(saved, slow):
+def test_waiting_copy_keeps_the_state_of_its_step(saved, slow):
     step = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 1, x), donate_argnums=0)
     saved.save(1, state(1), {})
     current = state(2)
@@ -79,7 +79,7 @@ def test_a_copy_that_waits_is_of_its_own_step(saved, slow):
     np.testing.assert_array_equal(saved.restore_newest(LIKE)[0]["params"]["kernel"], np.full((4, 3), 2.0))
 
 
-def test_the_record_of_a_copy_that_waits_is_of_its_own_step(saved, slow):
+def test_waiting_copy_keeps_the_record_of_its_step(saved, slow):
     means = Average()
     saved.save(1, state(1), {})
     means.add({"loss": 2.0, "top1": 1.0, "grads_finite": 1.0})
@@ -92,7 +92,7 @@ def test_the_record_of_a_copy_that_waits_is_of_its_own_step(saved, slow):
     assert saved.restore_newest(LIKE)[1] == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
 
 
-def test_a_save_that_fails_at_once_stands_in_the_way_of_none(saved, monkeypatch):
+def test_failed_save_blocks_no_later_save(saved, monkeypatch):
     saved.save(1, state(1), {})
     assert saved.finish() == []
     save = saved._manager._checkpointer.save
@@ -115,7 +115,7 @@ def test_a_save_that_fails_at_once_stands_in_the_way_of_none(saved, monkeypatch)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, monkeypatch, at_once):
+def test_failed_save_keeps_earlier_and_later_checkpoints(tmp_path, monkeypatch, at_once):
     """Orbax's thread for metadata lags behind everything else."""
     path = type(epath.Path("/"))
     write = path.write_text
@@ -142,7 +142,7 @@ def test_a_failed_save_forgets_no_earlier_one_and_harms_no_later_one(tmp_path, m
     saved.close()
 
 
-def test_the_best_is_never_pushed_out_of_the_queue(saved, slow):
+def test_best_is_never_pushed_out_of_the_queue(saved, slow):
     saved.save(1, state(1), {})
     saved.save(2, state(2), {}, best=2)
     saved.save(3, state(3), {}, best=2)
@@ -191,7 +191,7 @@ def test_any_damage_to_any_file_is_found(saved, damage):
         (LIKE | {"step": jax.ShapeDtypeStruct((), jnp.float32)}, r"step is int32\[\] there and float32\[\] here"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_told_by_its_arrays(saved, like, words):
+def test_checkpoint_of_another_model_lists_differing_arrays(saved, like, words):
     saved.save(1, state(1), {})
     saved.finish()
     with pytest.raises(OtherModelError, match=words) as caught:
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_another_model_is_told_by_its_arrays(saved, like, words)
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_killed_process_left_is_removed(saved):
+def test_partial_save_of_a_killed_process_is_removed(saved):
     saved.save(1, state(1), {})
     saved.finish()
     partial = saved.directory / "2.orbax-checkpoint-tmp"
@@ -209,7 +209,7 @@ def test_what_a_killed_process_left_is_removed(saved):
     assert not partial.exists() and steps(saved.directory) == [1]
 
 
-def test_a_fingerprint_sees_every_bit():
+def test_fingerprint_sees_every_bit():
     base = {"a": np.zeros((2, 3), np.float32), "b": np.ones(2, np.float32)}
     known = fingerprint(base)
     assert fingerprint(jax.tree.map(jnp.asarray, base)) == known

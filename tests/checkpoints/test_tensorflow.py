@@ -59,12 +59,12 @@ def test_numbers_are_the_order_of_the_graph():
     assert len(network.tensors) == len(variables)
 
 
-def test_what_is_not_of_the_network_is_named():
+def test_variables_outside_the_network_are_named():
     note = tensorflow_names.network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)}).note
     assert note.endswith("left out, as they are not of the network: other/bias, tower/embedding")
 
 
-def test_biases_before_a_norm_become_a_part_of_its_mean():
+def test_biases_before_a_norm_are_folded_into_the_mean():
     """norm(conv(x) + bias) is the same number; and blue, green and red of the images become red, green and blue."""
     variables = {"conv1_conv/kernel": normal(7, 7, 3, 4), "conv1_conv/bias": normal(4)} | norm("conv1_bn")
     variables |= {"conv2_block1_1_conv/kernel": normal(1, 1, 4, 4), "conv2_block1_1_conv/bias": normal(4)}
@@ -100,7 +100,7 @@ def in_half(variables, name):
     ],
     ids=["V2", "float16", "another architecture", "a layer less", "a kernel less"],
 )
-def test_other_variables_are_refused(variables, words):
+def test_unknown_variables_are_refused(variables, words):
     with pytest.raises(checkpoints.WeightsError) as error:
         tensorflow_names.network(variables)
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -146,14 +146,14 @@ def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, word
         (["saved_model.pb"], ""),
     ],
 )
-def test_without_tensorflow_a_line_says_how_to_get_it(names, given, tmp_path, monkeypatch):
+def test_missing_tensorflow_names_the_extra(names, given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     made(tmp_path, names)
     with pytest.raises(checkpoints.WeightsError, match=r"pip install 'mixedres\[tf\]' to read it"):
         checkpoints.read(tmp_path / given)
 
 
-def test_the_layouts_of_keras_files(tmp_path):
+def test_layouts_of_keras_files(tmp_path):
     """Numbers below vars with the layer's name beside them, as Keras 3 writes; names with and without :0 before it."""
     kernel, gamma, momentum = normal(1, 1, 2, 3), normal(3), normal(3)
     with h5py.File(tmp_path / "a.weights.h5", "w") as file:
@@ -206,7 +206,7 @@ keras.applications.ResNet50V2(weights=None).save_weights(sys.argv[1] + "/v2.weig
 
 
 @pytest.mark.slow
-def test_keras_applications(tmp_path, monkeypatch):
+def test_weights_of_keras_applications_predict_the_same(tmp_path, monkeypatch):
     """Its logits from its files; images there are blue, green and red."""
     pytest.importorskip("keras", reason="needs Keras: pip install 'mixedres[examples]'")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
@@ -269,7 +269,7 @@ def written(tmp_path_factory):
         ("frozen", "no whole checkpoint of TensorFlow"),
     ],
 )
-def test_checkpoints_of_tensorflow_that_are_refused(name, words, written, tmp_path, capsys):
+def test_damaged_checkpoints_of_tensorflow_are_refused(name, words, written, tmp_path, capsys):
     command = ["--config=digits:fp32,model=cifar_resnet8,steps=1", f"--config.init_from={written / name}"]
     assert main.main(["mixedres", *command, f"--workdir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
@@ -278,6 +278,6 @@ def test_checkpoints_of_tensorflow_that_are_refused(name, words, written, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["whole", "whole/model.ckpt", "saved"])
-def test_a_checkpoint_of_tensorflow_has_its_variables_and_not_those_of_the_optimizer(name, written):
+def test_tensorflow_checkpoint_is_read_without_optimizer_variables(name, written):
     file = checkpoints.read(written / name)
     assert file.note == "from TensorFlow (r1)" and len(file.tensors) == len(small_r1())

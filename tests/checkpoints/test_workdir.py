@@ -33,7 +33,7 @@ def contents(directory):
     return {path.name for path in directory.iterdir()}
 
 
-def test_a_run_of_a_version_without_unbiased_variances_goes_on_with_biased_ones(tmp_path):
+def test_run_before_unbiased_variances_resumes_with_biased_ones(tmp_path):
     """It had no such key, and did what is not the default now."""
     claim(tmp_path)
     old = json.loads((tmp_path / workdir.CONFIG).read_text())
@@ -65,7 +65,7 @@ def test_files_of_somebody_else_are_refused(tmp_path, clean):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"seed":', "{}", '"x"'])
-def test_a_config_that_is_none_of_ours_is_no_traceback(tmp_path, text):
+def test_foreign_config_json_is_one_line(tmp_path, text):
     (tmp_path / workdir.CONFIG).write_text(text)
     with pytest.raises(ConfigError, match="no run of mixedres"):
         claim(tmp_path)
@@ -73,7 +73,7 @@ def test_a_config_that_is_none_of_ours_is_no_traceback(tmp_path, text):
         workdir.check_same(tmp_path, {})
 
 
-def test_the_same_config_continues_and_another_lists_its_differences(tmp_path):
+def test_changed_config_lists_the_differences(tmp_path):
     claim(tmp_path / "run")
     claim(tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
@@ -81,7 +81,7 @@ def test_the_same_config_continues_and_another_lists_its_differences(tmp_path):
     assert "batch_size: 16 there, 32 now; seed: 0 there, 1 now" in str(caught.value)
 
 
-def test_what_changes_no_number_may_change_and_the_new_value_is_kept(tmp_path):
+def test_keys_without_effect_on_numbers_may_change(tmp_path):
     claim(tmp_path)
     claim(tmp_path, log_every=7, checkpoint_every="3 steps", keep_checkpoints=9, num_devices=4, max_consecutive_skips=3)
     kept = json.loads((tmp_path / workdir.CONFIG).read_text())
@@ -92,7 +92,7 @@ def test_what_changes_no_number_may_change_and_the_new_value_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("length", [{"steps": 9}, {"steps": 6, "epochs": 4.5}])
-def test_a_run_may_become_longer_and_is_unfinished_then_but_not_shorter(tmp_path, length):
+def test_run_may_become_longer_but_not_shorter(tmp_path, length):
     claim(tmp_path, **{key: 3 for key in length} | {"steps": 6})
     (tmp_path / workdir.SUMMARY).write_text("{}")
     claim(tmp_path, **length)
@@ -101,7 +101,7 @@ def test_a_run_may_become_longer_and_is_unfinished_then_but_not_shorter(tmp_path
         claim(tmp_path, **{key: {9: 8, 6: 6, 4.5: 4.0}[value] for key, value in length.items()})
 
 
-def test_a_run_that_was_good_enough_goes_on_where_more_is_wanted(tmp_path):
+def test_higher_stop_at_top1_continues_the_run(tmp_path):
     claim(tmp_path, stop_at_top1=0.5)
     for top1, kept in ((0.5, True), (0.4, True), (0.6, False)):
         (tmp_path / workdir.SUMMARY).write_text("{}")
@@ -112,7 +112,7 @@ def test_a_run_that_was_good_enough_goes_on_where_more_is_wanted(tmp_path):
     assert not (tmp_path / workdir.SUMMARY).exists()
 
 
-def test_a_start_that_is_refused_after_its_claim_leaves_the_run_as_it_was(tmp_path):
+def test_start_refused_after_the_claim_changes_nothing(tmp_path):
     claim(tmp_path)
     (tmp_path / workdir.SUMMARY).write_text("{}")
     kept = [tmp_path / name for name in (workdir.CONFIG, workdir.SUMMARY)]
@@ -122,7 +122,7 @@ def test_a_start_that_is_refused_after_its_claim_leaves_the_run_as_it_was(tmp_pa
     assert [path.read_bytes() for path in kept] == before
 
 
-def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path):
+def test_key_missing_in_an_old_run_counts_as_default(tmp_path):
     claim(tmp_path)
     old = json.loads((tmp_path / workdir.CONFIG).read_text())
     del old["label_smoothing"], old["schedule.boundaries"]
@@ -132,7 +132,7 @@ def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path
     claim(tmp_path)
 
 
-def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
+def test_batch_that_grew_with_the_devices_is_another_config(tmp_path):
     """The data position and the learning rate are those of a batch size."""
     config = run_cases.tiny(batch_size_per_device=4, num_devices=2)
     config.batch_size = None
@@ -142,7 +142,7 @@ def test_a_batch_that_grew_with_the_devices_is_another_config(tmp_path):
         ownership.claim(tmp_path / "run", build(config).resolved, clean=False)
 
 
-def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
+def test_clean_removes_only_files_of_a_run(tmp_path):
     claim(tmp_path)
     for name in (workdir.SUMMARY, workdir.METRICS, "events.out.tfevents.1.host", "summary.json.part", "notes.txt"):
         (tmp_path / name).write_text("x")
@@ -160,14 +160,14 @@ def test_clean_removes_what_a_run_writes_and_nothing_else(tmp_path):
     assert json.loads((tmp_path / workdir.CONFIG).read_text())["seed"] == 3
 
 
-def test_a_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):
+def test_start_killed_at_once_leaves_nothing_in_the_way(tmp_path):
     (tmp_path / workdir.LOCK).write_text("")
     (tmp_path / (workdir.CONFIG + ".part")).write_text('{"see')
     claim(tmp_path)
     assert (tmp_path / workdir.CONFIG).exists()
 
 
-def test_checkpoints_that_are_a_file_are_found_before_training(tmp_path):
+def test_checkpoints_path_that_is_a_file_is_refused(tmp_path):
     claim(tmp_path)
     shutil.rmtree(tmp_path / workdir.CHECKPOINTS)
     (tmp_path / workdir.CHECKPOINTS).write_text("")
@@ -175,7 +175,7 @@ def test_checkpoints_that_are_a_file_are_found_before_training(tmp_path):
         claim(tmp_path)
 
 
-def test_a_directory_has_one_owner_until_its_process_ends(tmp_path):
+def test_directory_has_one_owner_until_its_process_ends(tmp_path):
     code = (
         "import pathlib, sys; from mixedres.checkpoints import ownership\n"
         "config = {'precision.name': 'a', 'optimizer.decay_mask': 'b'}\n"
@@ -221,7 +221,7 @@ DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, 
         ({"fingerprint": "b"}, "in another order", False),
     ],
 )
-def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation):
+def test_changed_data_are_refused(tmp_path, changed, words, matters_to_evaluation):
     config = build(run_cases.tiny()).resolved
     own(tmp_path, config, data=DATA)
     own(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA)
@@ -235,7 +235,7 @@ def test_other_data_are_refused(tmp_path, changed, words, matters_to_evaluation)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA | changed
 
 
-def test_a_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):
+def test_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):
     claim(tmp_path)
     before = contents(tmp_path)
     own(tmp_path, build(run_cases.tiny()).resolved, data=DATA)

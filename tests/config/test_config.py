@@ -50,19 +50,19 @@ DURATIONS |= {0.125: 3}  # halves go up
 
 
 @pytest.mark.parametrize("given", DURATIONS)
-def test_durations(given):
+def test_durations_in_steps(given):
     assert duration_in_steps(given, 20) == DURATIONS[given]
 
 
 @pytest.mark.parametrize(
     "given", ["", "x", "-1", -1, "1 week", "epochs", "1 2", None, True, "nan", "1.2.3", float("inf")]
 )
-def test_no_durations(given):
+def test_invalid_durations_are_refused(given):
     with pytest.raises(ValueError, match="is not a number of epochs such as 5"):
         duration_in_steps(given, 20)
 
 
-def test_defaults_hold_every_key_once_at_its_default():
+def test_defaults_hold_every_key_once():
     flat = base.flatten(base.defaults())
     assert flat == {key.path: key.default for key in KEYS}
     assert len({key.path for key in KEYS}) == len(KEYS)
@@ -71,14 +71,14 @@ def test_defaults_hold_every_key_once_at_its_default():
         assert key.doc
 
 
-def test_the_argument_after_the_colon():
+def test_argument_after_the_colon():
     assert base.split("") == ("fp32", {})
     assert base.split("bf16,a=1,b.c=x=y") == ("bf16", {"a": "1", "b.c": "x=y"})
     assert base.split("model=resnet18") == ("fp32", {"model": "resnet18"})
     assert base.split("fp16,a=(1,'5 steps'),b=[2,3]") == ("fp16", {"a": "(1,'5 steps')", "b": "[2,3]"})
 
 
-def test_overrides_get_the_type_of_their_key():
+def test_override_is_parsed_by_the_type_of_the_key():
     texts = {"seed": "3", "epochs": "2", "data.flip": "true", "schedule.boundaries": "(1,'5 steps')"}
     texts |= {"model": "resnet18", "precision.loss_scale": "256", "eval_every": "3 steps"}
     config = base.finish(base.defaults(), "fp16", texts)
@@ -87,19 +87,19 @@ def test_overrides_get_the_type_of_their_key():
     assert config.precision.loss_scale == 256 and config.eval_every == "3 steps"
 
 
-def test_a_value_error_of_the_library_names_its_key():
+def test_value_error_of_the_library_names_the_key():
     with pytest.raises(base.ConfigError, match=r"^config\.model: no such thing$"), errors("config.model"):
         raise ValueError("no such thing")
     with pytest.raises(KeyError), errors("config.model"):
         raise KeyError("a defect of ours stays what it is")
 
 
-def test_a_recorded_number_that_does_not_fit_names_its_key():
+def test_recorded_number_out_of_range_names_the_key():
     with pytest.raises(ConfigError, match=r"config\.optimizer\.momentum is"):
         base.unflatten({"optimizer.momentum": 10**400})
 
 
-def test_the_names_that_help_shows_are_those_of_the_library():
+def test_help_shows_the_names_of_the_library():
     assert tuple(precision.PRESETS) == names.PRESETS and names.LEVELS == autocast.LEVELS
     assert sorted(names.LAYOUTS) == sorted(checkpoints.LAYOUTS)
 
@@ -107,7 +107,7 @@ def test_the_names_that_help_shows_are_those_of_the_library():
 @pytest.mark.parametrize(
     "given", [["--config=digits:fp16"], ["--config", "digits:fp16"], ["-config=configs/digits.py"]]
 )
-def test_a_shipped_recipe_is_found_by_its_name(given, tmp_path, monkeypatch):
+def test_shipped_recipe_is_found_by_name(given, tmp_path, monkeypatch):
     """Only the value of --config is a name of a recipe, whatever else has the same text."""
     monkeypatch.chdir(tmp_path)
     argv = ["mixedres", *given, "--workdir=digits:fp16", "--config.data.name=digits", "--config.precision.name=fp16"]
@@ -118,7 +118,7 @@ def test_a_shipped_recipe_is_found_by_its_name(given, tmp_path, monkeypatch):
     assert flags.default_workdir(argv, values.config) == "runs/digits-fp16"
 
 
-def test_an_evaluation_has_the_config_of_its_run(tmp_path):
+def test_evaluation_takes_the_config_of_the_run(tmp_path):
     trained = flags.parse(["mixedres", "--config=digits:fp16,model=cifar_resnet8"]).config
     (tmp_path / recorded.FILE).write_text(json.dumps(base.flatten(trained)))
     argv = ["mixedres", "--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
@@ -134,14 +134,14 @@ def test_an_evaluation_has_the_config_of_its_run(tmp_path):
         flags.parse(["mixedres", f"--workdir={tmp_path}"])
 
 
-def test_a_file_without_a_config_is_named(tmp_path, monkeypatch):
+def test_file_without_a_config_is_named(tmp_path, monkeypatch):
     (tmp_path / "empty.py").write_text("x = 1\n")
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the name under which files are loaded
     with pytest.raises(ConfigError, match=r"empty\.py has no function get_config"):
         flags.parse(["mixedres", f"--config={tmp_path / 'empty.py'}"])
 
 
-def test_a_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):
+def test_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = (ROOT / "configs" / "digits.py").read_text().replace("return base", "config.seed = 5\n    return base")
     (tmp_path / "digits.py").write_text(source)

@@ -42,7 +42,7 @@ NORMALIZED = [
 
 
 @pytest.mark.parametrize(("name", "family", "mean", "std"), NORMALIZED)
-def test_the_normalization_of_synthetic_images(name, family, mean, std):
+def test_normalization_of_synthetic_images(name, family, mean, std):
     options = {"image_size": 8, "batch_size": 6, "num_classes": 5, "train_examples": 77, "preprocessing": family}
     source = load("synthetic", **options, synthetic_normalization=name)
     assert (source.mean, source.std, source.input_spec.mean) == (mean, std, mean)
@@ -52,7 +52,7 @@ def test_the_normalization_of_synthetic_images(name, family, mean, std):
     assert gray.mean == (mean and (pytest.approx(sum(mean) / 3),))
 
 
-def test_a_normalization_that_does_not_exist():
+def test_unknown_normalization_is_refused():
     text = message("synthetic", num_classes=5, train_examples=7, synthetic_normalization="official_fast")
     assert text == "synthetic_normalization is 'official_fast'; it must be raw or official or torch or per_image"
 
@@ -77,7 +77,7 @@ def test_class_0_may_be_the_background(tmp_path):
     )
 
 
-def test_a_missing_label_does_not_become_the_background():
+def test_missing_label_does_not_become_the_background():
     class Unlabeled:
         name = "unlabeled"
 
@@ -103,7 +103,7 @@ def message(name, **options):
     return made.message(load, name, **{"image_size": 8, "batch_size": 4, **options})
 
 
-def test_the_names():
+def test_unknown_name_lists_the_data_sets():
     assert NAMES == ("digits", "cluttered_digits", "synthetic", "cifar10", "imagenet2012", "folder")
 
 
@@ -112,7 +112,7 @@ NEAR |= {"Synthetic": "synthetic", "folders": "folder"}
 
 
 @pytest.mark.parametrize(("name", "near"), NEAR.items())
-def test_an_unknown_name_is_told_the_nearest(name, near):
+def test_unknown_name_is_told_the_nearest(name, near):
     hint = f"did you mean {near!r}? " if near else ""
     names = "digits, cluttered_digits, synthetic, cifar10, imagenet2012, folder, or tfds:NAME"
     assert message(name) == f"data set {name!r} is unknown; {hint}use one of {names}"
@@ -124,7 +124,7 @@ def test_synthetic_data_need_sizes(options):
     assert "num_classes" in text and "train_examples" in text
 
 
-def test_a_missing_imagenet_says_how_to_get_it(tmp_path):
+def test_missing_imagenet_says_how_to_get_it(tmp_path):
     text = message("imagenet2012", dir=str(tmp_path))
     assert f"no {tmp_path}/imagenet2012/VERSION/dataset_info.json." in text
     command = "python -m mixedres.data.prepare imagenet2012 --manual_dir=THAT_DIRECTORY"
@@ -133,7 +133,7 @@ def test_a_missing_imagenet_says_how_to_get_it(tmp_path):
 
 
 @pytest.mark.parametrize(("build", "version"), [("flowers", ""), ("flowers", "3.0.1"), ("emnist/letters", "")])
-def test_a_missing_data_set_says_how_to_get_it(build, version, tmp_path):
+def test_missing_data_set_says_how_to_get_it(build, version, tmp_path):
     text = message(f"tfds:{build}:{version}" if version else f"tfds:{build}", dir=str(tmp_path))
     looked = f"{tmp_path}/{build}/{version or 'VERSION'}/dataset_info.json"
     assert f"data set {build!r} is not prepared: no {looked}" in text
@@ -141,7 +141,7 @@ def test_a_missing_data_set_says_how_to_get_it(build, version, tmp_path):
     assert "--config.data.dir=DIR or TFDS_DATA_DIR" in text
 
 
-def test_where_a_missing_data_set_was_looked_for(tmp_path, monkeypatch):
+def test_missing_data_set_names_the_searched_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     assert f"no {tmp_path}/tensorflow_datasets/flowers/VERSION" in message("tfds:flowers")
@@ -151,7 +151,7 @@ def test_where_a_missing_data_set_was_looked_for(tmp_path, monkeypatch):
     assert f"no {tmp_path}/given/flowers/VERSION" in message("tfds:flowers", dir="~/given")
 
 
-def test_a_directory_too_deep_is_recognised(tmp_path):
+def test_directory_too_deep_is_recognised(tmp_path):
     directory = made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
     assert "configs" not in message("tfds:", dir=str(tmp_path))  # without a name
     text = message("tfds:flowers", dir=str(directory))
@@ -172,7 +172,7 @@ def test_options_of_images_are_checked(tmp_path):
     assert "preprocessing 'x' is unknown" in message("folder", dir=str(tmp_path), preprocessing="x")
 
 
-def test_a_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
+def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -185,7 +185,7 @@ def test_a_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
     assert message("folder", dir=str(tmp_path)).endswith(" cannot be read: Permission denied")
 
 
-def test_a_folder_by_name(tmp_path):
+def test_folder_by_name(tmp_path):
     made.write_folder(tmp_path, 15)
     cpus = len(os.sched_getaffinity(0))
     options = {"dir": str(tmp_path), "image_size": 8, "batch_size": 4}
@@ -201,7 +201,7 @@ def test_a_folder_by_name(tmp_path):
     assert load("folder", **options, threads=7, workers=2).threads == 7
 
 
-def test_what_a_person_should_know_before_a_run(tmp_path):
+def test_sources_have_notes_for_the_start_of_a_run(tmp_path):
     made.write_folder(tmp_path, 6)
     made.write_folder(tmp_path, 6, part="val")
 
@@ -216,7 +216,7 @@ def test_what_a_person_should_know_before_a_run(tmp_path):
     assert note() == "3 images in formats that are not read (.bmp, .gif) are left out"
 
 
-def test_the_fingerprint_changes_with_the_data_and_not_with_their_place(tmp_path):
+def test_fingerprint_depends_on_data_and_not_on_place(tmp_path):
     def fingerprint(directory):
         return load("folder", dir=str(directory), image_size=8, batch_size=2).fingerprint
 

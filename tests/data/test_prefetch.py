@@ -62,7 +62,7 @@ def no_thread_is_left():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_it_reads_depth_batches_ahead_and_one_in_hand(depth):
+def test_prefetch_reads_depth_batches_ahead(depth):
     host = Host(itertools.count())
     with Prefetch(host, host.put, depth) as batches:
         for used in range(1, 20):
@@ -73,7 +73,7 @@ def test_it_reads_depth_batches_ahead_and_one_in_hand(depth):
         assert host.read == len(host.sent) == 19 + depth + 1
 
 
-def test_it_is_two_ahead_by_default_whatever_the_consumer_does():
+def test_prefetch_is_two_batches_ahead_by_default():
     host = Host(itertools.count())
     with Prefetch(host, host.put):
         eventually(lambda: len(host.sent) == 3)
@@ -83,7 +83,7 @@ def test_it_is_two_ahead_by_default_whatever_the_consumer_does():
 
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 9])
-def test_a_finite_stream_ends(length, depth):
+def test_finite_stream_ends(length, depth):
     host = Host([object() for _ in range(length)])
     with Prefetch(host, host.put, depth) as batches:
         assert list(batches) == [("on device", item) for item in host.items]
@@ -95,7 +95,7 @@ def test_a_finite_stream_ends(length, depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 6])
-def test_the_same_object_is_sent_once(depth):
+def test_batch_object_is_sent_once(depth):
     a, b = np.zeros(3), np.zeros(3)  # equal, and yet two
     host = Host([a, a, a, b, b, a, a])
     with Prefetch(host, host.put, depth) as batches:
@@ -112,7 +112,7 @@ def test_the_same_object_is_sent_once(depth):
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("error", [OSError("disk"), ValueError("x"), KeyboardInterrupt(), MemoryError("full")])
 @pytest.mark.parametrize("failing", ["stream", "device"])
-def test_an_error_arrives_after_the_batches_before_it(depth, error, failing):
+def test_error_arrives_after_the_batches_before_it(depth, error, failing):
     def checked(item, part):
         if item == 3 and part == failing:
             raise error
@@ -143,7 +143,7 @@ def test_closing_ends_the_thread_and_the_stream(used):
     batches.close()  # twice does no harm
 
 
-def test_an_error_in_the_loop_closes_too():
+def test_error_in_the_loop_closes_too():
     host = Host(itertools.count())
     with pytest.raises(ZeroDivisionError), Prefetch(host, host.put) as batches:
         next(batches)
@@ -167,7 +167,7 @@ def test_closing_waits_for_the_batch_in_the_making():
     assert go_on.is_set() and host.closed and host.read == 1
 
 
-def test_a_stream_without_close_will_do():
+def test_stream_without_close_will_do():
     with Prefetch([1, 2, 3], same) as batches:
         assert list(batches) == [1, 2, 3]
 
@@ -220,7 +220,7 @@ def test_waiting_counts_from_when_the_device_became_idle():
         gate.allowed.release()
 
 
-def test_a_batch_that_is_there_costs_no_waiting():
+def test_ready_batch_costs_no_waiting():
     host = Host(range(4))
     with Prefetch(host, host.put, depth=5) as batches:
         eventually(lambda: len(host.sent) == 4)

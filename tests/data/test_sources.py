@@ -29,18 +29,18 @@ def test_every_epoch_is_a_permutation(n, batch_size):
     cases.check_epochs([batch["label"] - 1 for batch in batches], n)
 
 
-def test_what_does_not_fill_a_batch_has_its_turn_in_another_epoch():
+def test_examples_outside_full_batches_vary_by_epoch():
     labels = np.concatenate([b["label"] for b in take(coded(7), 3, 20)])
     assert set(labels.tolist()) == set(range(1, 8))
 
 
 @pytest.mark.parametrize("options", [{}, {"pad": 2, "flip": True}], ids=["plain", "augmented"])
-def test_a_batch_is_a_function_of_seed_and_step(options):
+def test_batch_is_a_function_of_seed_and_step(options):
     # Within an epoch of 3 steps, at its edges, and epochs later.
     cases.check_continuation(coded(11, **options), 3, 14, (0, 1, 2, 3, 4, 9, 13))
 
 
-def test_seeds_differ():
+def test_seed_changes_the_order():
     source = coded(64, pad=1, flip=True)
     for a, b in itertools.combinations([take(source, 32, 2, seed=seed) for seed in range(4)], 2):
         assert not same(a[:1], b[:1])
@@ -70,7 +70,7 @@ def allowed(image, pad, flip):
 
 @pytest.mark.parametrize("pad", [0, 1, 2])
 @pytest.mark.parametrize("flip", [False, True])
-def test_augmentation_is_one_of_the_allowed_shifts_and_mirrors(pad, flip):
+def test_augmented_image_is_an_allowed_shift_or_mirror(pad, flip):
     source = coded(40, pad=pad, flip=flip)
     # Labels count from 1.
     options = [None, *(list(allowed(image, pad, flip)) for image in source.train_images)]
@@ -156,7 +156,7 @@ def test_synthetic_labels_leave_out_the_last_class(num_classes):
     assert np.abs(counts[: num_classes - 1] - expected).max() <= 5 * math.sqrt(expected)
 
 
-def test_one_synthetic_batch_again_and_again():
+def test_synthetic_source_repeats_one_batch():
     source = synthetic()
     batches = take(source, 8, 5, seed=3)
     assert all(batch is batches[0] for batch in batches)
@@ -165,7 +165,7 @@ def test_one_synthetic_batch_again_and_again():
 
 
 @pytest.mark.parametrize(("examples", "batch_size"), [(8, 8), (5, 8), (8, 3), (1, 1)])
-def test_synthetic_evaluation(examples, batch_size):
+def test_synthetic_evaluation_masks_the_padding(examples, batch_size):
     batches = list(synthetic(eval_examples=examples).eval_batches(batch_size))
     masks = np.stack([batch.pop("mask") for batch in batches])
     assert masks.dtype == np.bool_ and masks.shape == (math.ceil(examples / batch_size), batch_size)
@@ -173,7 +173,7 @@ def test_synthetic_evaluation(examples, batch_size):
     assert all(same([batch], take(synthetic(), batch_size, 1, seed=0)) for batch in batches)
 
 
-def test_the_rows_of_hosts():
+def test_rows_of_hosts():
     assert [list(Shard(index, 3).rows(6)) for index in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert Shard(0, 1) == Shard.all() and list(Shard.all().rows(3)) == [0, 1, 2]
     with pytest.raises(ValueError, match="batch_size 7 is not a multiple of the 2 hosts"):
@@ -193,7 +193,7 @@ def test_hosts_have_the_rows_of_the_global_batch(name, hosts, batch_size):
     cases.check_hosts(SOURCES[name](), batch_size, hosts, firsts=(0, 5))
 
 
-def test_what_a_source_says_of_itself():
+def test_sources_describe_shapes_counts_and_classes():
     source = coded(9)
     assert (source.image_shape, source.train_examples, source.eval_examples) == ((HEIGHT, WIDTH, 2), 9, 4)
     for make in SOURCES.values():
@@ -203,6 +203,6 @@ def test_what_a_source_says_of_itself():
     assert (named.class_names, named.note) == (("a", "b"), "small")
 
 
-def test_a_batch_larger_than_the_data_is_refused():
+def test_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match="batch_size 8 is more than the 7 training images"):
         take(coded(7), 8, 1)

@@ -41,7 +41,7 @@ def said(capsys, *arguments):
 
 
 @pytest.mark.usefixtures("small_network")
-def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
+def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, capsys):
     out = tmp_path / "page.html"
     status, text, errors = said(capsys, *TINY, f"--out={out}", "--steps=0,2", "--compare=fp16,bf16")
     assert (status, errors) == (0, "")
@@ -63,7 +63,7 @@ def test_a_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, 
 
 
 @pytest.mark.usefixtures("small_network")
-def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, capsys):
+def test_examination_of_a_run_changes_no_file(tmp_path, capsys):
     run = tmp_path / "run"
     train.train(run_cases.tiny("fp16_static"), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -78,7 +78,7 @@ def test_a_run_is_examined_where_it_stands_and_nothing_of_it_changes(tmp_path, c
 
 
 @pytest.mark.usefixtures("small_network")
-def test_a_step_that_cannot_be_taken_ends_the_way_and_not_the_report(tmp_path, capsys):
+def test_non_finite_step_ends_the_walk_but_not_the_report(tmp_path, capsys):
     """After a few updates at a rate of 1e9 nothing is finite."""
     flags = ["--config.precision.loss_scale=none", "--config.optimizer.learning_rate=1e9"]
     out = tmp_path / "page.html"
@@ -111,7 +111,7 @@ def report(dtype="float16", kept="", log2_scale=10):
         ("bf16", report("bfloat16"), ["nothing: the config does so already"]),
     ],
 )
-def test_overrides(preset, found, lines):
+def test_doctor_takes_overrides_of_the_config(preset, found, lines):
     """Each begins with these words."""
     told = examine.overrides(found, run_cases.tiny(preset))
     assert len(told) >= len(lines) and all(a.startswith(b) for a, b in zip(told, lines, strict=False))
@@ -137,7 +137,7 @@ def test_overrides(preset, found, lines):
         ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
     ],
 )
-def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     given = [argument.replace("=configs/", f"={ROOT}/configs/") for argument in arguments]
     monkeypatch.chdir(tmp_path)
     status, _, errors = said(capsys, *given)
@@ -156,7 +156,7 @@ def test_nothing_but_an_earlier_report_is_overwritten(name, tmp_path, capsys):
     assert said(capsys, *TINY, f"--out={tmp_path / 'page.html'}")[0] == 2
 
 
-def test_an_error_that_is_not_finite_is_json():
+def test_non_finite_error_is_valid_json():
     found = Report((), comparisons=(Comparison("fp16", 24, float("inf"), "head/bias", 0.1),))
     json.dumps(found.to_json(), allow_nan=False)
     assert "fp16 at 2**24: worst not finite (head/bias), median 10.00%" in found.to_text()
@@ -169,7 +169,7 @@ def lost_fraction(row, log2_scale):
 
 
 @pytest.mark.slow
-def test_it_agrees_with_the_sweep_over_loss_scales(tmp_path, capsys):
+def test_recommended_scale_agrees_with_the_sweep(tmp_path, capsys):
     """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended badly."""
     sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())
     ratios = {variant["name"].rpartition("=")[2]: variant["ratio_train_loss"] for variant in sweep["variants"]}

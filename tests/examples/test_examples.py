@@ -28,14 +28,14 @@ def test_all_examples_are_listed():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_an_example_is_one_short_page_with_its_command(path):
+def test_examples_are_short_and_name_the_command(path):
     text = path.read_text()
     assert 40 <= len(text.splitlines()) <= 80
     assert f"python examples/{path.name}  # " in ast.get_docstring(ast.parse(text))
     assert importlib.util.find_spec(path.stem) is None, "python puts examples/ first on its path"
 
 
-def test_the_notebook_is_stored_without_results():
+def test_notebook_is_stored_without_results():
     notebook = json.loads(NOTEBOOK.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert notebook["nbformat"] == 4 and len(code) >= 5
@@ -222,7 +222,7 @@ def test_sharded(example):
 
 
 @pytest.mark.slow
-def test_the_notebook(tmp_path, monkeypatch):
+def test_notebook(tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -40,14 +40,14 @@ def test_every_convolution_is_in_half_and_kernels_are_few(preset, gpu):
 
 @needs_plugin
 @pytest.mark.slow
-def test_the_committed_limits_hold(capsys):
+def test_committed_limits_hold(capsys):
     assert aot.main(["--check"]) == 0
     assert "every figure is within its limits" in capsys.readouterr().out
 
 
 @needs_plugin
 @pytest.mark.slow
-def test_a_limit_that_is_passed_is_told_and_fails(tmp_path, monkeypatch, capsys):
+def test_limit_that_is_passed_is_told_and_fails(tmp_path, monkeypatch, capsys):
     case = {"gpu": "h200", "batch": 64, "preset": "bf16", "fused": True, "options": NETWORK}
     limits = tmp_path / "limits.json"
     limits.write_text(json.dumps([case | {"most": {"kernels": 10, "mb_per_image": 100, "large pred": 0}}]))
@@ -76,7 +76,7 @@ def test_figures_are_compared_with_their_limits():
     assert aot.passed(row(mb_per_image=math.nan), most)
 
 
-def test_the_committed_limits_are_those_that_were_set():
+def test_committed_limits_are_those_that_were_set():
     found = {(case.preset, case.batch): most for case, most in aot.limited(aot.LIMITS)}
     assert found["bf16", 256]["mb_per_image"] <= 346 and found["fp16", 256]["mb_per_image"] <= 347
     assert found["tf32", 256]["mb_per_image"] <= 698 and found["bf16", 32]["mb_per_image"] <= 390
@@ -126,7 +126,7 @@ CHIPS = ("--tpu=v5e:2x2", "--config=configs/cifar10.py")
 
 @pytest.mark.skipif(not HAS_LIBTPU, reason="needs libtpu: pip install 'jax[tpu]'")
 @pytest.mark.slow
-def test_the_step_compiles_for_four_tpu_chips():
+def test_step_compiles_for_four_tpu_chips():
     options = ("--config.model.name=cifar_resnet8", "--config.data.image_size=16")
     case = aot.Case("v5e:2x2", 64, "bf16", False, "configs/cifar10.py", options)
     row = aot.measure_on_tpu(case)
@@ -152,14 +152,14 @@ def test_mistakes_with_tpus(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_batch_that_the_chips_cannot_share(monkeypatch, capsys):
+def test_batch_that_the_chips_cannot_share(monkeypatch, capsys):
     monkeypatch.setattr(tpus, "chips", lambda name: [None] * 4)
     monkeypatch.setattr(aot, "within", lambda minutes, case: aot.measure_on_tpu(case))
     assert aot.main([*CHIPS, "--batch=6"]) == 2
     assert "--batch=6 cannot be shared by the 4 chips of v5e:2x2" in capsys.readouterr().err
 
 
-def test_a_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
+def test_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
     def refuse(experiment, devices):
         raise NotImplementedError("no such type\nmore")
 
@@ -177,7 +177,7 @@ def test_a_step_that_does_not_compile_is_a_row(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_a_step_that_compiles_too_long_is_a_row():
+def test_step_that_compiles_too_long_is_a_row():
     # Not even the process starts within this time.
     row = aot.within(1e-4, aot.Case("v5e:2x2", 8, "bf16", False))
     assert row["failed"] == "not within 0.0001 minutes" and "does not compile: not within" in tpus.table([row])[-1]

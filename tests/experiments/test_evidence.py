@@ -19,7 +19,7 @@ def made(rng, seeds, count, draws, of_seed=0.0, of_cluster=0.0, of_draw=1.0):
 
 
 @pytest.mark.parametrize("effects", [{"of_seed": 1.0}, {"of_cluster": 1.0}, {"of_seed": 0.5, "of_cluster": 1.0}, {}])
-def test_the_interval_covers_the_truth_as_often_as_it_says(effects):
+def test_interval_covers_the_truth_as_often_as_it_says(effects):
     rng = np.random.default_rng(0)
     covered = [
         low <= 0 <= high
@@ -90,7 +90,7 @@ def row(case, seeds, change, mean=93.0, sd=0.4):
     return about | {"skipped_steps": 1, "top1": dict(figures), "loss": dict(figures)}
 
 
-def test_an_earlier_evidence_is_added_row_by_row():
+def test_earlier_evidence_is_added_row_by_row():
     values = np.random.default_rng(6).standard_normal((9, 12))
     found = [
         row("fp32", list(range(5)), None, mean=94.0, sd=0.3),
@@ -124,7 +124,7 @@ SWEEP = Sweep(
 
 
 @pytest.mark.slow
-def test_a_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
+def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     monkeypatch.setattr(outcomes, "outcomes", functools.cache(outcomes.outcomes))  # which are asked for three times

@@ -24,7 +24,7 @@ def command(*arguments, **options):
 
 
 @pytest.mark.slow
-def test_the_tiny_form_runs_every_part(tmp_path):
+def test_tiny_form_runs_every_part(tmp_path):
     done = command("--device=cpu", "--name=try", f"--out={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((tmp_path / "gpu_try.json").read_text())
@@ -73,7 +73,7 @@ def test_mistakes(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_dry_run_lists_the_parts(capsys):
+def test_dry_run_lists_the_parts(capsys):
     assert gpu.main(["--dry_run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     order = [line.split()[2] for line in lines[:-1]]
@@ -97,7 +97,7 @@ def program(tmp_path, name, text):
     return Made(name, 1, "made", f"made.{name}")
 
 
-def test_a_part_that_fails_hangs_or_dies_keeps_the_others(tmp_path, monkeypatch, capsys):
+def test_part_that_fails_hangs_or_dies_keeps_the_others(tmp_path, monkeypatch, capsys):
     good = "out.write_text(json.dumps({'rows': [%s]}))\n"
     parts = [
         program(tmp_path, "first", good % 1),
@@ -126,7 +126,7 @@ def test_a_part_that_fails_hangs_or_dies_keeps_the_others(tmp_path, monkeypatch,
     assert set(kept["parts"]) == {"first", "hangs", "last", "raises"} and set(kept["failed"]) == {"hangs", "dies"}
 
 
-def test_a_full_disk_loses_nothing_that_is_in_memory(tmp_path, monkeypatch, capsys):
+def test_full_disk_loses_nothing_that_is_in_memory(tmp_path, monkeypatch, capsys):
     report = gpu.Report(tmp_path / "gpu_made.json", keep=False)
     report.add("one", {"rows": [1]}, "")
     with monkeypatch.context() as full:
@@ -142,7 +142,7 @@ def test_a_full_disk_loses_nothing_that_is_in_memory(tmp_path, monkeypatch, caps
     assert not report.problem and set(json.loads(report.path.read_text())["parts"]) == {"one", "two"}
 
 
-def test_a_damaged_result_is_not_overwritten(tmp_path):
+def test_damaged_result_is_not_overwritten(tmp_path):
     (tmp_path / "gpu_made.json").write_text("{")
     with pytest.raises(gpu.ConfigError, match="move it away"):
         gpu.Report(tmp_path / "gpu_made.json", keep=True)

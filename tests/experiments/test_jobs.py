@@ -13,7 +13,7 @@ from experiments.lib import jobs
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 @pytest.mark.parametrize("slots", [2, 3, 8])
-def test_the_shares_are_equal(monkeypatch, cores, slots):
+def test_shares_are_equal(monkeypatch, cores, slots):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(10, 10 + cores)))
     shares = [jobs.share_of_cores(slot, slots) for slot in range(slots)]
     used = [core for share in shares for core in share]
@@ -29,7 +29,7 @@ def test_one_run_at_a_time_has_the_machine():
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # where a test before this one started JAX
-def test_a_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path):
+def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path):
     """SLURM's signal comes while the job waits for its run, and the run takes its time to save."""
     run = tmp_path / "python"
     run.write_text("#!/bin/sh\ntrap 'sleep 0.5; echo saved; exit 143' TERM\necho began\nsleep 60 & wait\n")
@@ -58,7 +58,7 @@ def test_a_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_pa
     assert (again.arguments, again.workdir) == (job.arguments, job.workdir)
 
 
-def test_a_job_that_slurm_lost_is_not_waited_for(monkeypatch, tmp_path):
+def test_job_that_slurm_lost_is_not_waited_for(monkeypatch, tmp_path):
     """Cancelled, on a cluster without accounts: it is in no queue, and there is no result."""
     queued, clock = {"7"}, [0.0]
     monkeypatch.setattr(jobs, "in_queue", lambda: queued)
@@ -77,7 +77,7 @@ def test_a_job_that_slurm_lost_is_not_waited_for(monkeypatch, tmp_path):
     assert not queue.has_lost(job)
 
 
-def test_an_earlier_job_is_waited_for_where_slurm_still_has_it(monkeypatch, tmp_path):
+def test_earlier_job_is_waited_for_where_slurm_still_has_it(monkeypatch, tmp_path):
     monkeypatch.setattr(jobs.submitit.SlurmJob, "done", lambda self, force_check=False: False)
     for found, expected in (({"7", "8"}, True), ({"8"}, False), (None, False)):
         monkeypatch.setattr(jobs, "in_queue", lambda found=found: found)

@@ -28,7 +28,7 @@ def results(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_benchmark_tells_what_was_timed(results, one_block, capsys):
+def test_benchmark_tells_what_was_timed(results, one_block, capsys):
     arguments = ["--config=configs/digits.py", "--presets=fp32,fp16", "--rounds=3", "--steps=2", "--data=pipeline"]
     assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
     told = json.loads((results / "benchmark_small.json").read_text())
@@ -45,7 +45,7 @@ def test_a_benchmark_tells_what_was_timed(results, one_block, capsys):
 
 
 @pytest.mark.slow
-def test_a_benchmark_sets_fused_norms_beside_plain_ones(results, one_block, capsys):
+def test_benchmark_sets_fused_norms_beside_plain_ones(results, one_block, capsys):
     arguments = ["--config=configs/digits.py", "--presets=fp16", "--norms=plain,fused", "--rounds=3", "--steps=2"]
     assert benchmark.main([*arguments, "--name=small", "--config.num_devices=2", *SMALL]) == 0
     plain, fused = json.loads((results / "benchmark_small.json").read_text())["rows"]
@@ -54,7 +54,7 @@ def test_a_benchmark_sets_fused_norms_beside_plain_ones(results, one_block, caps
     assert "| `fp16 fused` |" in capsys.readouterr().out
 
 
-def test_the_step_without_a_check_is_the_same_step(one_block):
+def test_step_without_a_check_is_the_same_step(one_block):
     tx = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1))
     results = []
     for wrapped in (loss_scale_overhead.unchecked(tx), precision.loss_scaled(tx, precision.NoOpLossScale())):

@@ -37,7 +37,7 @@ SWEEP = "--sweep=experiments/sweeps/precision.py"
         (versus, ["--models=vgg16"], "vgg16"),
     ],
 )
-def test_a_wrong_command_is_one_line_and_writes_nothing(command, arguments, words, tmp_path, monkeypatch, capsys):
+def test_wrong_command_is_one_line_and_writes_nothing(command, arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
     monkeypatch.setattr(runs, "RESULTS", tmp_path)

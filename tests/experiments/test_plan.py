@@ -47,7 +47,7 @@ def test_axes_are_combined_and_runs_come_after_them():
         ({"axes": {"seed": (1,)}, "base": "configs/nothing.py"}, "configs/nothing.py:fp32 cannot be read"),
     ],
 )
-def test_a_wrong_sweep_is_refused(given, words):
+def test_wrong_sweep_is_refused(given, words):
     with pytest.raises(ConfigError) as caught:
         plan.expand(Sweep(**{"question": "", "base": DIGITS, **given}))
     assert words in str(caught.value) and "\n" not in str(caught.value)
@@ -62,7 +62,7 @@ def test_a_wrong_sweep_is_refused(given, words):
         ("SWEEP = {}", "defines no SWEEP"),
     ],
 )
-def test_a_file_without_a_sweep_is_refused(text, words, tmp_path):
+def test_file_without_a_sweep_is_refused(text, words, tmp_path):
     path = tmp_path / "sweep.py"
     if text is not None:
         path.write_text(text)
@@ -71,7 +71,7 @@ def test_a_file_without_a_sweep_is_refused(text, words, tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
-def test_the_sweeps_of_the_project_are_whole(path, monkeypatch):
+def test_sweeps_of_the_project_are_whole(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = plan.load(str(path))
     runs = plan.expand(sweep)

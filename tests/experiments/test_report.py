@@ -83,12 +83,12 @@ def test_differences_and_ratios_are_taken_seed_by_seed(tmp_path):
     assert (alone.mean, alone.interval, alone.n) == (pytest.approx(-40.0), None, 1)
 
 
-def test_a_continued_run_has_no_training_time():
+def test_continued_run_has_no_training_time():
     assert comparison.FIGURES["seconds"](summary(0.5, 10.0)) == 100.0
     assert comparison.FIGURES["seconds"](summary(0.5, 10.0, first_step=3)) is None
 
 
-def test_the_page_holds_everything_and_runs_nothing(tmp_path, capsys):
+def test_page_holds_everything_and_runs_nothing(tmp_path, capsys):
     directory = write(tmp_path / "sweep", broken='{"name": "half')
     assert report.main([str(directory)]) == 0
     out = capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_the_page_holds_everything_and_runs_nothing(tmp_path, capsys):
     assert "| test top-1 | 93.00 % | 92.00 % |" in text and "| device memory | 4 MB | 4 MB |" in text
 
 
-def test_the_numbers_are_kept_under_a_name(tmp_path, monkeypatch):
+def test_numbers_are_kept_under_a_name(tmp_path, monkeypatch):
     directory = write(tmp_path / "sweep")
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     assert report.main([str(directory), "--name=test"]) == 0
@@ -123,7 +123,7 @@ def test_any_pair_can_stand_side_by_side(tmp_path, capsys):
     assert "'fp8' is not among the runs; use two of fp32, fp16, fp16,loss_scale=1" in capsys.readouterr().err
 
 
-def test_a_directory_without_results_is_refused(tmp_path, capsys):
+def test_directory_without_results_is_refused(tmp_path, capsys):
     assert report.main([str(tmp_path)]) == 2
     assert "holds no results of a sweep" in capsys.readouterr().err
     row = '{"name": "a", "state": "finished", "overrides": {}, "summary": {}}'

@@ -54,7 +54,7 @@ def wait_until(condition, seconds=120):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
+def test_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
     out = file.parent / "out"
     first = start(file)
     wait_until(lambda: list(out.glob("runs/fp32/checkpoints/[0-9]*[0-9]")))
@@ -103,7 +103,7 @@ def test_only_takes_the_runs_whose_names_match(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_list_of_runs_can_be_seen_first(monkeypatch, capsys, tmp_path):
+def test_list_of_runs_can_be_seen_first(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
     assert sweep.main(["--sweep=experiments/sweeps/precision.py", "--dry_run", f"--out={tmp_path}/out"]) == 0
     lines = capsys.readouterr().out.splitlines()

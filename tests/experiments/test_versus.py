@@ -78,7 +78,7 @@ def test_pytorch_decays_the_same_weights(monkeypatch):
 
 @pytest.mark.parametrize(("model", "size", "rate", "steps"), NETWORKS)
 @pytest.mark.slow
-def test_the_flax_example_trains_as_we_do_where_its_padding_is_ours(model, size, rate, steps):
+def test_flax_example_trains_as_we_do_where_its_padding_is_ours(model, size, rate, steps):
     """'SAME' pads a stride-2 convolution by one on both sides where the size is odd."""
     task = small(model, size + 1, rate)
     check_same(task, flax_example.Training(task, "fp32", flax_checkout()), steps)
@@ -96,7 +96,7 @@ def test_pytorch_evaluates_and_predicts_as_we_do(kind, model, size):
 
 @pytest.mark.parametrize(("model", "size"), [("cifar_resnet8", 17), ("resnet18", 33)])
 @pytest.mark.slow
-def test_the_flax_example_evaluates_as_we_do_where_its_padding_is_ours(model, size):
+def test_flax_example_evaluates_as_we_do_where_its_padding_is_ours(model, size):
     task = trained(model, size)
     theirs = flax_example.Evaluation(task, "fp32", flax_checkout())
     np.testing.assert_allclose(theirs.take(1), ours.Evaluation(task, "fp32", "fp32").take(2), rtol=1e-5)
@@ -112,7 +112,7 @@ def test_evaluation_and_prediction_have_the_loss_of_the_networks_logits():
         np.testing.assert_allclose(ours.PASSES[kind](task, "fp32", "fp32").take(2), expected, rtol=1e-5)
 
 
-def test_a_probability_of_zero_has_a_finite_cross_entropy():
+def test_probability_of_zero_has_a_finite_cross_entropy():
     probabilities = np.float32([[0.5, 0.5, 0.0], [0.25, 0.0, 0.75]])
     np.testing.assert_allclose(cross_entropy(probabilities, np.int32([0, 0])), 1.5 * np.log(2), rtol=1e-6)
     assert 10 < cross_entropy(probabilities, np.int32([2, 1])) < np.inf
@@ -153,7 +153,7 @@ def test_what_fails_while_it_is_made_is_named_too(monkeypatch):
     ]
 
 
-def test_the_flax_example_has_no_bfloat16(tmp_path):
+def test_flax_example_has_no_bfloat16(tmp_path):
     with pytest.raises(MissingError, match="not in bf16"):
         flax_example.Training(None, "bf16", tmp_path)
 

@@ -85,7 +85,7 @@ def images_of(place, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
-def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance, place, only_jax, tmp_path, capsys):
+def test_exported_network_predicts_the_same_with_jax_alone(precision, tolerance, place, only_jax, tmp_path, capsys):
     command = ["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", f"--precision={precision}"]
     assert export.main(command) == 0
     capsys.readouterr()
@@ -108,7 +108,7 @@ def test_with_jax_alone_probabilities_are_those_of_predict(precision, tolerance,
     assert json.loads((tmp_path / "to" / "labels.json").read_text()) == list(made.CLASSES)
 
 
-def test_the_folder_explains_itself(place, only_jax, tmp_path, capsys):
+def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
     assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'deep' / 'to'}"]) == 0
     to = tmp_path / "deep" / "to"
     names = {"model.jax", "load.py", "labels.json", "model.json", "README.md", "flatbuffers.zip"}
@@ -137,7 +137,7 @@ def run_args(place, *given):
     return parser.parse_args([f"--from={place / 'run'}", *given])
 
 
-def test_the_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
+def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys):
     given = [f"--from={place / 'run'}", f"--to={tmp_path / 'to'}", "--preprocessing=official", "--precision=fp32"]
     assert export.main(["export", *given]) == 0
     readme = (tmp_path / "to" / "README.md").read_text()
@@ -183,7 +183,7 @@ np.savez(sys.argv[3], pictures=pictures["probabilities"], **{name: found[name].n
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2)])
-def test_tensorflow_computes_the_same(precision, tolerance, place, tmp_path):
+def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
     pytest.importorskip("tensorflow", reason="needs the extra tf")
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "mixedres.export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]
@@ -246,7 +246,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_write_that_fails_leaves_nothing(place, tmp_path, monkeypatch, capsys):
+def test_failed_write_leaves_nothing(place, tmp_path, monkeypatch, capsys):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -255,7 +255,7 @@ def test_a_write_that_fails_leaves_nothing(place, tmp_path, monkeypatch, capsys)
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(place, monkeypatch):
+def test_kept_layers_are_stored_and_computed_in_float32(place, monkeypatch):
     """Where it is taken in its own precision; --precision asks for a preset as it is."""
     record(monkeypatch, **{"precision.keep_float32": "^/head$"})
     for preset, head in ((None, "f32"), ("fp16", "f16"), ("fp32", "f32")):
@@ -269,7 +269,7 @@ def test_layers_that_a_run_keeps_in_float32_are_stored_and_computed_in_it(place,
         assert (stored == kernel).all() == (head == "f32")
 
 
-def test_a_run_that_rewrites_its_graph_asks_for_a_precision(place, tmp_path, monkeypatch, capsys):
+def test_rewritten_run_needs_a_precision_for_export(place, tmp_path, monkeypatch, capsys):
     other = flatten(run_cases.tiny("bf16_rewrite"))
     record(monkeypatch, **{key: other[key] for key in other if key.startswith("precision.")})
     assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2

@@ -80,7 +80,7 @@ def test_jpeg_keeps_its_segments():
     assert sum(mutant[:2] == b"\xff\xd8" and mutant != data for mutant in found) > 120
 
 
-def test_the_sums_of_tfrecord():
+def test_sums_of_tfrecord():
     assert containers.masked_crc(b"") == 0xA282EAD8
     crc = 0xE3069283  # of '123456789', the check value of CRC-32C
     assert containers.masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -129,7 +129,7 @@ def test_checksums_of_checkpoints(tmp_path):
     assert checksums_hold(place / "default")
 
 
-def test_a_command_may_succeed_or_refuse_in_one_line():
+def test_command_may_succeed_or_refuse_in_one_line():
     assert judge(lambda: print("fine")).outcome == "accepted"
     verdict = judge(planted.refuse)
     assert verdict.outcome == "refused" and "name another" in verdict.text
@@ -174,7 +174,7 @@ def test_what_takes_more_memory_than_allowed():
     assert tally.accepted == 4
 
 
-def test_a_broken_line_is_whole_on_the_terminal():
+def test_broken_line_is_whole_on_the_terminal():
     assert judge(planted.break_line).outcome == "refused"
     assert "\n" not in judge(planted.break_line).text.rstrip("\n")
 

@@ -30,7 +30,7 @@ FULL = jmp.get_policy("params=float32,compute=float32,output=float32")
         ({"head_init": "xavier"}, ["'xavier'", *INITIALIZERS]),
     ],
 )
-def test_bad_input(arguments, fragments):
+def test_unknown_names_and_options_are_refused(arguments, fragments):
     with pytest.raises(ValueError) as error:
         create(**{"name": "resnet50", "num_classes": 10, "policy": FULL, **arguments})
     for fragment in fragments:

@@ -81,7 +81,7 @@ KEPT = ["^/stem_norm$|/norm1$", "/norm2$", "^/block_layer1_1/norm2$|^/block_laye
 
 
 @pytest.mark.parametrize("keep", KEPT)
-def test_layers_kept_in_float32_stay_so(keep):
+def test_fused_network_keeps_float32_layers(keep):
     """Every block returns the dtype of the plain one, wherever a norm or a block is kept."""
     settings = {"policy": "p=f32,c=f16,o=f16", "keep_float32": keep}
     networks = [network("resnet18", "1.5", fused=fused, **settings) for fused in (False, True)]
@@ -98,7 +98,7 @@ def test_layers_kept_in_float32_stay_so(keep):
 
 
 @pytest.mark.parametrize(("name", "version", "size"), NETWORKS[::3], ids=str)
-def test_evaluation_and_variables_are_those_of_the_plain_network(name, version, size):
+def test_fused_network_evaluates_like_the_plain_one(name, version, size):
     plain, fused = (network(name, version, "float32", fused=fused) for fused in (False, True))
     images = jnp.zeros((1, *size, 3))
     init = []

@@ -63,7 +63,7 @@ def backward(apply, variables):
         ),
     ],
 )
-def test_products_are_float32_where_kept_and_half_elsewhere_forward_and_backward(pattern, preset, version):
+def test_only_kept_products_are_float32(pattern, preset, version):
     apply, variables, _ = network(preset, version, keep_float32=pattern)
     found = dtypes_by(lambda scope: "/" + module_path(scope).partition("/")[2], backward(apply, variables))
     paths = {path for path in module_paths(variables["params"]) if "conv" in path or path == "/head"}
@@ -72,7 +72,7 @@ def test_products_are_float32_where_kept_and_half_elsewhere_forward_and_backward
 
 
 @pytest.mark.parametrize(("pattern", "version"), [(p, "21"[i % 2]) for i, p in enumerate(PATTERNS)])
-def test_results_are_float32_where_kept_and_half_elsewhere(pattern, version):
+def test_only_kept_results_are_float32(pattern, version):
     """Of convolutions, norms, blocks and the head; so that what follows a kept layer is not float32 to the end."""
     _, variables, model = network("fp16", version, keep_float32=pattern)
     run = lambda v: model.apply(v, IMAGES, capture_intermediates=True, mutable=["intermediates"])  # noqa: E731
@@ -92,13 +92,13 @@ def test_results_are_float32_where_kept_and_half_elsewhere(pattern, version):
 @pytest.mark.parametrize(
     ("preset", "pattern"), [("fp16", "no such module"), ("fp16", ""), ("fp32", "."), ("fp32", "^/head$")]
 )
-def test_where_nothing_changes_the_program_is_the_same(preset, pattern):
+def test_expression_without_effect_keeps_the_program(preset, pattern):
     programs = [str(backward(*network(preset, keep_float32=p)[:2])) for p in ("", pattern)]
     assert re.sub("0x[0-9a-f]+", "", programs[0]) == re.sub("0x[0-9a-f]+", "", programs[1])
 
 
 @pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 2), (7, 2)])
-def test_initial_values_and_program_of_a_convolution_are_those_of_flax(size, stride):
+def test_convolution_equals_flax(size, stride):
     pad = ((size // 2, size // 2),) * 2
     init = nn.initializers.he_normal()
     ours = Conv(5, size, stride, policy=HALF, kernel_init=init, precision="highest")
@@ -112,7 +112,7 @@ def test_initial_values_and_program_of_a_convolution_are_those_of_flax(size, str
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_a_head_with_huge_logits_stays_finite(preset):
+def test_head_with_huge_logits_stays_finite(preset):
     """Of 1e6, which float16 cannot hold."""
     (apply, variables, _), (kept, _, _) = network(preset), network(preset, keep_float32="^/head$")
     full, _, _ = network("fp32")
@@ -125,7 +125,7 @@ def test_a_head_with_huge_logits_stays_finite(preset):
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_a_stem_sees_its_images_in_float32(preset):
+def test_kept_stem_reads_float32_images(preset):
     """Of 1e5: neither they nor what the convolution makes of them fits float16, what the norm makes of that does."""
     images = 1e5 * IMAGES
 
@@ -138,7 +138,7 @@ def test_a_stem_sees_its_images_in_float32(preset):
     np.testing.assert_allclose(logits(preset, "^/stem_"), exact, atol=0.02 * float(jnp.abs(exact).max()))
 
 
-def test_a_block_alone_is_the_float32_sum_of_its_half_branches():
+def test_kept_block_sums_half_branches_in_float32():
     _, variables, model = network("fp16", keep_float32="^/block_layer1_1$")
     _, state = model.apply(variables, IMAGES, capture_intermediates=True, mutable=["intermediates"])
     found = state["intermediates"]

@@ -65,7 +65,7 @@ def test_train_output_and_running_averages(dtype, shape, momentum, bounds):
         assert relative(found, wanted) < bound
 
 
-def test_eval_output():
+def test_evaluation_output_follows_the_formula():
     variables, x = _variables(), _inputs()
     norm = BatchNorm(FULL, epsilon=EPSILON)
     y, updates = norm.apply(variables, x, False, mutable=["batch_stats"])
@@ -110,7 +110,7 @@ def test_rounding_never_makes_a_variance_negative():
     assert np.isfinite(y).all()
 
 
-def test_compute_dtype_of_the_policy_is_that_of_the_arithmetic():
+def test_policy_sets_the_dtype_of_the_arithmetic():
     variables, x = _variables(), np.float16(_inputs())
     expected, mean, var = reference.batch_norm_train(np.float64(x), *_reference_args(variables), 0.9, EPSILON)
     errors = {}
@@ -162,7 +162,7 @@ def _uneven_inputs():
 
 
 @pytest.mark.parametrize(("axis_name", "bound"), [("data", 2e-6), (None, 1e-5)])
-def test_statistics_are_those_of_the_full_batch_or_of_each_device(axis_name, bound):
+def test_statistics_cover_the_batch_or_each_device(axis_name, bound):
     variables, x = _variables(), _uneven_inputs()
     y, stats = _over_devices(axis_name)(variables, x)
     for device in range(8):
@@ -175,7 +175,7 @@ def test_statistics_are_those_of_the_full_batch_or_of_each_device(axis_name, bou
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_gradients(devices):
+def test_gradients_follow_the_formula(devices):
     """Of a norm on one device, and of one whose statistics are those of eight."""
     variables, x = _variables(), _uneven_inputs()
     y_grad = np.float32(np.random.default_rng(2).normal(size=SHAPE))

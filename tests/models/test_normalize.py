@@ -21,7 +21,7 @@ def images(dtype=np.uint8):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("compile", [jax.jit, lambda f: f], ids=["jit", "eager"])
-def test_by_channel(compile, dtype):
+def test_images_are_normalized_by_channel(compile, dtype):
     x = images(dtype)
     result = compile(by_channel(MEAN, STD))(x)
     assert result.dtype == jnp.float32
@@ -57,13 +57,13 @@ def test_per_image_each_by_itself(compile, dtype):
 
 @pytest.mark.parametrize("value", [0, 1, 127, 255])
 @pytest.mark.parametrize("shape", [(2, 8, 8, 3), (1, 224, 224, 3), (2, 5, 7, 1)])
-def test_a_blank_image_becomes_zeros(value, shape):
+def test_blank_image_becomes_zeros(value, shape):
     blank = np.full(shape, value, np.uint8)
     for f in (per_image, jax.jit(per_image)):
         np.testing.assert_array_equal(f(blank), np.zeros(shape, np.float32))
 
 
-def test_the_smallest_deviation():
+def test_smallest_deviation():
     # One value of 192 is a hundredth: the deviation is below 1/sqrt(192), which takes its place.
     x = np.zeros((2, 8, 8, 3), np.float32)
     x[0, 3, 3, 1] = 0.01
@@ -75,7 +75,7 @@ def test_the_smallest_deviation():
 
 @pytest.mark.parametrize("family", preprocessing.FAMILIES)
 @pytest.mark.parametrize("channels", [3, 1])
-def test_the_families_of_preprocessing_against_float32_on_the_host(family, channels):
+def test_families_of_preprocessing_against_float32_on_the_host(family, channels):
     mean, std = preprocessing.get(family).normalization(channels)
     x = np.broadcast_to(np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1), (1, 16, 16, channels))
     on_device = jax.jit(by_channel(mean, std))(x)

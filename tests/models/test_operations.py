@@ -71,7 +71,7 @@ def counts(shape, platform="cpu", dtype=jnp.float32):
     + [(shape, "tensorflow") for shape in PRODUCTS + WINDOWS + PIECES if shape[6] > 1],
     ids=str,
 )
-def test_results_and_gradients_are_as_near_to_float64_as_a_convolution(shape, padding, dtype, small_pieces):
+def test_cpu_form_is_as_close_to_float64_as_a_convolution(shape, padding, dtype, small_pieces):
     given = arrays(shape, dtype)
     with jax.enable_x64(True):
         exact = in_float64(shape, padding)(*(x.astype(np.float64) for x in given))
@@ -82,7 +82,7 @@ def test_results_and_gradients_are_as_near_to_float64_as_a_convolution(shape, pa
         assert networks.relative(ours, expected) <= max(1.01 * networks.relative(theirs, expected), 4e-7, unit / 2)
 
 
-def test_each_shape_has_its_form(small_pieces):
+def test_shape_chooses_the_cpu_form(small_pieces):
     for shape in PRODUCTS + WINDOWS:
         assert counts(shape)["conv_general_dilated"] == 0 and counts(shape)["dot_general"] == 3
     for shape, pieces in zip(PIECES, (6, 4, 2), strict=True):
@@ -94,7 +94,7 @@ def test_each_shape_has_its_form(small_pieces):
         assert found["conv_general_dilated"] == 3 and not found["dot_general"] + found["concatenate"]
 
 
-def test_taps_that_meet_padding_alone_are_left_out():
+def test_taps_on_padding_are_left_out():
     """A 7x7 kernel on a map of one pixel is a product with its middle."""
     jaxpr = jax.make_jaxpr(lambda x, kernel: convolution(x, kernel, 1, platform="cpu"))
     (dot,) = [
@@ -106,13 +106,13 @@ def test_taps_that_meet_padding_alone_are_left_out():
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_an_image_without_a_batch_is_refused_as_before(size):
+def test_image_without_a_batch_is_refused_as_before(size):
     for platform in ("cpu", None):
         with pytest.raises(TypeError, match="ndim to be equal, got 3 and 4"):
             convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1, platform=platform)
 
 
-def test_the_batch_is_divided_into_equal_pieces_that_the_cache_holds():
+def test_batch_is_divided_into_equal_pieces_for_the_cache():
     def pieces(batch, side, channels, filters, stride=1):
         x, kernel = jnp.empty((batch, side, side, channels)), jnp.empty((3, 3, channels, filters))
         return operations._pieces(x, kernel, stride)
@@ -124,7 +124,7 @@ def test_the_batch_is_divided_into_equal_pieces_that_the_cache_holds():
 
 
 @pytest.mark.parametrize("shape", [PRODUCTS[0], WINDOWS[0], PIECES[0]], ids=["product", "windows", "pieces"])
-def test_other_derivatives(shape, small_pieces):
+def test_further_derivatives_of_the_cpu_form(shape, small_pieces):
     x, kernel, _ = arrays(shape, "float32")
 
     def loss(platform):
@@ -149,7 +149,7 @@ def test_other_derivatives(shape, small_pieces):
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 8), (7, 7)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("padding", operations.PADDINGS)
-def test_the_pool_has_the_same_maxima_and_the_same_ties(size, dtype, padding):
+def test_cpu_pool_has_the_same_maxima_and_ties(size, dtype, padding):
     rng = np.random.default_rng(0)
     x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
     bad = x.copy()
@@ -186,7 +186,7 @@ def test_padding_of_tensorflow(extent, size, stride, expected):
     assert operations.pads(extent, size, stride, "pytorch") == (size // 2, size // 2)
 
 
-def test_the_relu_is_the_same():
+def test_cpu_relu_equals_relu():
     x = np.float32([-np.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, np.inf, np.nan])
     ours, theirs = (
         jax.jit(jax.vmap(jax.value_and_grad(lambda x, platform=platform: relu(x, platform))))(x)
@@ -200,7 +200,7 @@ def test_the_relu_is_the_same():
     ("name", "version", "fused"),
     [pytest.param("resnet50", "1.5", False, marks=pytest.mark.slow), ("resnet18", "2", True)],
 )
-def test_a_network_has_the_same_results_and_gradients(name, version, fused):
+def test_cpu_form_keeps_results_and_gradients_of_a_network(name, version, fused):
     """Of every form one layer at least: the last maps have 2x2 pixels."""
     model = networks.small(name, version, stage_sizes=(1, 1, 1, 1), fused=fused)
     variables, images = networks.random_variables(model), networks.images((2, 64, 64, 3))

@@ -103,7 +103,7 @@ def test_projections_of_every_stage():
 
 
 @pytest.mark.parametrize("option", ["padding", "pool_padding", "projection"])
-def test_unknown_options(option):
+def test_unknown_options_are_refused(option):
     with pytest.raises(ValueError, match=f"{option} 'same' is unknown; use "):
         small("resnet18", "1", **{option: "same"})
 
@@ -174,7 +174,7 @@ def test_blocks_start_as_the_identity_with_zero_init_last_alone(version, last):
 
 
 @pytest.mark.parametrize("version", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_every_residual_branch_can_leave_its_initial_zero(version):
+def test_residual_branches_have_initial_gradients(version):
     """A branch of which no parameter has a gradient never trains.
 
     A pre-activated branch whose last scale is 0 is one: its last ReLU sits at 0, where it passes no gradient back, and
@@ -234,7 +234,7 @@ def test_initializers_may_be_functions():
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_bfloat16_is_finite_on_the_cpu():
+def test_evaluation_in_bfloat16_is_finite_on_the_cpu():
     """jaxlib 0.11 and 0.12 made NaN of it, where the last stage and the mean were one fusion."""
     half = jmp.get_policy("params=float32,compute=bfloat16,output=float32")
     networks = [create("resnet18", num_classes=7, policy=policy, head_init="glorot_uniform") for policy in (FULL, half)]

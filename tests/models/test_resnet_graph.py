@@ -70,7 +70,7 @@ def _dtypes(variables):
         (*NETWORKS[2], "bfloat16", False),
     ],
 )
-def test_activations_have_the_compute_dtype_and_what_is_stored_is_float32(name, version, dtype, train):
+def test_activations_are_half_and_variables_float32(name, version, dtype, train):
     stages = 3 if "cifar" in name else 4
     model = _model(name, version, dtype, stage_sizes=(1,) * stages)
     variables, images = _traced(model)
@@ -87,7 +87,7 @@ def test_activations_have_the_compute_dtype_and_what_is_stored_is_float32(name, 
         assert dtypes[0] == dtypes[1]
 
 
-def test_output_dtype_of_the_policy_is_that_of_the_logits():
+def test_policy_sets_the_dtype_of_the_logits():
     policy = jmp.get_policy("params=float32,compute=float16,output=bfloat16")
     model = create("cifar_resnet8", num_classes=CLASSES, policy=policy)
     logits = jax.eval_shape(model.apply, *_traced(model))

@@ -33,7 +33,7 @@ def by_name(report):
     return {(row.kind, row.name): row for row in report.rows}
 
 
-def test_every_tensor_is_there_in_order_of_execution_and_counted():
+def test_tensors_are_counted_in_order_of_execution():
     report = examine(loss, PARAMS, X, scale=2.0**15)
     names = [(row.kind, row.name) for row in report.rows]
     assert names == [(kind, name) for name in "ba" for kind in KINDS]
@@ -111,7 +111,7 @@ def test_shared_and_lifted_modules_and_trees():
 
 
 @pytest.mark.slow  # of single functions: tests/numerics/test_taps.py
-def test_the_gradients_of_a_tapped_network_are_bit_identical():
+def test_gradients_of_a_tapped_network_are_bit_identical():
     case = cases.resnet()
     plain = jax.jit(jax.value_and_grad(case.loss(F16)))(case.params, case.batch, 8.0)
     tapped = jax.jit(taps.value_and_grad(linen.tapped(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
@@ -133,7 +133,7 @@ def test_scales_against_a_search_over_all_of_them():
     assert "2**" in report.advice and report.advice.count(". ") == 1
 
 
-def test_a_network_that_fits_at_no_scale_is_told_to_take_bfloat16():
+def test_network_without_a_fitting_scale_is_advised_bfloat16():
     """Layers that shrink what goes through them by 2**8 each: the first gradients are far below the last."""
 
     def fn(params, x):
@@ -165,7 +165,7 @@ def test_of_several_examinations_the_worst_counts():
 
 
 @pytest.mark.parametrize("power", [66, -80])
-def test_where_no_scale_is_good_none_is_praised(power):
+def test_report_recommends_no_scale_if_none_fits(power):
     def fn(params, x):
         for name in "abcdef":
             x = numerics.tap(x * params[name], name)
@@ -177,7 +177,7 @@ def test_where_no_scale_is_good_none_is_praised(power):
     assert "do not fit:      a, b, c, d, e, f (*)" in report.to_text() and "recommended:" not in report.to_text()
 
 
-def test_gradients_that_are_all_zero_ask_for_no_scale():
+def test_zero_gradients_need_no_scale():
     report = examine(lambda p, x: (numerics.tap(x @ p["b"], "b") * 0.0).sum(), PARAMS, X, scale=64)
     assert report.recommended_log2_scale == 6 and report.max_safe_scale is None and report.min_sufficient_scale is None
     assert report.advice.endswith("All gradients are zero, so the scale that they need is unknown.")
@@ -203,7 +203,7 @@ class Pair(nn.Module):
         return x, 2 * x
 
 
-def test_parameters_belong_to_the_module_that_their_path_begins_with():
+def test_parameters_are_grouped_by_module_path():
     model = Outer()
     variables = model.init(jax.random.key(0), X)
     report = examine(lambda v, x: model.apply(v, x).sum() * 1e-30, variables, X)
@@ -296,7 +296,7 @@ def test_mistakes_are_refused(arguments, options, message):
         examine(*arguments, **options)
 
 
-def test_the_expected_errors_of_casts():
+def test_expected_errors_of_casts():
     """Against real ones; about a tenth off, as mantissas are not uniform."""
     values = RNG.standard_normal(20000).astype(np.float32)
     report = examine(lambda p, x: (p["w"] * x).sum(), {"w": values}, values)
@@ -308,7 +308,7 @@ def test_the_expected_errors_of_casts():
     assert written["bfloat16_error"] == row.cast_error("bfloat16") > 7 * written["float16_error"]
 
 
-def test_parameters_with_functions_among_them_as_in_equinox_and_nnx_modules():
+def test_parameter_trees_may_contain_functions():
     x = normal(0, (8, 4))
     tree = {"weight": jnp.eye(4), "activation": jnp.tanh, "width": 4}
     report = examine(lambda p, x: jnp.mean(p["activation"](x @ p["weight"])), tree, x)

@@ -35,7 +35,7 @@ EDGES += [2.0**-126, 2.0**-127, 1e-45, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan,
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_edge_values(impl, dtype):
+def test_exponents_of_edge_values(impl, dtype):
     with np.errstate(over="ignore"):
         x = np.array(EDGES, np.float32).astype(dtype)
     found = count(x, impl=impl)
@@ -45,7 +45,7 @@ def test_edge_values(impl, dtype):
 
 @pytest.mark.parametrize("impl", IMPLS[:2])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7, 5, 3)])
-def test_shapes(impl, shape):
+def test_arrays_of_any_shape_are_counted(impl, shape):
     x = np.random.default_rng(0).lognormal(sigma=20, size=shape).astype(np.float32)
     found = count(jnp.asarray(x), impl=impl)
     assert found.shape == (BINS,)
@@ -53,7 +53,7 @@ def test_shapes(impl, shape):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
-def test_what_holds_no_real_numbers_is_refused(dtype):
+def test_complex_and_integer_arrays_are_refused(dtype):
     with pytest.raises(TypeError, match=f"floating-point arrays, got {np.dtype(dtype).name}"):
         exponents(jnp.zeros(3, dtype))
 
@@ -72,7 +72,7 @@ def test_vmap_scan_and_remat(impl):
 
 
 @pytest.mark.parametrize(("impl", "check_vma"), [("scatter", True), ("compare", False), ("auto", True)])
-def test_eight_devices(impl, check_vma):
+def test_eight_devices_are_counted_as_one(impl, check_vma):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 9)), jnp.float32)
     whole = jax.device_put(x, NamedSharding(mesh, P("data")))
@@ -98,7 +98,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("log2_scale", [-8, 0, 7, 15, 24])
-def test_shares_are_those_of_a_real_cast(draw, log2_scale):
+def test_lost_fractions_equal_a_real_cast(draw, log2_scale):
     x = DRAWS[draw](np.random.default_rng(0)).astype(np.float32)
     found = Exponents.from_array(x)
     scaled = x.astype(np.float64) * 2.0**log2_scale
@@ -122,7 +122,7 @@ def test_shares_are_those_of_a_real_cast(draw, log2_scale):
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_scales_that_are_safe_and_enough(draw):
+def test_largest_safe_and_smallest_sufficient_scales(draw):
     x = DRAWS[draw](np.random.default_rng(1)).astype(np.float32)
     found = Exponents.from_array(x)
 

@@ -64,7 +64,7 @@ def examples(number, features=8):
     return rng.standard_normal((number, features)).astype(np.float32), labels.astype(np.int32)
 
 
-def test_a_healthy_network_raises_no_alarm():
+def test_healthy_network_raises_no_alarm():
     finding, _ = of_resnet(1)
     assert finding.origin is None and finding.nonfinite_results == ()
     assert all(row.finite for row in finding.arrays)
@@ -96,7 +96,7 @@ def attention(given):
 
 
 @pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["made", "given"])
-def test_a_mask_of_minus_infinity_raises_no_alarm_and_hides_no_fault(given):
+def test_mask_of_minus_infinity_raises_no_alarm(given):
     fn, params, args = attention(given)
     finding = first_nonfinite(fn, params, *args)
     assert finding.origin is None and finding.nonfinite_results == ()
@@ -107,14 +107,14 @@ def test_a_mask_of_minus_infinity_raises_no_alarm_and_hides_no_fault(given):
     assert about(origin) == ("Attention/q1", "forward", "dot_general")
 
 
-def test_a_mask_that_leaves_nothing_is_named():
+def test_fully_masked_row_is_named():
     fn, params, (x, bias) = attention(given=True)
     bias[2] = -np.inf
     origin = first_nonfinite(fn, params, x, bias, names=("params", "x", "bias")).origin
     assert origin.is_argument and origin.array.path == "bias"
 
 
-def test_a_large_weight_overflows_in_its_convolution():
+def test_large_weight_overflows_in_its_convolution():
     finding, largest = of_resnet(2e5)
     assert largest < LARGEST  # so it is not the kernel that overflows
     origin = finding.origin
@@ -126,7 +126,7 @@ def test_a_large_weight_overflows_in_its_convolution():
     assert_written_in(origin, "mixedres/models/operations.py", "conv_general_dilated(")
 
 
-def test_a_weight_beyond_float16_overflows_where_it_is_cast():
+def test_weight_beyond_float16_overflows_at_the_cast():
     finding, largest = of_resnet(4e5)
     assert about(finding.origin) == ("ResNet/block_layer1_1/conv2", "forward", "convert_element_type")
     (kernel,) = finding.origin.inputs
@@ -142,7 +142,7 @@ class Dense(nn.Module):
         return nn.Dense(10, dtype=F16, name="head")(x)
 
 
-def test_the_sum_of_a_bias_gradient_overflows_at_a_scale_that_the_cast_survives():
+def test_bias_gradient_overflows_before_the_cast():
     model, batch = Dense(), examples(32)
     params = model.init(jax.random.key(0), batch[0])["params"]
     logits = model.apply({"params": params}, batch[0]).astype(F32)
@@ -179,7 +179,7 @@ class Poisoned(nn.Module):
         return x
 
 
-def test_an_infinite_cotangent_is_named_at_the_function_whose_rule_made_it():
+def test_infinite_cotangent_names_the_custom_rule():
     model, batch = Poisoned(), examples(4)
     params = model.init(jax.random.key(0), batch[0])["params"]
     finding = first_nonfinite(gradients(model), params, batch, 1.0)
@@ -208,7 +208,7 @@ class Scanned(nn.Module):
 
 
 @pytest.mark.slow
-def test_the_layer_of_a_scan_that_overflows_is_named_by_its_number():
+def test_overflow_in_a_scan_names_the_iteration():
     model, (x, labels) = Scanned(), examples(4)
     params = jax.tree.map(np.array, model.init(jax.random.key(0), x)["params"])
     finding = first_nonfinite(gradients(model), params, (x, labels), 1.0)
@@ -223,7 +223,7 @@ def test_the_layer_of_a_scan_that_overflows_is_named_by_its_number():
 
 
 @pytest.mark.slow  # devices and iterations of small functions: test_first_nonfinite.py
-def test_an_infinite_input_that_is_sharded_over_eight_devices_is_named():
+def test_sharded_infinite_input_is_named():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     model, (x, labels) = Dense(), examples(16)
     params = model.init(jax.random.key(0), x)["params"]
@@ -235,7 +235,7 @@ def test_an_infinite_input_that_is_sharded_over_eight_devices_is_named():
     assert finding.origin.array.shape == (16, 8) and finding.origin.array.largest == np.abs(x[np.isfinite(x)]).max()
 
 
-def test_large_values_on_one_device_of_eight_are_named_with_it():
+def test_overflow_on_one_device_names_the_device():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     model, (x, labels) = Dense(), examples(16)
     params = model.init(jax.random.key(0), x)["params"]
@@ -254,7 +254,7 @@ def test_large_values_on_one_device_of_eight_are_named_with_it():
     assert_written_in(origin, __file__, 'name="body"')
 
 
-def test_what_jax_wrote_itself_has_the_line_of_the_call():
+def test_operations_of_jax_have_the_line_of_the_call():
     def fn(x):
         return jnp.linalg.norm(x)  # traced once for all its callers: no frame of the product in it is of this file
 

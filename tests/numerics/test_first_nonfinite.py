@@ -43,7 +43,7 @@ def test_statistics_agree_with_numpy(dtype):
     assert finding.origin is None and finding.nonfinite_results == ()  # what is not finite reaches no result
 
 
-def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
+def test_first_of_two_overflows_is_blamed():
     def fn(x):
         with jax.named_scope("fine"):
             y = x * 2
@@ -64,7 +64,7 @@ def test_the_first_of_two_overflows_is_blamed_in_order_of_evaluation():
     assert words in str(finding) and str(finding).endswith("; results that are not finite: a, b")
 
 
-def test_an_infinity_that_reaches_no_result_is_not_blamed():
+def test_unused_infinity_is_not_blamed():
     def fn(x):
         padded = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2,), (1,), ((1, 0),))  # its padding is -inf
         masked = jnp.where(x > 0, jnp.log(x), 0.0)  # log 0 is
@@ -76,7 +76,7 @@ def test_an_infinity_that_reaches_no_result_is_not_blamed():
     assert any(row.primitive == "log" and not row.finite for row in finding.arrays)
 
 
-def test_forward_and_backward_are_told_apart_also_inside_checkpoint_and_custom_rules():
+def test_direction_is_known_inside_checkpoint_and_custom_rules():
     @jax.custom_vjp
     def steep(x):
         return x
@@ -96,7 +96,7 @@ def test_forward_and_backward_are_told_apart_also_inside_checkpoint_and_custom_r
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_the_iteration_of_a_scan_is_named(reverse):
+def test_iteration_of_a_scan_is_named(reverse):
     def body(carry, x):
         with jax.named_scope("grow"):
             carry = carry * x
@@ -138,7 +138,7 @@ def test_nested_scans_and_an_infinite_slice():
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_devices_are_named_and_a_sum_over_them_is_not_blamed(checked):
+def test_device_is_blamed_and_the_all_reduce_is_not(checked):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def fraction(w, x):
@@ -163,7 +163,7 @@ def test_names_must_fit_the_arguments():
         first_nonfinite(jnp.sin, jnp.ones(2), names=("a", "b"))
 
 
-def test_arguments_that_are_no_arrays_are_passed_and_the_finding_is_a_sentence():
+def test_arguments_except_arrays_pass_unchanged():
     """As the layers of an Equinox module, which has functions among its leaves."""
 
     def network(layers, x):
@@ -178,7 +178,7 @@ def test_arguments_that_are_no_arrays_are_passed_and_the_finding_is_a_sentence()
         assert "log, float32[2,4]" in text and f"{__file__}:" in text and len(text.splitlines()) == 1
 
 
-def test_an_nnx_module_has_the_paths_of_its_variables():
+def test_variables_of_an_nnx_module_have_paths():
     module = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     module.scale[...] = module.scale[...].at[1].set(jnp.inf)
     finding = first_nonfinite(lambda m, x: m(x), module, jnp.arange(12.0).reshape(4, 3), names=("norm", "x"))

@@ -82,7 +82,7 @@ class Elements(html.parser.HTMLParser):
         self.texts[self.key] = self.texts.get(self.key, "") + data
 
 
-def test_it_refers_to_nothing_outside():
+def test_page_loads_nothing_from_elsewhere():
     page = render(document())
     assert not re.search(r"https?:|\bsrc\s*=|\bhref\s*=|@import|url\(|fetch\(|XMLHttp|WebSocket|import\s*\(", page)
     elements = Elements(page)
@@ -105,19 +105,19 @@ def test_names_become_no_elements():
 
 
 @pytest.mark.parametrize("make", [document, hostile])
-def test_the_document_comes_back(make):
+def test_document_comes_back(make):
     given = make()
     before = copy.deepcopy(given)
     assert json.loads(Elements(render(given)).texts["data"]) == given == before
 
 
-def test_what_json_cannot_hold_is_null():
+def test_non_finite_numbers_become_null():
     bad = {"preset": "fp16", "log2_scale": 40, "worst": float("inf"), "worst_name": "head", "median": float("nan")}
     read = json.loads(Elements(render(document(comparison=[bad]))).texts["data"])
     assert read["comparison"] == [bad | {"worst": None, "median": None}]
 
 
-def test_the_keys_of_probes_and_comparisons_are_those_that_the_page_reads():
+def test_script_reads_the_keys_of_the_report():
     script = (FOLDER / "page.js").read_text()
     shown = re.search(r"\.\.\.(\[[^\]]*\])\.map\(key =>", script)
     limits = {f"{key}_log2_scale" for key in json.loads(shown[1])}
@@ -182,7 +182,7 @@ VERDICTS = [
 ]
 
 
-def test_verdicts():
+def test_verdicts_of_the_page_equal_the_report():
     cases = [[about, log2_scale] for about, log2_scale, _ in VERDICTS]
     code = "given.cases.map(([row, log2Scale]) => page.judge(row, log2Scale, given.rules).verdict)"
     assert evaluate(code, cases=cases, rules=RULES) == [verdict for *_, verdict in VERDICTS]
@@ -198,7 +198,7 @@ def test_of_several_examinations_the_worst_counts():
     assert alone["verdict"] == "ok" and alone["lost"] < 1e-8
 
 
-def test_shares_are_those_of_the_histogram():
+def test_fractions_of_the_page_equal_the_histogram():
     rng = np.random.default_rng(0)
     cases, expected = [], []
     for _ in range(40):
@@ -221,7 +221,7 @@ def test_shares_are_those_of_the_histogram():
     assert np.all(np.ptp(expected, axis=0) > 0.5)
 
 
-def test_the_axis_holds_every_row_and_window():
+def test_axis_holds_every_row_and_window():
     rows = [row(first=-40, counts=(0, 5, 1)), row(first=-90, counts=(3, 4)), row(counts=())]
     axis, cells = evaluate(
         "(axis => [axis, given.rows.map(row => page.cellsOf(row, axis))])"

@@ -14,7 +14,7 @@ NAMES = [pytest.param(name, marks=[pytest.mark.slow] if "ResNet" in name else []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_largest_safe_scale_is_the_one_at_which_real_gradients_stay_finite(name):
+def test_real_gradients_stay_finite_up_to_the_largest_safe_scale(name):
     """Within a factor of 2."""
     case, report = cases.examined(name)
     finite = cases.is_finite(case)
@@ -23,7 +23,7 @@ def test_the_largest_safe_scale_is_the_one_at_which_real_gradients_stay_finite(n
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
-def test_the_fraction_of_zeros_at_three_scales(name):
+def test_fraction_of_zeros_at_three_scales(name):
     """The zeros in all gradients of activations, within a point; those of the weights where these do not compound."""
     case, report = cases.examined(name)
     loss = linen.tapped(case.loss(F16))
@@ -42,7 +42,7 @@ def test_the_fraction_of_zeros_at_three_scales(name):
             assert abs(zeros - predicted) / sum(r.exponents.size for r in weights) <= 0.01
 
 
-def test_acting_on_the_advice_mends_what_no_scale_does():
+def test_keeping_the_named_layer_in_float32_restores_gradients():
     case, report = cases.examined("tiny factors, huge logits")
     assert report.keep_float32 == ("gamma0", "gamma1", "gamma2")
     assert report.keep_float32_pattern == "^/(gamma0|gamma1|gamma2)$"
@@ -52,7 +52,7 @@ def test_acting_on_the_advice_mends_what_no_scale_does():
 
 
 @pytest.mark.slow
-def test_without_a_scale_small_gradients_are_lost_and_with_the_recommended_one_they_are_not():
+def test_recommended_scale_saves_small_gradients():
     case, report = cases.examined("ResNet, tiny loss")
     by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]
     assert by_verdict.count("LOST") > 0.5 * len(by_verdict)

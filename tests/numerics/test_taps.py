@@ -100,7 +100,7 @@ def test_without_statistics_a_tap_is_nothing():
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-def test_eight_devices_count_as_one(axis_type):
+def test_tensors_over_eight_devices_are_counted_once(axis_type):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type,))
     x = jax.device_put(X, NamedSharding(mesh, P("data")))
     weights = jax.device_put(WEIGHTS, NamedSharding(mesh, P()))
@@ -135,7 +135,7 @@ def test_shard_map_counts_every_device(check_vma):
     assert_close(found["hidden"].gradient, Exponents.from_array((8 * gradients).astype(np.float32)))
 
 
-def test_half_values_trees_and_more_than_one_argument():
+def test_taps_take_half_values_and_trees():
     def fn(a, b):
         both = taps.tap({"a": a.astype(jnp.float16), "b": (b, jnp.arange(3))}, "both")
         return (both["a"].astype(jnp.float32) * both["b"][0]).sum(), both["b"][1]
@@ -149,7 +149,7 @@ def test_half_values_trees_and_more_than_one_argument():
     assert len(gradients) == 2 and aux.shape == (3,) and np.isfinite(value)
 
 
-def test_counts_beyond_what_float32_counts_to():
+def test_counts_are_exact_beyond_2_to_the_24():
     """2**24 + 3 elements."""
     size = 2**24 + 3
     x = jnp.ones(size, jnp.float16)
@@ -158,7 +158,7 @@ def test_counts_beyond_what_float32_counts_to():
     assert found.value.size == found.gradient.size == size and found.value.counts[127] == size
 
 
-def test_a_function_without_taps_and_a_tap_that_never_ran():
+def test_function_without_taps_reports_nothing():
     with pytest.raises(ValueError, match=r"executes no tap; call numerics\.tap"):
         taps.value_and_grad(lambda x: x.sum())(X)
 

@@ -139,7 +139,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_two_steps(name, found):
+def test_two_steps_equal_the_original(name, found):
     """Logits in training, gradients with L2, statistics, rates and weights."""
     case, folder, limits = cases.ALL[name], found(name), LIMITS[name]
     experiment, state, _ = experiment_of(case, folder / "checkpoint")
@@ -203,7 +203,7 @@ def _l2(experiment, variables):
 
 
 @pytest.mark.parametrize("recipe", ["official", "estimator", "cifar10"])
-def test_learning_rates(recipe, found):
+def test_learning_rates_equal_the_original(recipe, found):
     """Around every change of the whole schedules, at several batches."""
     theirs = np.load(found("rates") / "rates.npz")
     keys = [key for key in theirs.files if key.startswith(f"{recipe}/")]
@@ -217,7 +217,7 @@ def test_learning_rates(recipe, found):
         np.testing.assert_allclose([learning_rate(int(step)) for step in steps], rates, rtol=1e-6, atol=1e-12)
 
 
-def test_fine_tuning_one_step(found, tmp_path, capsys):
+def test_fine_tuning_step_equals_the_original(found, tmp_path, capsys):
     """From a checkpoint of r1; where the config has other shortcuts, its line says what to set."""
     checkpoint, run = found("cifar_v1") / "checkpoint" / "model.ckpt-7", tmp_path / "run"
     command = ["mixedres", "--config=cifar10:fp16,model=cifar_resnet20,data.name=synthetic,steps=1,batch_size=8"]
@@ -228,7 +228,7 @@ def test_fine_tuning_one_step(found, tmp_path, capsys):
     assert "cifar_resnet20 of 10 classes, layout mixedres); from TensorFlow (r1)" in capsys.readouterr().out
 
 
-def test_a_converted_checkpoint_knows_its_padding(found, tmp_path, capsys):
+def test_converted_checkpoint_records_the_padding(found, tmp_path, capsys):
     there = tmp_path / "out.safetensors"
     assert convert.main(["convert", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
     assert "these weights need pool_padding=tensorflow, projection=stage" in capsys.readouterr().out

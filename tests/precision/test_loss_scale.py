@@ -66,7 +66,7 @@ VERDICT = st.integers(0, 4).map(bool)
 
 @settings(max_examples=150)
 @given(rules(), st.lists(VERDICT, min_size=STEPS, max_size=STEPS))
-def test_the_rule_in_a_compiled_loop(rule, verdicts):
+def test_rule_in_a_compiled_loop(rule, verdicts):
     history = scanned(DynamicLossScale(**rule), np.array(verdicts))
     actual = [tuple(float(x) for x in row) for row in zip(*history, strict=True)]
     assert actual == reference(verdicts, **rule)
@@ -98,7 +98,7 @@ def test_scales_after_steps(options, verdicts, expected):
     assert [float(x) for x in history[0]] == expected
 
 
-def test_the_defaults_are_those_of_the_original():
+def test_defaults_equal_tensorflow():
     scale = DynamicLossScale()
     assert (scale.loss_scale, scale.period, scale.factor) == (32768, 2000, 2)
     assert (scale.min_loss_scale, scale.max_loss_scale) == (1, 16777216)
@@ -106,7 +106,7 @@ def test_the_defaults_are_those_of_the_original():
 
 
 @pytest.mark.parametrize("make", [NoOpLossScale, lambda: StaticLossScale(96.0)])
-def test_a_constant_scale_only_counts(make):
+def test_constant_scale_only_counts(make):
     scale = make()
     before = float(scale.loss_scale)
     history = []
@@ -130,7 +130,7 @@ def test_halves_come_back_in_float32(scale, dtype):
 
 
 @pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(24.0), NoOpLossScale()])
-def test_other_leaves_are_left_alone(scale):
+def test_integer_leaves_are_not_scaled(scale):
     key = jax.random.key(7)
     tree = {"n": jnp.arange(3), "b": np.array([True, False]), "i": 5, "none": None, "key": key}
     tree["u8"] = np.arange(4, dtype=np.uint8)
@@ -139,14 +139,14 @@ def test_other_leaves_are_left_alone(scale):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-def test_negative_zero_keeps_its_sign(dtype):
+def test_negative_zero_keeps_the_sign(dtype):
     zeros = jnp.asarray([-0.0, 0.0], dtype)
     for scale in (DynamicLossScale(), StaticLossScale(3.0), NoOpLossScale()):
         for result in (scale.scale(zeros), scale.unscale(zeros)):
             assert np.signbit(result).tolist() == [True, False]
 
 
-def test_no_scale_widens_where_the_others_do():
+def test_noop_scale_widens_half_gradients():
     half = jnp.asarray([1.5, 6e-8], jnp.float16)
     tree = {"half": half, "single": jnp.ones(2)}
     assert NoOpLossScale().scale(tree) is tree
@@ -164,7 +164,7 @@ BAD_NUMBERS = [0, -1, float("nan"), float("inf"), "abc", "128", True, None, 1e-6
 
 @pytest.mark.parametrize("bad", BAD_NUMBERS, ids=short)
 @pytest.mark.parametrize("make", [StaticLossScale, lambda x: DynamicLossScale(loss_scale=x)])
-def test_a_scale_that_is_no_number(make, bad):
+def test_invalid_scale_is_refused(make, bad):
     with pytest.raises(ValueError) as error:
         make(bad)
     assert "loss_scale" in str(error.value)
@@ -193,14 +193,14 @@ def test_a_scale_that_is_no_number(make, bad):
     ],
     ids=str,
 )
-def test_a_dynamic_scale_out_of_range(options, words):
+def test_dynamic_scale_out_of_range(options, words):
     with pytest.raises(ValueError) as error:
         DynamicLossScale(**options)
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
 @pytest.mark.parametrize("spec", [128, 128.0, "128", np.float32(128), np.int64(128), "1.28e2"])
-def test_a_number_makes_a_static_scale(spec):
+def test_number_makes_a_static_scale(spec):
     scale = make_loss_scale(spec)
     assert isinstance(scale, StaticLossScale)
     assert scale.loss_scale == 128
@@ -221,7 +221,7 @@ OTHERS = ["Dynamic", "", [128], object, b"8"]
 
 
 @pytest.mark.parametrize("spec", [x for x in BAD_NUMBERS if x != "128"] + OTHERS, ids=short)
-def test_a_spec_that_is_none(spec):
+def test_invalid_spec_is_refused(spec):
     with pytest.raises(ValueError, match="'none', 'dynamic' or a number > 0") as error:
         make_loss_scale(spec)
     assert repr(spec) in str(error.value)

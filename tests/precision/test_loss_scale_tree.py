@@ -81,7 +81,7 @@ def test_leaves_of_any_type(cls):
     assert fields(jax.tree.map(lambda _: None, build(cls))) == dict.fromkeys(names)
 
 
-def test_a_batch_of_scales_adjusts_like_each_alone():
+def test_batch_of_scales_adjusts_like_each_alone():
     scales = [DynamicLossScale(loss_scale=x, period=p) for x, p in ((2.0, 1), (8.0, 2), (1.0, 1))]
     batch = jax.tree.map(lambda *x: jnp.stack(x), *scales)
     verdicts = jnp.array([True, True, False])
@@ -120,7 +120,7 @@ def test_every_leaf_is_strongly_typed(kind, x64):
         assert static.loss_scale == 8 and fields(dynamic).items() >= given.items()
 
 
-def test_float64_stays():
+def test_float64_values_stay_float64():
     with jax.enable_x64(True):
         third = jnp.asarray(1.0, jnp.float64) / 3
         for scale in (DynamicLossScale(), StaticLossScale(2.0**15)):
@@ -131,7 +131,7 @@ def test_float64_stays():
 
 @pytest.mark.parametrize(("dtype", "x64"), [("float16", 0), ("bfloat16", 1), ("float32", 0), ("float64", 1)])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_strict_promotion(cls, dtype, x64):
+def test_scales_work_under_strict_promotion(cls, dtype, x64):
     with jax.enable_x64(bool(x64)), jax.numpy_dtype_promotion("strict"):
         scale = build(cls)
         x = jnp.asarray(3.0, dtype)

@@ -52,7 +52,7 @@ def scaled_optimizer(name):
 
 
 @pytest.mark.parametrize("name", ["adamw", "multi_steps", "clipped"])
-def test_scaled_gradients_make_the_same_steps_and_clipping_sees_true_ones(name):
+def test_scaled_gradients_make_the_same_steps(name):
     # Bit for bit: multiplying and dividing by a power of two moves the exponent and rounds nothing.
     # Unscaling and optimizer are not compiled together: the compiler may fuse the division into a norm and sum it in
     # another order.
@@ -93,7 +93,7 @@ def compiled(name):
 
 @pytest.mark.parametrize(("at", "bad"), [(0, -np.inf), (1, np.inf), (3, np.nan)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_overflow_at_any_step_is_as_if_the_step_had_not_been(name, at, bad):
+def test_overflow_at_any_step_skips_the_step(name, at, bad):
     step, history, traces = compiled(name)
     weights, before = history[at]
     broken = gradients(99)
@@ -120,7 +120,7 @@ def test_an_overflow_at_any_step_is_as_if_the_step_had_not_been(name, at, bad):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
-def test_a_scale_that_is_no_power_of_two_costs_a_rounding(name):
+def test_scale_except_powers_of_two_costs_one_rounding(name):
     _, history, _ = compiled(name)
     expected, _ = history[STEPS]
     tx = loss_scaled(OPTIMIZERS[name](), StaticLossScale(1000.0))
@@ -133,7 +133,7 @@ def test_a_scale_that_is_no_power_of_two_costs_a_rounding(name):
         np.testing.assert_allclose(weights[key], expected[key], rtol=2e-6, atol=1e-7)
 
 
-def test_unscaling_uses_the_scale_that_was_used():
+def test_unscaling_uses_the_scale_of_the_step():
     # Grows with every step: divided by the new scale, each update would be half as large.
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=8.0, period=1))
     state = tx.init(jnp.zeros(2))
@@ -225,7 +225,7 @@ def test_extra_arguments_reach_the_optimizer():
     assert updates[0] == -2.0
 
 
-def test_the_wrapper_inside_a_chain():
+def test_wrapper_inside_a_chain():
     tx = optax.chain(loss_scaled(optax.identity(), StaticLossScale(4.0)), optax.scale(-0.5))
     updates, (state, _) = tx.update(jnp.array([8.0, 2.0]), tx.init(jnp.zeros(2)))
     assert isinstance(state, LossScaledState)
@@ -233,20 +233,20 @@ def test_the_wrapper_inside_a_chain():
 
 
 @pytest.mark.parametrize("scale", ["dynamic", 128.0, None, 1])
-def test_what_is_no_loss_scale_is_refused_at_once(scale):
+def test_object_without_a_loss_scale_is_refused(scale):
     with pytest.raises(TypeError, match=r"must be a loss scale.*make_loss_scale"):
         loss_scaled(optax.sgd(0.1), scale)
     with pytest.raises(TypeError, match="must be an optax transformation"):
         loss_scaled(NoOpLossScale(), optax.sgd(0.1))
 
 
-def test_the_state_of_another_optimizer_is_refused():
+def test_state_of_another_optimizer_is_refused():
     tx = loss_scaled(optax.sgd(0.1), NoOpLossScale())
     with pytest.raises(TypeError, match=r"result of this optimizer's init.*; got EmptyState"):
         tx.update(params(), optax.EmptyState(), params())
 
 
-def test_a_loss_that_is_not_finite_is_no_step_even_where_the_gradients_are():
+def test_non_finite_loss_skips_the_step():
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=4.0))
     state = tx.init(jnp.ones(2))
     for value, applied in ((1.0, True), (jnp.inf, False), (jnp.nan, False)):
@@ -285,7 +285,7 @@ def test_one_bad_number_anywhere_is_found(shape):
 
 
 @pytest.mark.parametrize(("axis_type", "spec"), [("Auto", ("x", None)), ("Explicit", (None, "x"))])
-def test_gradients_that_are_sharded_are_checked_too(axis_type, spec):
+def test_sharded_gradients_are_checked(axis_type, spec):
     """As in fully sharded training, with shardings in the types of the arrays (Explicit) or not."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(getattr(jax.sharding.AxisType, axis_type),))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
@@ -320,13 +320,13 @@ def test_flax_serializes_the_state(kind):
         ({"value_fn": 1.0}, "value_fn must be a function of the parameters to the unscaled loss, got 1.0"),
     ],
 )
-def test_what_optimizers_take_beside_the_gradients_is_checked(given, message):
+def test_extra_arguments_of_update_are_checked(given, message):
     tx = loss_scaled(optax.sgd(0.1), StaticLossScale(2.0))
     with pytest.raises(TypeError, match=message):
         tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}), **given)
 
 
-def test_a_line_search_takes_the_unscaled_loss_and_gradient():
+def test_line_search_takes_the_unscaled_loss_and_gradient():
     """L-BFGS is the same with any scale, and without one."""
 
     def loss(params):

@@ -28,7 +28,7 @@ def policy(names):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_preset(name):
+def test_presets_have_the_recorded_dtypes(name):
     network, norms, loss_scale, matmul = EXPECTED[name]
     preset = get(name)
     assert dataclasses.asdict(preset) == {
@@ -44,7 +44,7 @@ def test_a_preset(name):
     }
 
 
-def test_presets_make_their_loss_scales():
+def test_presets_make_the_recorded_loss_scales():
     assert list(PRESETS) == list(EXPECTED)
     kinds = {"none": NoOpLossScale, "dynamic": DynamicLossScale, 128.0: StaticLossScale}
     for name, (_, _, loss_scale, _) in EXPECTED.items():
@@ -73,7 +73,7 @@ def test_presets_make_their_loss_scales():
     ],
     ids=str,
 )
-def test_a_part_replaced(part, given, changed):
+def test_part_replaced(part, given, changed):
     changed = {k: policy(v) if k.endswith("policy") else v for k, v in changed.items()}
     assert get("fp16", **{part: given}) == dataclasses.replace(get("fp16"), **changed)
 
@@ -105,7 +105,7 @@ def test_float64_without_x64_is_refused(given):
         get("fp32", norm_policy=given)
 
 
-def test_a_policy_is_returned_as_it_is():
+def test_policy_object_is_returned_unchanged():
     given = policy("f32 bf16 f16")
     assert parse_policy(given) is given
     assert parse_policy(str(given)) == given
@@ -115,7 +115,7 @@ BAD_POLICIES = ["c=f16=", "p=f99", "", "c", 3, None, "c=f16,", "x=f16", "f16 f32
 
 
 @pytest.mark.parametrize("text", BAD_POLICIES)
-def test_a_policy_that_does_not_parse(text):
+def test_invalid_policy_is_refused(text):
     with pytest.raises(ValueError) as error:
         parse_policy(text)
     assert repr(text) in str(error.value)
@@ -123,12 +123,12 @@ def test_a_policy_that_does_not_parse(text):
 
 
 @pytest.mark.parametrize(("name", "casting"), [("fp16_rewrite", "fp16"), ("bf16_rewrite", "bf16")])
-def test_the_rewrite_differs_in_its_implementation_alone(name, casting):
+def test_rewrite_presets_differ_only_in_the_implementation(name, casting):
     assert get(casting, implementation="graph_rewrite") == dataclasses.replace(get(name), name=casting)
     assert get(name, implementation="casting") == dataclasses.replace(get(casting), name=name)
 
 
-def test_what_the_network_is_built_with():
+def test_network_policies_of_presets():
     full = policy("f32 f32 f32")
     assert get("fp16_rewrite").network_policies == (full, full)
     assert get("fp16").network_policies == (get("fp16").policy, get("fp16").norm_policy)
@@ -174,7 +174,7 @@ def test_rewrite_of_a_function():
     ],
     ids=str,
 )
-def test_errors_say_what_is_allowed(given, words):
+def test_errors_list_the_allowed_values(given, words):
     with pytest.raises(ValueError) as error:
         get(**{"name": "fp16", **given})
     assert all(word in str(error.value) for word in words), str(error.value)

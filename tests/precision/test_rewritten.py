@@ -18,7 +18,7 @@ def loss(w, x):
 
 @pytest.mark.parametrize("dtype, loss_scale", [("float16", 2.0**15), ("bfloat16", 1.0)])
 @pytest.mark.parametrize("short", [False, True])
-def test_it_takes_the_step_of_float32(dtype, loss_scale, short):
+def test_rewritten_step_is_close_to_float32(dtype, loss_scale, short):
     fn, tx = enable_rewrite(loss, optax.sgd(0.5), {"float16": "fp16", "bfloat16": "bf16"}[dtype] if short else dtype)
     state = tx.init(W)
     assert state.loss_scale.loss_scale == loss_scale
@@ -34,7 +34,7 @@ KINDS = [("dynamic", DynamicLossScale), ("none", NoOpLossScale), (64.0, StaticLo
 
 
 @pytest.mark.parametrize("given, kind", KINDS)
-def test_loss_scales(given, kind):
+def test_rewritten_function_takes_any_loss_scale(given, kind):
     _, tx = enable_rewrite(loss, optax.sgd(0.5), loss_scale=given)
     assert type(tx.init(W).loss_scale) is kind
 
@@ -55,6 +55,6 @@ def test_lists_and_level_reach_the_rewrite():
         ((optax.sgd(0.5), loss), "autocast takes a function"),
     ],
 )
-def test_mistakes(arguments, words):
+def test_invalid_arguments_are_refused(arguments, words):
     with pytest.raises(TypeError, match=words):
         enable_rewrite(*arguments)

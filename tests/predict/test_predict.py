@@ -33,7 +33,7 @@ def said(capsys, *arguments):
 
 
 @pytest.mark.parametrize("preset", [None, "fp32", "bf16", "fp16_rewrite"])
-def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
+def test_probabilities_equal_the_evaluation(preset, place, capsys):
     """21 images in batches of 8, the last of which is not full, on eight devices."""
     options = ["--json", "--batch_size=8", "--topk=9"] + ([f"--precision={preset}"] if preset else [])
     status, lines, _ = said(capsys, f"--from={place / 'run'}", place / "images" / "val", *options)
@@ -58,7 +58,7 @@ def test_probabilities_are_those_of_the_evaluation(preset, place, capsys):
         assert sum(shares) == pytest.approx(1, abs=1e-6)  # the softmax is float32 whatever the network computes in
 
 
-def test_a_person_reads_names_and_percentages(place, capsys):
+def test_person_reads_names_and_percentages(place, capsys):
     picture = sorted((place / "images" / "val" / made.CLASSES[0]).iterdir())[0]
     status, lines, errors = said(capsys, f"--from={place / 'run'}", picture, "--topk=2")
     assert (status, errors) == (0, "") and lines[0] == str(picture) and len(lines) == 3
@@ -82,7 +82,7 @@ def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
     assert predict.find(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_is_done(place, tmp_path, capsys):
+def test_unreadable_files_are_reported_and_the_rest_predicted(place, tmp_path, capsys):
     shutil.copytree(place / "images" / "val" / made.CLASSES[0], tmp_path / "some")
     (tmp_path / "some" / "000a.jpg").write_text("no picture")
     (tmp_path / "some" / "000b.jpg").write_bytes(made.encoded(made.photo(40, 40))[:300])
@@ -106,7 +106,7 @@ def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
     assert status == 2 and json.loads(lines[0])["error"] == "it is not an image in a known format"
 
 
-def test_the_sheet_shows_what_the_network_saw(place, tmp_path, capsys):
+def test_contact_sheet_shows_the_input_of_the_network(place, tmp_path, capsys):
     out = tmp_path / "sheet.png"
     status, _, errors = said(capsys, f"--from={place / 'run'}", place / "images" / "val", f"--out={out}", "--topk=2")
     assert status == 0 and f"21 images: {out}" in errors
@@ -119,7 +119,7 @@ def test_the_sheet_shows_what_the_network_saw(place, tmp_path, capsys):
     assert drawn.shape[1] == 6 * (176 + 14) + 14
 
 
-def test_long_names_stay_in_their_cell():
+def test_long_names_stay_in_the_cell():
     guess = contact_sheet.Prediction("a name that goes on and on, " * 5, 1.0)
     picture = contact_sheet.Cell("folder/" * 20 + "x.jpg", np.zeros((8, 8, 1), np.uint8), [guess])
     drawn = np.asarray(contact_sheet.draw([picture, picture]))
@@ -134,7 +134,7 @@ def test_hostile_names_are_drawn_at_once(name):
     assert time.process_time() - started < 5
 
 
-def test_weights_without_a_run_say_what_they_take_for_granted(place, tmp_path, capsys):
+def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
     picture = place / "images" / "val" / made.CLASSES[0]
@@ -201,11 +201,11 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_pa
 @pytest.mark.parametrize(
     ("shape", "fits"), [((8, 8, 1), True), ((8, 8, 3), True), ((8, 8, 2), False), ((8, 9, 3), False)]
 )
-def test_an_input_that_is_no_picture_is_known(shape, fits):
+def test_input_shapes_that_no_image_fits_are_known(shape, fits):
     assert data.InputSpec(shape).fits_files == fits
 
 
-def test_an_output_that_is_not_finite_is_no_prediction(place, tmp_path, capsys):
+def test_non_finite_output_is_an_error(place, tmp_path, capsys):
     path = tmp_path / "bad.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
     file = checkpoints.read(path)
@@ -231,7 +231,7 @@ def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, ca
     assert all([guess["index"] for guess in json.loads(line)["top"]] == [1, 2, 0] for line in lines)
 
 
-def test_run_without_a_recorded_input_keeps_its_image_size(place, tmp_path):
+def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
     """Runs of before had no input in their data.json."""
     shutil.copytree(place / "run", tmp_path / "run")
     recorded = json.loads((tmp_path / "run" / "data.json").read_text())
@@ -251,7 +251,7 @@ def test_another_preprocessing_keeps_the_size(place):
     assert found.spec.shape == (24, 24, 3) and found.spec.std == (1.0,) * 3
 
 
-def test_the_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
+def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     given = [f"--from={place / 'run'}", "--preprocessing=official", "--precision=fp32"]
     picture, out = predict.find(str(place / "images" / "val"))[0], tmp_path / "sheet.png"
     status, lines, _ = said(capsys, *given, picture, "--json", f"--out={out}")
@@ -267,7 +267,7 @@ def test_the_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     np.testing.assert_array_equal(np.asarray(Image.open(out))[14 : 14 + 176, 14 : 14 + 176], np.asarray(cell))
 
 
-def test_a_damaged_checkpoint_is_told_of(place, tmp_path, capsys):
+def test_damaged_checkpoint_is_noted(place, tmp_path, capsys):
     shutil.copytree(place / "run", tmp_path / "run")
     # A disk that is slow makes the run leave out one in the middle.
     *_, before, newest = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*"))
@@ -280,7 +280,7 @@ def test_a_damaged_checkpoint_is_told_of(place, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_reader_of_its_output_may_stop(place):
+def test_closed_pipe_and_full_disk_end_without_traceback(place):
     """As head does; and a disk may be full."""
     command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "images" / "val")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -22,7 +22,7 @@ def synthetic(experiment, preset="fp16", **overrides):
     return build(config)
 
 
-def test_a_run_on_the_official_pixels_and_with_the_background(place, tmp_path):
+def test_run_on_the_official_pixels_and_with_the_background(place, tmp_path):
     config = run_cases.on_images(place, "fp16")
     config.data.preprocessing, config.data.background = "official", True
     experiment = build(config)
@@ -40,7 +40,7 @@ def test_a_run_on_the_official_pixels_and_with_the_background(place, tmp_path):
     assert np.isfinite(run.train(config, tmp_path / "run")["eval"]["loss"])
 
 
-def test_the_official_imagenet_schedule_on_eight_devices():
+def test_official_imagenet_schedule_on_eight_devices():
     """The numbers of the original at batch 2048: 625 steps an epoch, a peak of 0.8."""
     experiment = synthetic("imagenet", num_devices=8)
     assert experiment.batch_size == 2048 and experiment.steps_per_epoch == 625 and experiment.total_steps == 90 * 625
@@ -58,7 +58,7 @@ def test_the_official_imagenet_schedule_on_eight_devices():
         np.testing.assert_allclose(experiment.learning_rate(step), rate, rtol=1e-6)
 
 
-def test_the_cosine_recipe_on_one_device():
+def test_cosine_recipe_builds_on_one_device():
     experiment = synthetic("imagenet,recipe=cosine", num_devices=1)
     steps, total = experiment.steps_per_epoch, experiment.total_steps
     assert (experiment.batch_size, steps) == (256, 1281167 // 256)
@@ -69,7 +69,7 @@ def test_the_cosine_recipe_on_one_device():
     assert experiment.config.label_smoothing == 0.1 and experiment.config.optimizer.weight_decay == 2**-15
 
 
-def test_the_official_cifar_recipe():
+def test_official_cifar_recipe():
     experiment = synthetic("cifar10", num_devices=1)
     assert experiment.steps_per_epoch == 390 and experiment.total_steps == 182 * 390
     # The original's boundaries: int(50000 / 128 * 91) steps, at which the rate is still the old one.
@@ -83,14 +83,14 @@ def test_the_official_cifar_recipe():
 @pytest.mark.parametrize(
     ("batch", "peak", "warmup"), [(4096, 5.0, 5), (8192, 10.0, 5), (16384, 25.0, 5), (32768, 32.0, 14)]
 )
-def test_the_peaks_of_lars(batch, peak, warmup):
+def test_peaks_of_lars(batch, peak, warmup):
     experiment = synthetic(f"imagenet,recipe=lars,batch_size={batch}", num_devices=1)
     assert experiment.warmup_steps == int(warmup * 1281167 / batch)
     np.testing.assert_allclose(experiment.learning_rate(experiment.warmup_steps), peak, rtol=1e-6)
     np.testing.assert_allclose(experiment.learning_rate(experiment.total_steps), 1e-4, rtol=1e-5)
 
 
-def test_the_recipes_of_tensorflow_scale_by_128_in_float16_unless_told_otherwise():
+def test_float16_recipes_of_tensorflow_scale_by_128():
     for experiment, expected in (
         ("imagenet", 128.0),
         ("imagenet,recipe=estimator", 128.0),
@@ -121,7 +121,7 @@ def test_steps_take_the_place_of_epochs():
     assert build(config).total_steps == 20
 
 
-def test_the_model_gets_policy_statistics_and_matmul_precision():
+def test_model_gets_policy_statistics_and_matmul_precision():
     experiment = build(run_cases.tiny("fp16", batch_norm__sync=True, batch_norm__momentum=0.5))
     assert experiment.model.policy.compute_dtype == jnp.float16 and experiment.model.policy.param_dtype == jnp.float32
     assert experiment.model.axis_name == "data" and experiment.model.momentum == 0.5
@@ -129,7 +129,7 @@ def test_the_model_gets_policy_statistics_and_matmul_precision():
     assert build(run_cases.tiny("tf32")).model.precision == "tensorfloat32"
 
 
-def test_dynamic_loss_scale_options_reach_it():
+def test_loss_scale_options_reach_the_optimizer():
     texts = {"initial": 64.0, "period": 7, "factor": 4.0, "min": 2.0, "max": 128.0}
     config = run_cases.tiny("fp16", **{f"loss_scale__{key}": value for key, value in texts.items()})
     scale = build(config).tx.init({}).loss_scale
@@ -138,7 +138,7 @@ def test_dynamic_loss_scale_options_reach_it():
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_batch_per_device_grows_with_the_devices(devices):
+def test_batch_per_device_grows_with_the_devices(devices):
     config = run_cases.tiny(batch_size_per_device=4, num_devices=devices)
     config.batch_size = None
     assert build(config).batch_size == 4 * devices
@@ -154,7 +154,7 @@ def test_lists_and_level_of_the_config_reach_the_rewrite():
     assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
 
 
-def test_the_network_has_the_form_for_its_devices():
+def test_network_has_the_form_of_the_platform():
     experiment = build(run_cases.tiny("fp16"))
     mesh = types.SimpleNamespace(devices=np.asarray([types.SimpleNamespace(platform="gpu")]))
     moved = experiment.on(mesh)
@@ -162,7 +162,7 @@ def test_the_network_has_the_form_for_its_devices():
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_layers_that_the_config_keeps_in_float32_reach_the_step(preset):
+def test_keep_float32_reaches_the_step(preset):
     """And no other: of 3 products of the head, forward and backward, every one, of the others none."""
     experiment = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
     assert experiment.model.platform == "cpu"
@@ -174,6 +174,6 @@ def test_layers_that_the_config_keeps_in_float32_reach_the_step(preset):
     build(run_cases.tiny("fp32", precision__keep_float32="^/head$"))  # changes nothing, and is accepted
 
 
-def test_the_rewritten_network_is_built_in_float32():
+def test_rewritten_network_is_built_in_float32():
     experiment = build(resolve("digits", "bf16,precision.implementation=graph_rewrite"))
     assert experiment.model.policy.compute_dtype == jnp.float32

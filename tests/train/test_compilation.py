@@ -71,7 +71,7 @@ def started(workdir, **variables):
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing_and_ends_with_the_same_bits(tmp_path):
+def test_second_start_compiles_nothing_and_keeps_every_bit(tmp_path):
     compiled, _, first = started(tmp_path / "first")
     assert compiled == entries(tmp_path / "compiled") == first["train"]["programs"]["compiled"] > 5
     none, cached, second = started(tmp_path / "second")
@@ -98,7 +98,7 @@ def test_programs_are_cached_inside_alone_and_the_settings_return(tmp_path):
     assert entries(tmp_path / "elsewhere") == 1 and entries(tmp_path / "compiled") == 1
 
 
-def test_a_directory_that_was_moved_is_as_good(tmp_path):
+def test_moved_cache_is_reused(tmp_path):
     for run in ("here", "there"):
         with compilation.compilation_cache("auto", tmp_path / run / "run"), CompilationCounter() as programs:
             compile_one(19.0)
@@ -108,14 +108,14 @@ def test_a_directory_that_was_moved_is_as_good(tmp_path):
 
 
 @pytest.mark.parametrize(("setting", "jax_has_it_on"), [("none", True), ("auto", False)])
-def test_a_cache_that_was_turned_off_stays_off(setting, jax_has_it_on, tmp_path):
+def test_disabled_cache_stays_off(setting, jax_has_it_on, tmp_path):
     jax.config.update("jax_enable_compilation_cache", jax_has_it_on)
     with compilation.compilation_cache(setting, tmp_path / "run"):
         compile_one(11.0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_that_jax_has_already_stays(tmp_path, monkeypatch):
+def test_cache_set_in_jax_stays(tmp_path, monkeypatch):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     monkeypatch.setattr(compilation, "_set", None)
     for setting in ("auto", "none", str(tmp_path / "named"), "/dev/null/directory"):
@@ -123,7 +123,7 @@ def test_a_cache_that_jax_has_already_stays(tmp_path, monkeypatch):
             assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
 
 
-def test_an_entry_that_a_kill_cut_short_is_compiled_again(tmp_path):
+def test_truncated_cache_entry_is_compiled_again(tmp_path):
     def twice():
         with compilation.compilation_cache("auto", tmp_path / "run"):
             return compile_one(17.0)
@@ -145,7 +145,7 @@ def test_no_write_permission_is_seen_before_anything_is_written(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_other_processes_do_as_the_first_decided(tmp_path, monkeypatch):
+def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
     class Second(SingleProcess):
         index, count, is_primary = 1, 2, False
         decided = None
@@ -162,7 +162,7 @@ def test_the_other_processes_do_as_the_first_decided(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("small_network")
-def test_a_run_may_go_on_with_another_cache(tmp_path):
+def test_run_may_go_on_with_another_cache(tmp_path):
     one, other = (run_cases.tiny(steps=2, eval_every=0, compilation_cache=name) for name in ("none", "auto"))
     train.train(one, tmp_path / "run")
     assert train.train(other, tmp_path / "run") == workdir.read_summary(tmp_path / "run")

@@ -34,7 +34,7 @@ def trained(tmp_path_factory, one_block):
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_presets_are_compared_as_they_are_whatever_the_run_keeps_in_float32(preset):
+def test_compared_presets_ignore_keep_float32_of_the_run(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
     arguments = (variables, experiment.eval_batch_shapes, None, step.zero_sums())
@@ -43,7 +43,7 @@ def test_presets_are_compared_as_they_are_whatever_the_run_keeps_in_float32(pres
         assert graphs.product_dtypes(jaxpr) == dtypes
 
 
-def test_every_preset_has_its_own_numbers_and_is_compared_image_by_image(trained, capsys):
+def test_presets_are_compared_image_by_image(trained, capsys):
     presets = ["bf16", "fp16"]
     capsys.readouterr()
     results = evaluation.compare(digits("fp16", ema_decay=0.9), trained, presets)
@@ -81,7 +81,7 @@ def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
         evaluation.evaluate(config, trained)
 
 
-def test_a_head_for_other_classes_is_not_evaluated(tmp_path):
+def test_head_with_another_number_of_classes_is_refused(tmp_path):
     train.train(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
     other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
     with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):

@@ -32,7 +32,7 @@ def tensors(directory):
 
 
 @pytest.mark.parametrize("through", ["workdir", "torchvision", "transformers", "mixedres"])
-def test_a_run_starts_from_the_weights_that_it_is_given(through, backbone, tmp_path, capsys):
+def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     source = backbone if through == "workdir" else tmp_path / "weights.safetensors"
     experiment = build(tiny("fp16", seed=5, init_from=source, ema_decay=0.9))
     if through != "workdir":
@@ -44,7 +44,7 @@ def test_a_run_starts_from_the_weights_that_it_is_given(through, backbone, tmp_p
     assert f"weights: {source} (a network without a name of 10 classes" in capsys.readouterr().out
 
 
-def test_only_the_head_learns_and_the_backbone_keeps_its_bits(backbone, tmp_path):
+def test_frozen_backbone_keeps_every_bit(backbone, tmp_path):
     frozen = {"init_from": backbone, "trainable": "^/head/", "batch_norm__frozen": True}
     train.train(tiny("fp16", seed=5, batch_size=12, num_devices=3, **frozen), tmp_path / "run")
     check_head_alone_changed(tensors(backbone), tensors(tmp_path / "run"))
@@ -55,7 +55,7 @@ def check_head_alone_changed(before, after):
     assert changed == {"params/head/kernel", "params/head/bias"}
 
 
-def test_another_head_is_new_and_the_run_says_so(backbone, tmp_path, capsys):
+def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     train.train(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
     assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_another_head_is_new_and_the_run_says_so(backbone, tmp_path, capsys):
     assert workdir.read_summary(directory)["fingerprint"] == summary["fingerprint"]
 
 
-def test_a_run_killed_in_its_first_checkpoint_starts_from_the_weights_again(backbone, tmp_path, capsys):
+def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     config = tiny("fp16", init_from=backbone)
     train.train(config, directory)
@@ -104,7 +104,7 @@ def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
+def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
     """They have the same shapes, and a run's config tells them apart."""
     file = checkpoints.WeightsFile(tmp_path, {}, "transformers", version="1")
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
@@ -117,7 +117,7 @@ def test_weights_of_version_1_are_not_taken_for_those_of_1_5(tmp_path):
             start.load_weights("there", {}, model)
 
 
-def test_other_padding_and_other_images_are_said(tmp_path):
+def test_differing_padding_and_input_are_noted(tmp_path):
     """Padding changes no shape and the means of images none either: the first is refused, the second is a note."""
     experiment = build(tiny())
     model = models.create("resnet50", num_classes=3, policy=experiment.precision.policy)
@@ -148,7 +148,7 @@ def test_layer_decay_shrinks_with_the_distance_to_the_head():
     assert found == expected | {"stem_conv": 1 / 16, "stem_norm": 1 / 16}
 
 
-def test_what_does_not_learn_has_no_state_and_keeps_negative_zeros():
+def test_frozen_leaves_have_no_optimizer_state():
     params = {"head": {"kernel": np.float32([1, 2])}, "stem": {"kernel": np.float32([-0.0, 3])}}
     tx = optimizers.train_only(optimizers.create("sgd", lambda count: 1.0, weight_decay=0.1), "^/head/")
     state = tx.init(params)
@@ -160,7 +160,7 @@ def test_what_does_not_learn_has_no_state_and_keeps_negative_zeros():
 
 
 @pytest.mark.slow
-def test_the_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
+def test_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
     """The commands of a person: train on digits, then teach the head alone in fp16."""
     short = ["--config.model.name=cifar_resnet8", "--config.num_devices=1", "--config.steps=30"]
     first = tmp_path / "digits"

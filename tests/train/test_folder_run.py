@@ -44,7 +44,7 @@ SMALL = ("--config.data.image_size=32", "--config.batch_size=32", "--config.mode
 
 
 @pytest.mark.slow
-def test_a_folder_of_photographs_is_learned(photographs, tmp_path):
+def test_folder_of_photographs_is_learned(photographs, tmp_path):
     done = run(f"--config.data.dir={photographs}", *SMALL, "--config.epochs=16", "--config.eval_every=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "10 classes; 20% of every class held out" in done.stdout
@@ -56,7 +56,7 @@ def test_a_folder_of_photographs_is_learned(photographs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
+def test_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
     for name in ("astronaut", "coffee"):
         (tmp_path / "mixed" / name).mkdir(parents=True)
         for picture in sorted((photographs / name).glob("*.jpg"))[:40]:

@@ -31,7 +31,7 @@ STAGES = (1, 1)  # a block with a projection and one without
     [(8, {}), pytest.param(2, {"sync": True, "microbatches": 2}, marks=pytest.mark.slow)],
     ids=str,
 )
-def test_steps_are_those_of_the_plain_network(devices, options):
+def test_fused_steps_equal_plain_steps(devices, options):
     states = []
     for fused in (False, True):
         train_step, state = cases.make(devices=devices, fused=fused, stages=STAGES, **options)
@@ -43,7 +43,7 @@ def test_steps_are_those_of_the_plain_network(devices, options):
     cases.close(fused, plain, 5e-5)
 
 
-def test_a_network_with_frozen_statistics_is_not_fused():
+def test_network_with_frozen_statistics_is_not_fused():
     """Normalized by the running averages there is nothing to fuse, in training too."""
     jaxprs = []
     for fused in (False, True):
@@ -60,7 +60,7 @@ def _is_skipped(train_step, state, data):
     return metrics["grads_finite"] == 0 and same and after.loss_scale.consecutive_skipped == 1
 
 
-def test_an_overflow_in_any_layer_skips_the_step():
+def test_overflow_in_any_layer_skips_the_step():
     train_step, first = cases.make("fp16", fused=True, stages=STAGES)
     first = cases.host(first)
     leaves, structure = jax.tree.flatten(first.params)
@@ -72,7 +72,7 @@ def test_an_overflow_in_any_layer_skips_the_step():
     assert _is_skipped(train_step, first, cases.poisoned(0))
 
 
-def test_a_gradient_that_overflows_skips_the_step_wherever_it_does():
+def test_gradient_overflow_in_any_layer_skips_the_step():
     """Each power of two more lets one more layer overflow; from the first on every step is skipped."""
     verdicts = []
     for shift in range(8, 40):
@@ -86,7 +86,7 @@ def test_a_gradient_that_overflows_skips_the_step_wherever_it_does():
 # ---- kernels in the order of cuDNN, which other devices take as well
 
 
-def test_a_network_with_norms_in_half_is_refused():
+def test_network_with_norms_in_half_is_refused():
     policy, half = precision.get("fp16").policy, jmp.get_policy("p=f32,c=f16,o=f16")
     with pytest.raises(ValueError, match="fused norms compute in float32, and norm_policy in float16"):
         models.create("resnet18", num_classes=10, policy=policy, norm_policy=half, fused=True)
@@ -103,7 +103,7 @@ def lies_as_ohwi(x):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_block")
-def test_a_run_with_ohwi_kernels_is_the_same_run(tmp_path, ohwi, monkeypatch):
+def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
     options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2, "schedule__name": "constant"}
     experiment = build(run_cases.tiny("fp32", **options))
@@ -128,7 +128,7 @@ def test_a_run_with_ohwi_kernels_is_the_same_run(tmp_path, ohwi, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_block")
-def test_the_finite_check_sees_kernels_in_any_order(ohwi):
+def test_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
     train_step, state = experiment.train_step(), cases.host(start.init_state(experiment))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
@@ -143,7 +143,7 @@ def test_the_finite_check_sees_kernels_in_any_order(ohwi):
         assert metrics["grads_finite"] == finite
 
 
-def test_auto_is_what_was_measured():
+def test_auto_fuses_the_combinations_measured_as_faster():
     """Fused where it is faster on average over the benchmarks of a device and a dtype, and nowhere 5 % slower."""
     gains: dict[str, dict[str, list[float]]] = {}
     for path in runs.RESULTS.glob("*.json"):
@@ -162,7 +162,7 @@ def test_auto_is_what_was_measured():
 
 
 @pytest.mark.parametrize("faster_on", [{"cpu": ["float16"]}, {"NVIDIA H200": ["float16"]}], ids=str)
-def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
+def test_auto_fuses_if_faster_and_possible(faster_on, monkeypatch):
     monkeypatch.setattr("mixedres.train.builder.FUSED_IS_FASTER", faster_on)
     assert build(run_cases.tiny("fp16")).model.fused == ("cpu" in faster_on)
     assert not build(run_cases.tiny("fp32")).model.fused
@@ -183,12 +183,12 @@ def test_auto_is_fused_where_that_is_faster_and_can_be(faster_on, monkeypatch):
         ({"model__fused": "yes"}, "auto or true or false"),
     ],
 )
-def test_what_cannot_be_fused_is_refused(options, words):
+def test_impossible_fusions_are_refused(options, words):
     with pytest.raises(ConfigError, match=words):
         build(run_cases.tiny("fp16", **options))
 
 
-def test_other_precisions_of_a_fused_run_are_fused_where_they_can_be():
+def test_precisions_of_a_fused_run_are_fused_if_possible():
     """What the doctor compares with, and what a replay takes."""
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
     for preset, fused in (("bf16", True), ("fp16_rewrite", False), ("fp32", True)):

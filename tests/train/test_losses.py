@@ -119,5 +119,5 @@ def test_rows_of_nan_are_wrong(k):
     assert result.tolist() == [False, False, False]
 
 
-def test_a_label_that_is_no_class_is_wrong():
+def test_label_out_of_range_is_wrong():
     assert not in_top_k(jnp.zeros((3, 4)), jnp.array([4, -1, 400]), 4).any()

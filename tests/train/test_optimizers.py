@@ -18,7 +18,7 @@ def rates(name, steps, **options):
     return [float(rate(step)) for step in steps]
 
 
-def test_cosine():
+def test_cosine_schedule_follows_the_formula():
     options = {"peak": 2.0, "total_steps": 110, "warmup_steps": 10, "end_factor": 0.1}
     steps = [0, 5, 10, 35, 60, 85, 110, 111, 1000]
     shape = [0.5 * (1 + math.cos(math.pi * x)) for x in (0, 0.25, 0.5, 0.75, 1, 1, 1)]
@@ -30,7 +30,7 @@ def test_cosine():
     assert min(ends) >= 0
 
 
-def test_polynomial():
+def test_polynomial_schedule_follows_the_formula():
     options = {"peak": 4.0, "total_steps": 110, "warmup_steps": 10}
     steps = [0, 5, 10, 60, 85, 110, 500]
     square = rates("polynomial", steps, **options)
@@ -40,7 +40,7 @@ def test_polynomial():
 
 
 @pytest.mark.parametrize("warmup", [0, 7])
-def test_piecewise_keeps_its_bits(warmup):
+def test_piecewise_schedule_has_exact_rates(warmup):
     """The formula in plain float32: the rate times the last factor whose boundary lies behind; compiled, almost."""
     boundaries, factors = (5, 9, 30), (0.3, 0.0, 0.07)
     options = {"peak": 0.1, "total_steps": 50, "warmup_steps": warmup}
@@ -55,7 +55,7 @@ def test_piecewise_keeps_its_bits(warmup):
         assert value == np.float32(0.1) * warm * shape, step
 
 
-def test_constant():
+def test_constant_schedule_warms_up():
     steps = [0, 1, 2, 4, 5, 1000]
     warm = rates("constant", steps, peak=0.5, total_steps=10, warmup_steps=4)
     np.testing.assert_allclose(warm, [0, 0.125, 0.25, 0.5, 0.5, 0.5], rtol=1e-6)
@@ -63,7 +63,7 @@ def test_constant():
 
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "polynomial", "piecewise"])
-def test_a_warm_up_longer_than_the_run(name):
+def test_warm_up_longer_than_the_run(name):
     # A short run of a long recipe only climbs.
     found = rates(name, range(11), peak=3.0, total_steps=10, warmup_steps=30)
     np.testing.assert_allclose(found, [i / 10 for i in range(11)], rtol=1e-6)
@@ -109,7 +109,7 @@ def check(params, rule):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd(momentum, nesterov):
+def test_sgd_follows_the_formula(momentum, nesterov):
     def rule(step, key, w, g, memory):
         # Coupled: the decay goes through the momentum, and the rate does not.
         g = g + DECAY * w * (key == "kernel")
@@ -138,7 +138,7 @@ def test_sgd_with_the_rate_inside_the_momentum(nesterov):
         np.testing.assert_array_equal(u, v)  # 0.25 is exact
 
 
-def test_adamw():
+def test_adamw_follows_the_formula():
     beta1, beta2, epsilon = 0.8, 0.95, 1e-3
 
     def rule(step, key, w, g, memory):
@@ -153,7 +153,7 @@ def test_adamw():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_lars(nesterov):
+def test_lars_follows_the_formula(nesterov):
     momentum, trust = 0.9, 0.02
 
     def rule(step, key, w, g, memory):
@@ -169,7 +169,7 @@ def test_lars(nesterov):
 
 # With the empty mask everything decays, as in the reference for CIFAR.
 @pytest.mark.parametrize(("mask", "decayed"), [("^/layer/scale$", {"scale"}), ("", {"kernel", "bias", "scale"})])
-def test_the_mask_decides_what_decays(mask, decayed):
+def test_mask_selects_decayed_parameters(mask, decayed):
     def rule(step, key, w, g, memory):
         return w - rate_at(step) * (g + DECAY * w * (key in decayed))
 
@@ -249,7 +249,7 @@ def create(**given):
     ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
-def test_schedules_and_optimizers_that_are_refused(make, given, words):
+def test_invalid_schedules_and_optimizers_are_refused(make, given, words):
     with pytest.raises(ValueError) as error:
         make(**given)
     assert all(word in str(error.value) for word in words), str(error.value)

@@ -77,7 +77,7 @@ def check_equal(directory, summary, reference):
 
 
 @pytest.mark.parametrize("preset", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
-def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, preset, tmp_path, monkeypatch, capfd):
+def test_run_stopped_twice_ends_with_the_same_bits(whole, preset, tmp_path, monkeypatch, capfd):
     for step, number in ((1, signal.SIGTERM), (5, signal.SIGINT)):
         with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
             stop_at(patch, step, number)
@@ -92,7 +92,7 @@ def test_a_run_stopped_twice_between_checkpoints_ends_with_the_same_bits(whole, 
 
 
 @pytest.mark.slow
-def test_images_are_the_same_for_any_number_of_processes_that_decode_them(tmp_path, monkeypatch):
+def test_number_of_decoding_processes_changes_no_image(tmp_path, monkeypatch):
     made.write_noise(tmp_path / "images", 48, 56, "JPEG", count=40)
     folder = {"data__name": "folder", "data__dir": tmp_path / "images", "data__flip": True, "data__image_size": 16}
     folder |= {"data__num_classes": None, "data__train_examples": None}
@@ -107,7 +107,7 @@ def test_images_are_the_same_for_any_number_of_processes_that_decode_them(tmp_pa
 
 
 @pytest.mark.parametrize("step", [4, 8, 9])
-def test_an_evaluation_that_was_cut_off_is_made_up_for(whole, step, tmp_path, monkeypatch):
+def test_interrupted_evaluation_is_repeated(whole, step, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"the checkpoint of step {step} is saved"):
         stop_in_evaluation(patch, step)
         run.train(config(), tmp_path)
@@ -118,7 +118,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(whole, step, tmp_path, mo
     check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))
 
 
-def test_an_evaluation_that_was_cut_off_at_the_end_is_made_up_for_in_a_longer_run(tmp_path, monkeypatch):
+def test_interrupted_last_evaluation_is_repeated_in_a_longer_run(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_in_evaluation(patch, 6)
         run.train(config(steps=6, eval_every=0), tmp_path)
@@ -126,7 +126,7 @@ def test_an_evaluation_that_was_cut_off_at_the_end_is_made_up_for_in_a_longer_ru
     assert [line["step"] for line in run_cases.lines(tmp_path, "eval")] == [6, 9]
 
 
-def test_a_signal_before_the_first_step_leaves_a_run_that_starts_from_nothing(whole, tmp_path, monkeypatch):
+def test_signal_before_the_first_step_saves_nothing(whole, tmp_path, monkeypatch):
     begin = loop.Loop.run
 
     def stopping(*args):
@@ -139,14 +139,14 @@ def test_a_signal_before_the_first_step_leaves_a_run_that_starts_from_nothing(wh
     check_equal(tmp_path, run.train(config(), tmp_path), whole("fp16"))
 
 
-def test_a_signal_in_the_last_step_does_not_undo_the_end(whole, tmp_path, monkeypatch):
+def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
     after(monkeypatch, RunLog, "eval", send, step=9)
     summary = run.train(config(), tmp_path)
     monkeypatch.undo()
     check_equal(tmp_path, summary, whole("fp16"))
 
 
-def test_a_second_signal_ends_the_process_at_once():
+def test_second_signal_ends_the_process_at_once():
     script = (
         "import os, signal, time\n"
         "from mixedres.train.distributed.signals import StopSignal\n"
@@ -162,13 +162,13 @@ def test_a_second_signal_ends_the_process_at_once():
     assert "SIGINT: finishing this step" in done.stderr and "SIGTERM again: stopping at once" in done.stderr
 
 
-def test_outside_a_run_the_handlers_are_those_of_before(whole):
+def test_signal_handlers_are_restored_after_a_run(whole):
     whole("fp16")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_longer_run_goes_on_where_the_shorter_one_ended(whole, tmp_path, capsys):
+def test_longer_run_continues_the_shorter_one(whole, tmp_path, capsys):
     short = run.train(config(steps=8), tmp_path)
     assert short["train"]["steps"] == 8
     longer = run.train(config(), tmp_path)
@@ -177,7 +177,7 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(whole, tmp_path, capsy
     check_equal(tmp_path, longer, whole("fp16"))
 
 
-def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
+def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys):
     chosen = config("fp16", num_devices=8, ema_decay=0.9)
     experiment = build(chosen)
     before = start.init_state(experiment)
@@ -194,7 +194,7 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_run_continues_on_other_devices_to_the_same_numbers(tmp_path, monkeypatch):
+def test_resume_on_another_number_of_devices_keeps_the_numbers(tmp_path, monkeypatch):
     synced = {"batch_norm__sync": True, "num_devices": 2}
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_at(patch, 1)
@@ -217,7 +217,7 @@ def fill_disk(patch, step):
     patch.setattr(manager._Checksummed, "finalize", full)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_goes_on(whole, tmp_path, monkeypatch, capsys):
+def test_failed_checkpoint_is_a_warning(whole, tmp_path, monkeypatch, capsys):
     fill_disk(monkeypatch, 4)
     summary = run.train(config(), tmp_path)
     captured = capsys.readouterr()
@@ -227,7 +227,7 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_goes_on(who
     check_equal(tmp_path, summary, whole("fp16"))
 
 
-def test_a_last_checkpoint_that_cannot_be_written_is_a_failure_that_loses_no_earlier_one(whole, tmp_path, monkeypatch):
+def test_failed_last_checkpoint_fails_the_run(whole, tmp_path, monkeypatch):
     message = r"step 9 .*No space.*step 4 stands.*Make room"
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match=message):
         fill_disk(patch, 9)

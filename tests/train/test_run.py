@@ -62,7 +62,7 @@ def finished(tmp_path_factory, small_network, disk_keeps_up):
     return Finished(directory, config, summary, compiled.take())
 
 
-def test_the_summary_says_what_the_files_say(finished):
+def test_summary_agrees_with_the_files(finished):
     directory, _, summary, _ = finished
     assert json.loads((directory / workdir.SUMMARY).read_text()) == summary
     assert summary["precision"] == "fp16" and summary["model"] == "cifar_resnet8"
@@ -98,7 +98,7 @@ def test_each_step_is_compiled_once_and_the_loop_compiles_nothing(finished):
     assert finished.summary["train"]["compiled_in_loop"] == []
 
 
-def test_a_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
+def test_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
     def compile_one():
         with jax.transfer_guard("allow"):
             jax.jit(lambda x: x * 17.5)(np.float32(3))
@@ -109,7 +109,7 @@ def test_a_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("was compiled before step") == 1
 
 
-def test_an_implicit_transfer_in_the_loop_is_an_error(tmp_path, monkeypatch):
+def test_implicit_transfer_in_the_loop_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Experiment, "shard_batch", lambda experiment, batch: batch)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         run.train(tiny("fp16", ema_decay=0.9), tmp_path / "run")
@@ -134,12 +134,12 @@ def test_mode_eval_repeats_the_last_evaluation(finished, capsys):
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
-def test_a_finished_run_is_not_repeated(finished, capsys):
+def test_finished_run_is_not_repeated(finished, capsys):
     assert run.train(finished.config, finished.directory) == finished.summary
     assert "finished" in capsys.readouterr().out
 
 
-def test_it_stops_at_a_given_accuracy_and_remembers_it_without_a_summary(tmp_path):
+def test_run_stops_at_a_given_accuracy(tmp_path):
     config = tiny(steps=40, stop_at_top1=1 / 16)
     summary = run.train(config, tmp_path / "run")
     steps = summary["train"]["steps"]
@@ -150,7 +150,7 @@ def test_it_stops_at_a_given_accuracy_and_remembers_it_without_a_summary(tmp_pat
     assert again["train"]["steps"] == again["train"]["first_step"] == steps
 
 
-def test_a_run_that_only_skips_stops_saves_the_step_and_says_so(tmp_path, monkeypatch):
+def test_run_that_only_skips_saves_the_failed_step(tmp_path, monkeypatch):
     def no_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
@@ -182,7 +182,7 @@ KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
         ("fp16_rewrite", KEPT, 2.0**15),
     ],
 )
-def test_the_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkeypatch):
+def test_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "create", create)
     config = tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_reference_batch=0, **options)
     summary = run.train(config, tmp_path / "run")
@@ -220,13 +220,13 @@ DIVERGING = {
         ("fp32", DIVERGING | {"steps": 2}, "test loss is not finite"),
     ],
 )
-def test_a_run_that_came_to_nothing_is_no_success(preset, options, message, tmp_path):
+def test_run_without_a_finite_result_fails(preset, options, message, tmp_path):
     with pytest.raises(TrainingError, match=message):
         run.train(tiny(preset, eval_every=0, **options), tmp_path / "run")
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
 
 
-def test_an_evaluation_may_use_other_devices_and_batches_but_no_other_model(finished):
+def test_evaluation_may_change_devices_but_not_the_model(finished):
     other = tiny("fp16", ema_decay=0.9, num_devices=1, batch_size=16, log_every=7)
     # Other devices add up the losses in another order.
     assert evaluation.evaluate(other, finished.directory) == pytest.approx(finished.summary["eval"], rel=1e-6)
@@ -265,14 +265,14 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     assert len(lines(tmp_path / "run", "eval")) == 3 and len(list((tmp_path / "run").glob(workdir.EVENTS))) == 1
 
 
-def test_learning_rates_on_the_host_are_those_of_the_schedule():
+def test_logged_learning_rates_follow_the_schedule():
     experiment = build(tiny(steps=20000))
     rate = run._learning_rates(experiment.learning_rate)
     for updates in (0, 1, 4095, 4096, 19999):
         np.testing.assert_allclose(rate(updates), experiment.learning_rate(updates), rtol=1e-6)
 
 
-def test_the_first_state_depends_on_the_seed_alone():
+def test_first_state_depends_on_the_seed_alone():
     cases = [("fp32", 1), ("fp16", 1), ("fp32", 2)]
     a, b, c = (start.init_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
     assert step_cases.bits(a) == step_cases.bits(b)

@@ -23,7 +23,7 @@ def frozen_part(state):
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_static"])
 @pytest.mark.parametrize("at", [0, 3])
-def test_an_overflow_at_any_step_changes_nothing_but_the_scale(preset, at):
+def test_skipped_step_changes_only_the_scale(preset, at):
     train_step, state = cases.make(preset)
     for seed in range(at):
         state, _ = train_step(state, cases.batch(seed))
@@ -65,7 +65,7 @@ def floor(scale):
         ("fp16", precision.StaticLossScale(128.0), {"max_consecutive_skips": 1}),
     ],
 )
-def test_a_step_that_skipping_cannot_mend_halts_and_so_do_all_after_it(preset, scale, options):
+def test_step_halts_if_skipping_cannot_help(preset, scale, options):
     train_step, state = cases.make(preset, loss_scale=scale, devices=8, **options)
     state, metrics = train_step(state, cases.batch(0))
     assert metrics["halted"] == 0 and not state.halted
@@ -77,7 +77,7 @@ def test_a_step_that_skipping_cannot_mend_halts_and_so_do_all_after_it(preset, s
     assert train_step._cache_size() == 1
 
 
-def test_it_halts_at_the_last_of_several_skips_in_a_row():
+def test_step_halts_after_too_many_consecutive_skips():
     train_step, state = cases.make("fp16", max_consecutive_skips=3)
     halted = []
     for data in [cases.poisoned(0), cases.poisoned(1), cases.batch(2), *map(cases.poisoned, (3, 4, 5))]:
@@ -105,7 +105,7 @@ def of_one_weight(two_logits, scale, w=0.0, batch_stats=None, devices=1, **optio
     return make_mesh(jax.devices()[:devices]), StepOptions(apply_fn, cases.NORMALIZE, tx, **options), state, data
 
 
-def test_an_infinite_loss_with_finite_gradients_is_no_step():
+def test_infinite_loss_with_finite_gradients_is_no_step():
     """A label of zero probability: the loss is infinite, and the gradient that of any other wrong answer."""
     mesh, options, state, data = of_one_weight(
         lambda w, _: (w - 3e38, jnp.float32(3e38)), precision.NoOpLossScale(), w=1.0
@@ -116,7 +116,7 @@ def test_an_infinite_loss_with_finite_gradients_is_no_step():
     assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0
 
 
-def test_a_scale_that_overflows_float16_is_halved_until_gradients_fit():
+def test_too_large_scale_is_halved_until_gradients_are_finite():
     scale = precision.DynamicLossScale(loss_scale=2.0**40, max_loss_scale=2.0**40)
     train_step, state = cases.make("fp16", loss_scale=scale)
     before, skipped = cases.bits(frozen_part(state)), 0
@@ -133,7 +133,7 @@ def test_a_scale_that_overflows_float16_is_halved_until_gradients_fit():
 
 
 @pytest.mark.parametrize("scale, survives", [(precision.DynamicLossScale(), True), (precision.NoOpLossScale(), False)])
-def test_a_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
+def test_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
     """Cotangents of 5e-9, below float16's smallest subnormal of 6e-8."""
 
     def tiny(w, batch_stats):
@@ -183,7 +183,7 @@ def test_per_device_statistics_match_separate_shards():
     cases.close((state.params, state.batch_stats, metrics["loss"]), expected, 1e-5)
 
 
-def test_eight_synchronised_devices_take_the_step_of_one():
+def test_eight_synchronized_devices_take_the_step_of_one():
     one, first = cases.make("fp32")
     eight, second = cases.make("fp32", devices=8, sync=True)
     for seed in range(3):
@@ -194,7 +194,7 @@ def test_eight_synchronised_devices_take_the_step_of_one():
         cases.close(b, a, 1e-5)
 
 
-def test_the_rewritten_step_is_as_close_to_float32_as_casting():
+def test_rewritten_step_is_as_close_to_float32_as_casting():
     updates = {}
     for preset in ("fp32", "fp16", "fp16_rewrite"):
         # Without momentum and decay the change is the gradient times the rate; without a scale nothing is skipped.
@@ -220,7 +220,7 @@ def test_one_bad_device_skips_the_step_on_all():
         assert len(shards) == 8 and len(set(shards)) == 1
 
 
-def test_a_float16_all_reduce_overflows_no_earlier_than_its_mean():
+def test_float16_all_reduce_overflows_no_earlier_than_its_mean():
     """Eight gradients of 10000 sum up to 80000, beyond float16; their mean is 10000."""
     scale = precision.StaticLossScale(20000.0)
     mesh, options, state, data = of_one_weight(
@@ -240,7 +240,7 @@ def test_microbatches_average_gradients_and_chain_statistics():
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)
 
 
-def test_moving_average_follows_its_formula():
+def test_moving_average_follows_the_formula():
     train_step, state = cases.make("fp32")
     expected = cases.host(state.ema)
     for n in range(3):
@@ -254,7 +254,7 @@ def test_moving_average_follows_its_formula():
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
-def test_it_compiles_once_and_keeps_every_dtype(preset):
+def test_step_compiles_once_and_keeps_every_dtype(preset):
     train_step, state = cases.make(preset, devices=8, donate=True)
     signature = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
     for seed in range(4):

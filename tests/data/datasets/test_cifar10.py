@@ -135,7 +135,7 @@ def check(root):
 
 @pytest.mark.usefixtures("official")
 @pytest.mark.parametrize("form", FORMS)
-def test_an_archive_as_it_was_downloaded_and_unpacked(tmp_path, form):
+def test_archive_and_unpacked_folder_load_the_same_images(tmp_path, form):
     folder, _, make = FORMS[form]
     pack(tmp_path, form)
     check(tmp_path)
@@ -145,13 +145,13 @@ def test_an_archive_as_it_was_downloaded_and_unpacked(tmp_path, form):
 
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
-def test_a_copy_that_was_prepared(tmp_path, monkeypatch, file_format):
+def test_prepared_copy_loads_the_same_images(tmp_path, monkeypatch, file_format):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prepare(tmp_path, file_format)
     check(tmp_path)
 
 
-def test_the_images_of_the_files_come_in_their_order(tmp_path):
+def test_images_keep_the_order_of_the_files(tmp_path):
     pack(tmp_path, "binary", dict(reversed(binary().items())))
     check(tmp_path)
 
@@ -192,14 +192,14 @@ def test_any_other_pickle_is_refused_and_not_opened(tmp_path, monkeypatch, name,
     assert opened == [files["data_batch_1"], files["data_batch_2"]]
 
 
-def test_the_official_digests_refuse_what_is_made_here(tmp_path):
+def test_official_digests_refuse_made_up_pickles(tmp_path):
     assert sorted(cifar10.MD5) == sorted(SIZES) and {len(digest) for digest in cifar10.MD5.values()} == {32}
     pack(tmp_path, "python")
     assert message(tmp_path).startswith("data_batch_1 is not the official file")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_archive_that_is_damaged(tmp_path, form):
+def test_damaged_archive_is_refused(tmp_path, form):
     path = pack(tmp_path, form)
     whole = path.read_bytes()
     with tarfile.open(path) as tar:
@@ -222,7 +222,7 @@ def test_an_archive_that_is_damaged(tmp_path, form):
 @pytest.mark.usefixtures("official")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["data_batch_4", "test_batch"])
-def test_a_file_that_is_missing(tmp_path, form, name):
+def test_missing_file_is_named(tmp_path, form, name):
     folder, archive, make = FORMS[form]
     suffix = ".bin" if form == "binary" else ""
     files = {key: data for key, data in make().items() if key != name + suffix}
@@ -253,7 +253,7 @@ def test_binary_files_of_something_else(tmp_path, data, words):
 
 
 @pytest.mark.parametrize("size", [16, 31, 64, 224])
-def test_other_sizes_are_refused(tmp_path, size):
+def test_image_sizes_except_32_are_refused(tmp_path, size):
     pack(tmp_path, "binary")
     with pytest.raises(ValueError, match=f"image_size must be 32, got {size}"):
         cifar10.load(str(tmp_path), image_size=size)

@@ -15,7 +15,7 @@ def loaded(**options):
     return cluttered_digits.load(**options)
 
 
-def test_sizes_and_labels_are_those_of_the_digits():
+def test_sizes_and_labels_equal_the_digits():
     source, plain = load("cluttered_digits", image_size=32, batch_size=8), digits.load(image_size=8)
     assert (source.train_examples, source.eval_examples, source.num_classes) == (1437, 10_800, 10)
     assert (source.image_shape, source.image_dtype) == ((32, 32, 1), np.uint8)
@@ -24,7 +24,7 @@ def test_sizes_and_labels_are_those_of_the_digits():
     np.testing.assert_array_equal(240 * source.test_digits[..., None], plain.eval_images)
 
 
-def test_a_batch_is_a_function_of_seed_and_step():
+def test_batch_is_a_function_of_seed_and_step():
     # 1,437 digits make 11 batches of 128: within an epoch, at its end, in the next.
     cases.check_continuation(loaded(image_size=16), 128, 14, (0, 1, 5, 10, 11, 13))
 
@@ -48,7 +48,7 @@ def test_rows_depend_on_nothing_but_themselves():
             np.testing.assert_array_equal(part[name], whole[name][4 * index : 4 * index + 4])
 
 
-def test_the_test_images_are_thirty_fixed_draws_of_each_digit():
+def test_test_images_are_thirty_fixed_draws_of_each_digit():
     source = loaded(image_size=16)
     found = list(source.eval_batches(1000))
     assert [int(batch["mask"].sum()) for batch in found] == [1000] * 10 + [800]
@@ -74,7 +74,7 @@ def test_no_test_digit_is_in_a_training_image():
     assert source.fingerprint != other.fingerprint
 
 
-def test_at_difficulty_zero_an_image_is_its_digit():
+def test_image_at_difficulty_zero_is_the_digit():
     source = loaded(image_size=32, difficulty=0.0)
     digit = source.test_digits[5]
     image = source.test_images[150, ..., 0] / 255.0
@@ -119,7 +119,7 @@ def test_harder_images_are_further_from_the_digit():
 
 
 @pytest.mark.parametrize("size", [16, 33, 64])
-def test_any_size(size):
+def test_images_have_the_given_size(size):
     [batch] = take(loaded(image_size=size), 4, 1)
     assert batch["image"].shape == (4, size, size, 1)
 
@@ -129,12 +129,12 @@ def test_any_size(size):
     [({"image_size": 15}, "from 16 to 64"), ({"image_size": 65}, "from 16 to 64")]
     + [({"difficulty": value}, "from 0 to 2") for value in (-0.1, 2.5, float("nan"))],
 )
-def test_what_is_refused(options, said):
+def test_options_out_of_range_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         loaded(**options)
 
 
-def test_fingerprints_tell_what_is_drawn():
+def test_fingerprint_depends_on_size_and_difficulty():
     options = [{"image_size": size, "difficulty": d} for size, d in ((16, 1.0), (17, 1.0), (16, 0.5))]
     found = [loaded(**one).fingerprint for one in options]
     assert len(set(found)) == 3 and found[0] == loaded(image_size=16).fingerprint

@@ -29,7 +29,7 @@ def rows(images, labels):
     return [np.uint8(image).tobytes() + bytes([label]) for image, label in pairs]
 
 
-def test_the_two_parts_are_disjoint_and_together_the_whole():
+def test_two_parts_are_disjoint_and_together_the_whole():
     source = loaded(8)
     train = rows(source.train_images, source.train_labels)
     test = rows(source.eval_images, source.eval_labels)
@@ -41,7 +41,7 @@ def test_the_two_parts_are_disjoint_and_together_the_whole():
     assert len(set(train + test)) == 1797
 
 
-def test_the_examples_keep_their_order():
+def test_examples_keep_the_order_of_scikit_learn():
     images, labels = original()
     place = {row: i for i, row in enumerate(rows(15 * images, labels))}
     source = loaded(8)
@@ -51,7 +51,7 @@ def test_the_examples_keep_their_order():
         assert places != list(range(places[0], places[0] + len(places)))  # a block has one writer
 
 
-def test_every_class_has_the_same_share_to_within_one_example():
+def test_classes_are_balanced_to_one_example():
     _, labels = original()
     source = loaded(8)
     for label in range(10):
@@ -75,7 +75,7 @@ def test_pixels_are_interpolated_linearly(size):
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_mean_and_deviation_are_those_of_the_training_images(size):
+def test_mean_and_deviation_come_from_training_images(size):
     source = loaded(size)
     x = source.train_images.astype(np.float64)
     assert source.mean == pytest.approx((x.mean(),), rel=1e-12)
@@ -91,7 +91,7 @@ HASHES = {
 
 
 @pytest.mark.parametrize("size", HASHES)
-def test_the_test_images_never_change(size):
+def test_test_images_never_change(size):
     source = digits.load(image_size=size)
     digest = hashlib.sha256(source.eval_images.tobytes() + np.int64(source.eval_labels).tobytes())
     assert digest.hexdigest() == HASHES[size]

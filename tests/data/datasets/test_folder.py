@@ -33,7 +33,7 @@ def names(data_set, part):
 
 
 @pytest.mark.parametrize("test", ["val", "validation", "valid", "test"])
-def test_two_folders(tmp_path, test):
+def test_train_and_val_folders_become_two_parts(tmp_path, test):
     fill(tmp_path, "train/b/1.jpg", "train/b/2.jpg", "train/a/9.jpg", "train/c/1.jpg")
     fill(tmp_path, f"{test}/c/4.jpg", f"{test}/b/3.jpg")  # not every class need be there
     data_set = folder.scan(tmp_path)
@@ -45,7 +45,7 @@ def test_two_folders(tmp_path, test):
     assert data_set.train.name == f"{tmp_path}/train" and data_set.eval.name == f"{tmp_path}/{test}"
 
 
-def test_which_parts_are_taken(tmp_path):
+def test_folder_names_choose_the_parts(tmp_path):
     fill(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg", "learn/b/1.jpg", "learn/b/2.jpg", "check/b/3.jpg")
     assert pairs(folder.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]  # the first of several
     assert pairs(folder.scan(tmp_path, eval_split="test").eval) == [("test/a/2.jpg", 0)]
@@ -54,7 +54,7 @@ def test_which_parts_are_taken(tmp_path):
     assert pairs(data_set.eval) == [("check/b/3.jpg", 0)]
 
 
-def test_a_relative_place_and_the_home_directory(tmp_path, monkeypatch):
+def test_relative_place_and_the_home_directory(tmp_path, monkeypatch):
     fill(tmp_path / "data", "train/a/1.jpg", "val/a/3.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -69,7 +69,7 @@ KINDS = ["1.jpg", "2.JPG", "3.jpeg", "4.JPEG", "5.jfif", "6.png", "7.PnG", "8.we
 KINDS += ["with space.jpg", "müßig.jpg", "a.b.jpg"]
 
 
-def test_what_counts_as_an_image(tmp_path):
+def test_file_names_that_count_as_images(tmp_path):
     others = [".hidden.jpg", "9.gif", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
     fill(tmp_path, *(f"train/ä b/{name}" for name in KINDS + others), "train/c/1.jpg", "val/c/1.jpg")
     fill(tmp_path, "train/.cache/1.jpg", "train/c/.thumbnails/1.jpg", "train/loose.jpg", "loose.jpg", "val/.x/1.jpg")
@@ -78,7 +78,7 @@ def test_what_counts_as_an_image(tmp_path):
     assert pairs(data_set.train) == [("train/c/1.jpg", 0), *((f"train/ä b/{name}", 1) for name in sorted(KINDS))]
 
 
-def test_images_below_their_class(tmp_path):
+def test_images_in_subfolders_of_a_class_are_found(tmp_path):
     # A folder called like an image is none.
     deep = ["train/a/x/y/1.jpg", "train/a/0.jpg", "train/a/x/2.jpg", "train/a/3.jpg/4.jpg", "train/b/z/1.jpg"]
     fill(tmp_path, *deep, "val/a/x/3.jpg")
@@ -111,7 +111,7 @@ def held_out(root, **options):
 
 @pytest.mark.parametrize(("share", "percent"), [(0.2, "20%"), (0.5, "50%"), (0.01, "1%"), (0.9, "90%")])
 @pytest.mark.parametrize("part", ["", "train/"])
-def test_a_share_of_every_class_is_held_out(tmp_path, share, percent, part):
+def test_share_of_every_class_is_held_out(tmp_path, share, percent, part):
     sizes = {"a": 50, "b": 7, "c": 2, "d": 113}
     one_folder(tmp_path, sizes, part)
     data_set = folder.scan(tmp_path, eval_fraction=share)
@@ -126,7 +126,7 @@ def test_a_share_of_every_class_is_held_out(tmp_path, share, percent, part):
     assert data_set.train.name.endswith(" (train)") and data_set.eval.name.endswith(" (held-out)")
 
 
-def test_those_held_out_are_no_block(tmp_path):
+def test_held_out_images_are_spread_over_the_class(tmp_path):
     one_folder(tmp_path, {"a": 200})
     found = sorted(int(path[2:5]) for path in held_out(tmp_path))
     # Uniform: the mean of 40 of 200 to four deviations.
@@ -134,7 +134,7 @@ def test_those_held_out_are_no_block(tmp_path):
     assert max(np.diff(found)) > 1 and len(set(np.diff(found))) > 3
 
 
-def test_the_same_are_held_out_elsewhere_and_in_any_order(tmp_path, monkeypatch):
+def test_held_out_images_do_not_depend_on_place_or_order(tmp_path, monkeypatch):
     one_folder(tmp_path / "first", {"a": 40, "b": 30})
     found = held_out(tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "deep" / "er" / "second")
@@ -147,13 +147,13 @@ def test_the_same_are_held_out_elsewhere_and_in_any_order(tmp_path, monkeypatch)
     assert pairs(folder.scan("../deep/er/second").train) == pairs(folder.scan(tmp_path / "first").train)
 
 
-def test_those_held_out_never_change(tmp_path):
+def test_held_out_images_are_fixed_by_golden_names(tmp_path):
     # Results are comparable as long as this stays.
     one_folder(tmp_path, {"cat": 20})
     assert held_out(tmp_path) == {f"cat/{index}.jpg" for index in ("000", "005", "014", "015")}
 
 
-def test_another_seed_holds_out_others(tmp_path):
+def test_seed_changes_the_held_out_images(tmp_path):
     one_folder(tmp_path, {"a": 200})
     found = [held_out(tmp_path, split_seed=seed) for seed in range(5)]
     assert [len(paths) for paths in found] == [40] * 5
@@ -173,7 +173,7 @@ def test_new_images_hardly_move_old_ones(tmp_path):
     assert after < larger
 
 
-def test_a_class_with_one_image_is_only_trained_on(tmp_path):
+def test_class_of_one_image_is_only_for_training(tmp_path):
     one_folder(tmp_path, {"a": 1, "b": 5})
     data_set = folder.scan(tmp_path)
     assert names(data_set, "train")["a"] == ["a/000.jpg"]
@@ -187,14 +187,14 @@ def message(root, **options):
     return made.message(folder.scan, root, **options)
 
 
-def test_no_folder(tmp_path):
+def test_missing_folder_is_refused(tmp_path):
     expected = f"no folder {tmp_path}/x; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg"
     assert message(tmp_path / "x") == expected
     fill(tmp_path, "file")
     assert message(tmp_path / "file").startswith(f"no folder {tmp_path}/file;")
 
 
-def test_an_empty_folder(tmp_path):
+def test_empty_folder(tmp_path):
     example = f"put the images in one folder a class, as in {tmp_path}/cat/1.jpg"
     assert message(tmp_path) == f"{tmp_path} has no class folders; {example}"
     fill(tmp_path, "1.jpg", ".hidden/2.jpg")
@@ -219,7 +219,7 @@ def test_classes_without_images(tmp_path):
     assert "8 class folders" in message(tmp_path) and ": b, c0, c1, c2, c3 and 3 more;" in message(tmp_path)
 
 
-def test_classes_that_training_does_not_know(tmp_path):
+def test_test_classes_unknown_to_training_are_refused(tmp_path):
     fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "val/z/1.jpg")
     assert message(tmp_path) == (
         f"{tmp_path}/val has 1 class that {tmp_path}/train does not have: z; "
@@ -229,7 +229,7 @@ def test_classes_that_training_does_not_know(tmp_path):
     assert f"{tmp_path}/val has 2 classes that {tmp_path}/train does not have: y, z;" in message(tmp_path)
 
 
-def test_an_evaluation_without_training(tmp_path):
+def test_evaluation_without_training(tmp_path):
     fill(tmp_path, "val/a/1.jpg", "x/a/1.jpg")
     assert message(tmp_path) == (
         f"{tmp_path} has a folder val, but no folder train beside it; if val is a class, name it otherwise, else name "
@@ -238,7 +238,7 @@ def test_an_evaluation_without_training(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["train_split", "eval_split"])
-def test_a_part_that_is_not_there(tmp_path, option):
+def test_missing_part_lists_the_folders(tmp_path, option):
     fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "file")
     assert message(tmp_path, **{option: "learn"}) == f"{tmp_path} has no folder 'learn'; it has train, val"
     (tmp_path / "empty").mkdir()
@@ -246,13 +246,13 @@ def test_a_part_that_is_not_there(tmp_path, option):
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
-def test_a_share_that_leaves_nothing(tmp_path, share):
+def test_fraction_that_leaves_no_image_is_refused(tmp_path, share):
     one_folder(tmp_path, {"a": 4})
     text = f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {share}"
     assert text in message(tmp_path, eval_fraction=share)
 
 
-def test_a_name_in_another_encoding(tmp_path):
+def test_name_in_another_encoding(tmp_path):
     one_folder(tmp_path, {"a": 5})
     (tmp_path / "a" / os.fsdecode(b"\xff\xfe.jpg")).write_bytes(b"x")
     data_set = folder.scan(tmp_path)

@@ -44,7 +44,7 @@ def whole(paths):
     return records.TFRecordFiles([records.Part(path) for path in paths])
 
 
-def test_the_records_of_all_files_in_order(paths):
+def test_records_of_all_files_in_order(paths):
     assert read(whole(paths)) == CONTENT
     assert read(pickle.loads(pickle.dumps(whole(paths)))) == CONTENT
     assert read(whole(paths[::-1])) == CONTENT[8:] + CONTENT[6:8] + CONTENT[:6]
@@ -66,7 +66,7 @@ def test_no_records_at_all(paths, tmp_path):
     assert read(whole([empty, paths[1], empty])) == CONTENT[6:8]
 
 
-def test_the_index_is_kept(paths, indexed, cache):
+def test_index_is_kept(paths, indexed, cache):
     assert read(whole(paths)) == CONTENT
     assert sorted(indexed) == paths
     [kept] = cache.iterdir()
@@ -81,7 +81,7 @@ def test_the_index_is_kept(paths, indexed, cache):
     assert list(cache.iterdir()) == [kept]
 
 
-def test_an_index_is_made_anew_when_a_file_changed(paths, indexed):
+def test_index_is_made_anew_when_a_file_changed(paths, indexed):
     whole(paths)
     path, new = pathlib.Path(paths[1]), [b"other", b"more", b"longer than before" * 9]
     for content in (new, new[::-1]):  # the second of the same size, and written at another time
@@ -93,35 +93,35 @@ def test_an_index_is_made_anew_when_a_file_changed(paths, indexed):
     assert path.stat().st_size == before.st_size
 
 
-def test_other_files_have_an_index_of_their_own(paths, indexed, cache):
+def test_changed_files_get_a_new_index(paths, indexed, cache):
     whole(paths)
     whole(paths[:2])
     whole(paths[::-1])
     assert len(indexed) == 8 and len(list(cache.iterdir())) == 3
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(paths, cache, indexed):
+def test_unwritable_cache_is_harmless(paths, cache, indexed):
     cache.parent.write_text("a file where the directory should be")
     assert read(whole(paths)) == CONTENT == read(whole(paths))
     assert len(indexed) == 6
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4 cut off", b"garbage"])
-def test_a_damaged_cache_does_no_harm(paths, cache, indexed, content):
+def test_damaged_cache_does_no_harm(paths, cache, indexed, content):
     whole(paths)
     [kept] = cache.iterdir()
     kept.write_bytes(content)
     assert read(whole(paths)) == CONTENT and len(indexed) == 6
 
 
-def test_a_file_that_shrinks_while_it_is_read(paths):
+def test_file_that_shrinks_during_reading_is_refused(paths):
     files = whole(paths)
     os.truncate(paths[2], 30)
     with pytest.raises(ValueError, match=f"{paths[2]} ends within record 19"):
         files[19]
 
 
-def test_a_file_that_is_not_there(paths):
+def test_missing_record_file_is_named(paths):
     os.unlink(paths[0])
     with pytest.raises(FileNotFoundError):
         whole(paths)
@@ -159,7 +159,7 @@ def single(record, **keys):
     return records.Records("toy, train", [record], records.Keys(**keys))
 
 
-def test_an_example_is_image_label_and_name():
+def test_example_is_image_label_and_name():
     held = single(example(image=[b"pixels"], label=[7], file_name=["ä.jpg".encode()], more=[1, 2]))
     assert held[0] == (b"pixels", 7) and held.file_name(0) == "ä.jpg" and len(held) == 1
     other = single(example(a=[b"pixels"], b=[7], c=[b"\xff.jpg"]), image="a", label="b", file_name="c", first_label=1)
@@ -183,12 +183,12 @@ def test_records_of_something_else(record, words):
     assert single(record).file_name(0) == ""
 
 
-def test_a_record_without_a_name():
+def test_record_without_a_name():
     assert single(example(image=[b"x"], label=[1]), file_name=None).file_name(0) == ""
     assert single(example(image=[b"x"], label=[1], file_name=[])).file_name(0) == ""
 
 
-def test_offsets_are_those_of_the_data(tmp_path):
+def test_offsets_point_at_the_records(tmp_path):
     content = [b"abc", b"", b"x" * 1000, b"last"]
     made.write_tfrecord(tmp_path / "file", content)
     data = (tmp_path / "file").read_bytes()
@@ -197,7 +197,7 @@ def test_offsets_are_those_of_the_data(tmp_path):
     assert [data[offset : offset + length] for offset, length in found] == content
 
 
-def test_a_cut_is_noticed_wherever_it_is(tmp_path):
+def test_truncation_at_any_byte_is_found(tmp_path):
     made.write_tfrecord(tmp_path / "file", [b"abc", b"defg"])
     data = (tmp_path / "file").read_bytes()
     for size in range(1, len(data)):

@@ -58,7 +58,7 @@ def test_every_layout_gives_the_same_bytes_labels_and_names(roots, layout):
     assert read(pickle.loads(pickle.dumps(data_set.train))) == HELD["train"]  # in another process
 
 
-def test_the_names_of_the_classes(roots):
+def test_names_of_the_classes(roots):
     assert opened(roots, "array_record").class_names == made.CLASSES
     names = opened(roots, "models").class_names
     assert len(names) == 1000 and (names[0], names[999]) == ("n01440764", "n15075141")
@@ -75,7 +75,7 @@ def test_the_names_of_the_classes(roots):
     ],
 )
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_part_of_a_split(roots, file_format, split, start, stop):
+def test_part_of_a_split(roots, file_format, split, start, stop):
     data_set = opened(roots, file_format, train_split=split, eval_split="validation[:1]")
     assert read(data_set.train) == HELD["train"][start:stop]
     assert read(data_set.eval) == HELD["validation"][:1]
@@ -86,18 +86,18 @@ def test_a_part_of_a_split(roots, file_format, split, start, stop):
 
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize("split", ["learn", "train[:", "train[:x%]", "train[50:40]", ""])
-def test_an_unknown_split_lists_those_there_are(roots, file_format, split):
+def test_unknown_split_lists_the_splits(roots, file_format, split):
     for option in ("train_split", "eval_split") if split else ("eval_split",):  # '' as if it were not given
         text = message("toy", roots[file_format], **{option: split})
         assert repr(split) in text and "It has train, validation" in text
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_an_empty_split_is_refused(roots, file_format):
+def test_empty_split_is_refused(roots, file_format):
     assert "train[:0]" in message("toy", roots[file_format], eval_split="train[:0]")
 
 
-def test_an_unknown_split_of_the_models_layout(roots):
+def test_unknown_split_of_the_models_layout(roots):
     with pytest.raises(ValueError, match=r"have no split 'test', only train, validation"):
         opened(roots, "models", eval_split="test")
     with pytest.raises(ValueError, match="have no split 'train"):
@@ -105,7 +105,7 @@ def test_an_unknown_split_of_the_models_layout(roots):
 
 
 @pytest.mark.parametrize("there", [("test",), ("val", "test"), ("validation", "test"), ("val",)])
-def test_the_part_to_test_with(tmp_path, there):
+def test_part_to_test_with(tmp_path, there):
     made.prepare(tmp_path, "toy", {"train": made.examples(2)} | {name: made.examples(1) for name in there}, shards=1)
     expected = next(name for name in ("validation", "test", "val") if name in there)
     assert tfds.open_data_set("toy", str(tmp_path)).eval.name == f"toy, {expected}"
@@ -128,7 +128,7 @@ def lay(root, *directories):
         (root / directory / "dataset_info.json").write_text("{}")
 
 
-def test_the_newest_version_is_taken(tmp_path):
+def test_newest_version_is_taken(tmp_path):
     lay(tmp_path, "toy/1.9.0", "toy/1.10.0", "toy/1.2.30", "toy/0.99.99", "other/7.0.0")
     (tmp_path / "toy/2.0.0").mkdir()  # nothing in it
     assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.10.0"
@@ -137,12 +137,12 @@ def test_the_newest_version_is_taken(tmp_path):
         tfds.find("toy:2.0.0", tmp_path)
 
 
-def test_an_unfinished_version_is_not_taken(tmp_path):
+def test_unfinished_version_is_not_taken(tmp_path):
     lay(tmp_path, "toy/1.0.0", "toy/1.0.0.incomplete7AC3F1")
     assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.0.0"
 
 
-def test_configs(tmp_path):
+def test_configs_of_a_data_set_are_chosen_by_name(tmp_path):
     lay(tmp_path, "toy/small/1.0.0", "toy/small/1.10.0", "toy/large/1.0.0")
     assert tfds.find("toy/small", tmp_path) == tmp_path / "toy/small/1.10.0"
     assert tfds.find("toy/small:1.0.0", tmp_path) == tmp_path / "toy/small/1.0.0"
@@ -150,7 +150,7 @@ def test_configs(tmp_path):
     assert made.message(tfds.find, "toy", tmp_path) == text
 
 
-def test_a_config_is_read(tmp_path):
+def test_config_is_read(tmp_path):
     made.prepare(tmp_path, "toy/small", {"train": made.examples(3), "test": made.examples(1)}, shards=1)
     data_set = tfds.open_data_set("toy/small", str(tmp_path))
     assert read(data_set.train) == made.examples(3)
@@ -172,7 +172,7 @@ def test_gray_images_without_names(tmp_path, file_format):
         assert label == 9 - index and data_set.train.file_name(index) == ""
 
 
-def test_features_with_other_names(tmp_path):
+def test_features_with_unusual_names_are_found(tmp_path):
     kinds = FeaturesDict({"image": Image(), "kind": ClassLabel(names=["x", "y"])})
     held = [{"image": example["image"], "kind": example["label"] % 2} for example in made.examples(4)]
     made.prepare(tmp_path, "odd", {"train": held, "test": held}, features=kinds, shards=1)
@@ -193,7 +193,7 @@ IMAGE, LABEL = Image(shape=(None, None, 3)), ClassLabel(names=["a", "b"])
         ({"image": Image(shape=(9, 9, 4)), "label": LABEL}, ["has images with 4 channels; 1 and 3"]),
     ],
 )
-def test_what_is_not_for_classification_is_refused(tmp_path, kinds, words):
+def test_data_set_without_labels_is_refused(tmp_path, kinds, words):
     directory = made.prepare(tmp_path, "odd", {"train": [], "test": []}, features=FeaturesDict(kinds), shards=1)
     text = message("odd", tmp_path)
     assert text.startswith(str(directory)) and all(word in text for word in words)
@@ -203,7 +203,7 @@ def copied(roots, layout, tmp_path):
     return shutil.copytree(roots[layout], tmp_path, dirs_exist_ok=True) / "toy" / "1.0.0"
 
 
-def test_other_formats_are_refused_and_none_is_tfrecord(roots, tmp_path):
+def test_unknown_formats_are_refused(roots, tmp_path):
     directory = copied(roots, "tfrecord", tmp_path)
     info = json.loads((directory / "dataset_info.json").read_text())
     (directory / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "riegeli"}))
@@ -214,7 +214,7 @@ def test_other_formats_are_refused_and_none_is_tfrecord(roots, tmp_path):
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_file_that_is_missing(roots, tmp_path, file_format):
+def test_missing_shard_is_named(roots, tmp_path, file_format):
     directory = copied(roots, file_format, tmp_path)
     path = directory / f"toy-train.{file_format}-00001-of-00003"
     path.unlink()
@@ -231,7 +231,7 @@ def test_tfrecord_files_of_another_length(roots, tmp_path):
     assert f"{path} has 9 records, not the 8 that its data set names" in message("toy", tmp_path)
 
 
-def test_an_array_record_file_that_was_cut_off(roots, tmp_path):
+def test_truncated_array_record_is_refused(roots, tmp_path):
     directory = copied(roots, "array_record", tmp_path)
     path = directory / "toy-train.array_record-00001-of-00003"
     path.write_bytes(path.read_bytes()[:-100])
@@ -239,7 +239,7 @@ def test_an_array_record_file_that_was_cut_off(roots, tmp_path):
         read(tfds.open_data_set("toy", str(tmp_path)).train)
 
 
-def test_a_damaged_array_record(tmp_path):
+def test_damaged_array_record(tmp_path):
     held = made.examples(40)
     directory = made.prepare(tmp_path, "toy", {"train": held, "test": held[:4]}, shards=1)
     path = directory / "toy-train.array_record-00000-of-00001"
@@ -254,7 +254,7 @@ def test_a_damaged_array_record(tmp_path):
     assert len(batch["label"]) == 40 and len(source.unreadable) == 1
 
 
-def test_files_of_the_models_layout_that_are_missing(roots, tmp_path):
+def test_missing_files_of_the_models_layout_are_named(roots, tmp_path):
     shutil.copytree(roots["models"], tmp_path / "copy")
     (tmp_path / "copy/train-00001-of-00002").unlink()
     text = message("imagenet2012", tmp_path / "copy")
@@ -274,12 +274,12 @@ def test_files_of_the_models_layout_that_are_missing(roots, tmp_path):
     ],
 )
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_testing_on_what_was_trained_on_is_said(roots, file_format, train, test, shared):
+def test_evaluation_on_the_training_split_is_noted(roots, file_format, train, test, shared):
     data_set = opened(roots, file_format, train_split=train, eval_split=test)
     assert ("test examples are among the training examples" in data_set.note) == shared
 
 
-def test_a_part_of_imagenet_is_not_taken_for_the_whole(tmp_path):
+def test_part_of_imagenet_is_not_taken_for_the_whole(tmp_path):
     made.prepare(tmp_path, "imagenet2012", {"train": made.examples(12), "validation": made.examples(4)})
     note = tfds.open_data_set("imagenet2012", str(tmp_path)).note
     assert note == "12 of ImageNet's 1,281,167 training images; 4 of ImageNet's 50,000 validation images"

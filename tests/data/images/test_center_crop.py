@@ -14,7 +14,7 @@ from tests.data import made
 
 @pytest.mark.parametrize("family", ["torch", "official", "official_fast"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_square_is_what_the_evaluation_loader_makes(family, channels, tmp_path):
+def test_center_crop_equals_the_evaluation_loader(family, channels, tmp_path):
     made.write_folder(tmp_path, count=20)
     paths = folder.images_below(tmp_path)
     chosen = preprocessing.get(family)
@@ -28,7 +28,7 @@ def test_a_square_is_what_the_evaluation_loader_makes(family, channels, tmp_path
         np.testing.assert_array_equal(square, expected)
 
 
-def test_a_image_of_the_right_size_keeps_its_pixels():
+def test_image_of_the_right_size_keeps_every_pixel():
     pixels = made.photo(32, 32)
     spec = InputSpec((32, 32, 3))
     np.testing.assert_array_equal(center_crop.center_crop(made.encoded(pixels, "PNG"), spec), pixels)
@@ -36,7 +36,7 @@ def test_a_image_of_the_right_size_keeps_its_pixels():
     np.testing.assert_array_equal(turned, np.rot90(pixels, -1))
 
 
-def test_each_file_has_its_own_word(tmp_path):
+def test_each_unreadable_file_has_a_reason(tmp_path):
     (tmp_path / "good.png").write_bytes(made.encoded(made.photo(20, 30), "PNG"))
     (tmp_path / "bad.png").write_text("nothing")
     (tmp_path / "empty.png").write_bytes(b"")
@@ -53,7 +53,7 @@ def test_each_file_has_its_own_word(tmp_path):
     ]
 
 
-def test_who_stops_early_leaves_no_thread(tmp_path):
+def test_stopping_early_leaves_no_thread(tmp_path):
     (tmp_path / "a.png").write_bytes(made.encoded(made.photo(20, 30), "PNG"))
     found = center_crop.center_crops([tmp_path / "a.png"] * 1000, InputSpec((8, 8, 3)), threads=2)
     next(found)
@@ -61,18 +61,18 @@ def test_who_stops_early_leaves_no_thread(tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
-def test_a_spec_survives_its_file():
+def test_input_spec_survives_json():
     for spec in (InputSpec((8, 8, 1)), preprocessing.get("official").input_spec(224)):
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
 @pytest.mark.parametrize("key, value", [("mean", [10**400, 1, 1]), ("shape", [float("inf"), 8, 3])])
-def test_a_spec_of_numbers_that_do_not_fit(key, value):
+def test_inconsistent_input_spec_is_refused(key, value):
     known = preprocessing.get("torch").input_spec(8).to_json()
     made.message(InputSpec.from_json, known | {key: value})
 
 
-def test_a_spec_of_an_older_file():
+def test_spec_of_an_older_file():
     for resize, antialias in (("area", True), ("linear", False)):
         spec = InputSpec((8, 8, 1), resize=resize)
         older = spec.to_json() | {"antialias": antialias}
@@ -85,7 +85,7 @@ WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
-def test_numbers_that_are_no_spec_are_refused(key, value):
+def test_json_numbers_that_are_no_spec_are_refused(key, value):
     good = preprocessing.get("torch").input_spec(224).to_json()
     with pytest.raises(ValueError, match="is not a shape with a normalization"):
         InputSpec(**(good | {key: value}))

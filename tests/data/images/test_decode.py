@@ -55,7 +55,7 @@ JPEGS = {
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_jpegs_are_what_pillow_sees(kind):
+def test_jpegs_are_close_to_pillow(kind):
     data, colorspace = JPEGS[kind]
     assert decode.header(data) == decode.Header(*SIDES, True, 1, colorspace)
     # Two decoders may round otherwise, and CMYK has no one conversion.
@@ -86,7 +86,7 @@ EXACT |= {"WEBP": made.encoded(photo(), "WEBP"), "lossless WEBP": made.encoded(p
 
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_pngs_and_webps_are_exactly_what_pillow_sees(kind, mode):
+def test_pngs_and_webps_equal_pillow(kind, mode):
     data = EXACT[kind]
     assert decode.header(data) == decode.Header(*SIDES, False)
     reference = pillow(data, mode)
@@ -94,7 +94,7 @@ def test_pngs_and_webps_are_exactly_what_pillow_sees(kind, mode):
     np.testing.assert_array_equal(decoded(data, channels=len(mode)), reference)
 
 
-def test_a_transparent_palette_loses_its_transparency():
+def test_transparent_palette_becomes_opaque():
     image = photo("P")
     data = made.encoded(image, "PNG", transparency=bytes(range(256)))
     np.testing.assert_array_equal(decoded(data), pillow(made.encoded(image, "PNG")))
@@ -129,7 +129,7 @@ def test_orientations_are_undone_as_pillow_does(orientation, kind, channels):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_turned_image_shrinks_like_one_that_was_stored_upright(orientation, shrink, kind):
+def test_rotated_image_shrinks_like_an_upright_one(orientation, shrink, kind):
     # Sides that no shrink divides would begin their boxes at another end when turned.
     image = Image.fromarray(made.photo(64, 104))
     data = made.turned(image, orientation, kind, **({"quality": 100, "subsampling": 0} if kind == "JPEG" else {}))
@@ -139,7 +139,7 @@ def test_a_turned_image_shrinks_like_one_that_was_stored_upright(orientation, sh
 
 
 @pytest.mark.parametrize("value", [0, 9, 255, 65535])
-def test_an_orientation_that_does_not_exist_is_none(value):
+def test_invalid_orientation_is_ignored(value):
     data = made.turned(photo(), value)
     assert decode.header(data, apply_exif=True).orientation == 1
 
@@ -172,7 +172,7 @@ def boxes(pixels, shrink):
 
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 @pytest.mark.parametrize("kind", ["JPEG", "progressive", "gray", "PNG", "WEBP"])
-def test_shrinking_averages(shrink, kind):
+def test_shrinking_averages_blocks_of_pixels(shrink, kind):
     pixels = made.photo(160, 240, seed=3, channels=1 if kind == "gray" else 3)
     options = {"JPEG": {"quality": 95}, "progressive": {"quality": 95, "progressive": True}}.get(kind, {})
     data = made.encoded(pixels, kind if kind in ("PNG", "WEBP") else "JPEG", **options)
@@ -209,7 +209,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("apply_exif", [False, True])
-def test_a_file_that_was_cut_off_has_no_pixels(kind, apply_exif):
+def test_truncated_file_is_refused(kind, apply_exif):
     data = KINDS[kind]
     decoded(data, apply_exif=apply_exif)
     for length in (1, 2, 3, 4, 10, 20, 50, *np.linspace(100, len(data) - 50, 12).astype(int)):
@@ -218,7 +218,7 @@ def test_a_file_that_was_cut_off_has_no_pixels(kind, apply_exif):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "turned PNG"])
-def test_a_png_with_a_damaged_chunk(kind):
+def test_png_with_a_damaged_chunk(kind):
     data = KINDS[kind]
     place = data.index(b"IDAT")
     for apply_exif in (False, True):  # pixels where a chunk should begin
@@ -228,7 +228,7 @@ def test_a_png_with_a_damaged_chunk(kind):
 @pytest.mark.parametrize(
     "data", [b"hello, world\n" * 30, b"\0" * 500, b"%PDF-1.4\n", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + b"\0" * 99]
 )
-def test_what_is_no_image(data):
+def test_non_images_are_refused(data):
     assert reason(data) == "it is not an image in a known format"
 
 
@@ -249,13 +249,13 @@ def chunk(kind, data):
 
 
 @pytest.mark.parametrize("sides", [(50_000, 50_000), (100_000, 2_000), (2**31 - 1, 2**31 - 1)])
-def test_a_png_that_claims_to_be_huge(sides):
+def test_png_with_a_huge_header_is_refused(sides):
     start = chunk(b"IHDR", struct.pack(">IIBBBBB", *sides, 8, 2, 0, 0, 0))
     reason(b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b""))
 
 
 @pytest.mark.parametrize("sides", [(65_500, 65_500), (20_000, 10_000)])
-def test_a_jpeg_that_claims_to_be_huge(sides):
+def test_jpeg_with_a_huge_header_is_refused(sides):
     data = JPEGS["4:2:0"][0]
     place = data.index(b"\xff\xc0") + 5
     data = data[:place] + struct.pack(">HH", *sides) + data[place + 4 :]

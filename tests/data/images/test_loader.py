@@ -112,7 +112,7 @@ def test_rows_steps_and_seeds_are_cropped_independently(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [8, 40])
-def test_a_run_continues_at_any_step(root, batch_size):
+def test_run_continues_at_any_step(root, batch_size):
     # Within an epoch, at its edges, and an epoch later.
     cases.check_continuation(opened(root), batch_size, 10, (1, 3, 6, 7, 9), again=opened(root, threads=3))
 
@@ -123,7 +123,7 @@ def test_hosts_have_the_rows_of_the_global_batch(root, hosts, batch_size):
     cases.check_hosts(opened(root), batch_size, hosts, firsts=(2,))
 
 
-def test_a_batch_larger_than_the_data_is_refused(root):
+def test_batch_larger_than_the_data_is_refused(root):
     with pytest.raises(ValueError, match="batch_size 51 is more than the 50 training images"):
         opened(root).train_batches(51, seed=0)
 
@@ -165,7 +165,7 @@ def test_evaluation_shows_the_middle_of_the_upright_image(photos, family):
         assert all(made.difference(image, other).max() > 20 for other in references.values())
 
 
-def test_the_family_decides_on_crops_and_normalisation(photos):
+def test_family_decides_on_crops_and_normalisation(photos):
     names = ("torch", "official", "official_fast")
     torch, official, fast = (opened(photos, preprocessing=name, image_size=50) for name in names)
     assert not same(take(torch, 2, 3), take(fast, 2, 3))
@@ -176,7 +176,7 @@ def test_the_family_decides_on_crops_and_normalisation(photos):
     assert torch.std == (58.395, 57.12, 57.375) and official.std == (1.0, 1.0, 1.0)
 
 
-def test_flips_are_all_that_flipping_adds(photos):
+def test_flip_option_changes_only_flips(photos):
     plain, flipped = (take(opened(photos, flip=flip, image_size=24), 2, 60) for flip in (False, True))
     mirrored = []
     for a, b in zip(plain, flipped, strict=True):
@@ -188,7 +188,7 @@ def test_flips_are_all_that_flipping_adds(photos):
     assert abs(np.sum(mirrored) - 60) <= 4 * math.sqrt(120) / 2
 
 
-def test_gray_images():
+def test_gray_images_have_one_channel():
     class Gray:
         name = "gray"
 
@@ -239,7 +239,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("part", ["train", "val"])
-def test_the_message_names_data_set_number_file_and_reason(copy, kind, part):
+def test_message_names_data_set_number_file_and_reason(copy, kind, part):
     source = opened(copy)
     spoil, reason = BROKEN[kind]
     path = path_of(copy, 13, part)
@@ -252,7 +252,7 @@ def test_the_message_names_data_set_number_file_and_reason(copy, kind, part):
     assert "object at 0x" not in text and len(text) > len(f"{copy}/{part}, example 13, {path}: ; mend") + 60
 
 
-def test_the_batches_before_an_unreadable_image_arrive(copy):
+def test_batches_before_an_unreadable_image_arrive(copy):
     order = np.random.default_rng((0, 0, 0)).permutation(TRAIN)
     whole = take(opened(copy), 10, 5)
     cut_off(path_of(copy, order[33]))
@@ -265,7 +265,7 @@ def test_the_batches_before_an_unreadable_image_arrive(copy):
     assert same(got, whole[:3])
 
 
-def test_a_label_that_does_not_exist(root):
+def test_label_out_of_range_is_refused(root):
     source = dataclasses.replace(opened(root), num_classes=2)
     for read in (lambda: take(source, 25, 2), lambda: list(source.eval_batches(8))):
         with pytest.raises(DataError, match=r"example \d+, .*: label 2 is not in 0 to 1; mend or remove it"):
@@ -310,7 +310,7 @@ def test_in_evaluation_an_unreadable_image_does_not_count(copy, kind):
     assert sorted(int(name.split("example ")[1].split(",")[0]) for name in source.unreadable) == [3, 20]
 
 
-def test_a_data_set_of_which_nothing_can_be_read(copy):
+def test_data_set_without_readable_images_is_refused(copy):
     for path in copy.glob("*/*/*"):
         path.write_text("no image")
     source = opened(copy, on_error="skip")
@@ -335,7 +335,7 @@ def test_closing_early_ends_the_threads(root):
         time.sleep(0.01)
 
 
-def test_a_loader_reads_no_more_than_it_needs(root, monkeypatch):
+def test_loader_reads_only_the_images_of_the_batches(root, monkeypatch):
     # Memory under way: a few chunks, however long the run.
     source, reads = opened(root, threads=2), []
     images = type(source.data_set.train)

@@ -48,7 +48,7 @@ def root(tmp_path):
     return tmp_path / "images"
 
 
-def test_batches_are_those_of_threads_and_nothing_is_left(root, tmp_path):
+def test_worker_processes_make_the_batches_of_threads(root, tmp_path):
     code = """
         from tests.interruptions import runs
 
@@ -91,7 +91,7 @@ def test_unreadable_images_are_reported_from_workers(root, tmp_path):
     assert "leaked" not in stderr
 
 
-def test_a_killed_worker_ends_the_run(root, tmp_path):
+def test_killed_worker_ends_the_run(root, tmp_path):
     code = """
         batches = opened(sys.argv[1], workers=2).train_batches(40, seed=0)
         next(batches)

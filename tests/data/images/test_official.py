@@ -78,7 +78,7 @@ def row(found):
     return found[0, :, 0].tolist()
 
 
-def test_pixels_that_a_person_can_check():
+def test_pixels_computed_by_hand():
     ramp = made.encoded(np.broadcast_to(np.uint8([[[0], [10], [20], [40]]]), (4, 4, 1)).copy(), "PNG")
     whole = (0, 0, 4, 4)
     # Two pixels of four: the first and the third, and not the means of two.
@@ -95,7 +95,7 @@ def test_pixels_that_a_person_can_check():
     assert row(trained(ramp, whole, 3, channels=1)) == pytest.approx([0, 40 / 3, 20 + 20 * 2 / 3], abs=1e-5)
 
 
-def test_an_image_of_the_resized_size_keeps_its_pixels():
+def test_image_of_the_resized_size_keeps_every_pixel():
     pixels = noise(256, 300)
     np.testing.assert_array_equal(evaluated(made.encoded(pixels, "PNG"), 224), pixels[16:240, 38:262])
 
@@ -127,7 +127,7 @@ def test_large_images_are_decoded_whole(monkeypatch):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_box_is_one_of_the_upright_image(orientation):
+def test_crop_box_refers_to_the_upright_image(orientation):
     data = made.turned(Image.fromarray(made.photo(90, 140, seed=2)), orientation, quality=95, subsampling=0)
     upright = decode.decode(data, decode.header(data, apply_exif=True), fast_dct=True)
     for mirror in (False, True):

@@ -38,7 +38,7 @@ def test_crops_lie_within_the_image(family, height, width, seed):
 
 @given(height=SIDE, width=SIDE)
 @settings(max_examples=200)
-def test_the_central_crop_is_a_square_in_the_middle(height, width):
+def test_central_crop_is_a_square_in_the_middle(height, width):
     box = preprocessing.central_crop(height, width)
     assert inside(box, height, width) and box.height == box.width
     assert abs(box.height - 0.875 * min(height, width)) <= 0.5
@@ -56,7 +56,7 @@ def test_the_central_crop_is_a_square_in_the_middle(height, width):
         ((8, 5000), (0, 2496, 7, 7)),
     ],
 )
-def test_the_central_crop_in_numbers(sides, box):
+def test_central_crop_in_numbers(sides, box):
     assert preprocessing.central_crop(*sides) == box
 
 
@@ -91,7 +91,7 @@ def far_apart(a, b):
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (224, 224), (500, 200), (90, 640)])
-def test_the_crops_of_torch_are_distributed_like_torchvisions(height, width):
+def test_crops_of_torch_are_distributed_like_torchvisions(height, width):
     ours, theirs = drawn(CROPS["torch"], height, width, 4000), drawn(torchvision, height, width, 8000, seed=1)
     for place in range(4):
         assert far_apart(ours[:, place], theirs[:, place]) < 2.2, Box._fields[place]
@@ -101,7 +101,7 @@ def test_the_crops_of_torch_are_distributed_like_torchvisions(height, width):
     assert far_apart(ours[:, 2], drawn(CROPS["official"], height, width, 4000)[:, 2]) > 4
 
 
-def test_the_crops_of_torch_have_8_to_100_percent_of_a_square():
+def test_torch_crops_cover_8_to_100_percent():
     boxes = drawn(CROPS["torch"], 1000, 1000, 6000)
     share, ratio = boxes[:, 2] * boxes[:, 3] / 1e6, boxes[:, 3] / boxes[:, 2]
     # Up to an area of 3/4 everything fits, so that there the area is uniform and independent of the ratio.
@@ -118,7 +118,7 @@ def test_the_crops_of_torch_have_8_to_100_percent_of_a_square():
     assert np.abs(np.log(ratio[share > 0.95])).max() < -math.log(0.94)
 
 
-def test_the_places_of_a_crop_of_torch_are_equally_likely():
+def test_places_of_a_crop_of_torch_are_equally_likely():
     boxes = drawn(CROPS["torch"], 9, 9, 6000)
     for start, length in ((0, 2), (1, 3)):
         for room in range(1, 6):
@@ -130,7 +130,7 @@ def test_the_places_of_a_crop_of_torch_are_equally_likely():
 
 
 @pytest.mark.parametrize(("sides", "box"), [((10, 2000), (0, 993, 10, 13)), ((3000, 12), (1492, 0, 16, 12))])
-def test_a_strip_is_cut_in_the_middle_by_torch_and_taken_whole_by_official(sides, box):
+def test_strip_is_cropped_by_torch_and_kept_by_official(sides, box):
     found = drawn(CROPS["torch"], *sides, 300)
     assert (found == box).all(1).mean() > 0.5
     assert box[2] * box[3] / math.prod(sides) < 0.08
@@ -138,7 +138,7 @@ def test_a_strip_is_cut_in_the_middle_by_torch_and_taken_whole_by_official(sides
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (224, 224), (64, 64)])
-def test_the_crops_of_official_have_a_tenth_and_the_ratios_of_the_reference(height, width):
+def test_official_crops_have_the_areas_and_ratios_of_the_reference(height, width):
     boxes = drawn(CROPS["official"], height, width, 4000)
     whole = (boxes[:, 2] == height) & (boxes[:, 3] == width)
     y, x, h, w = boxes[~whole].T
@@ -156,7 +156,7 @@ def test_the_crops_of_official_have_a_tenth_and_the_ratios_of_the_reference(heig
         assert left.mean() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(len(left)))
 
 
-def test_the_heights_of_official_are_uniform_for_a_given_ratio():
+def test_heights_of_official_are_uniform_for_a_given_ratio():
     # The reference's loop, retold: a ratio, then a height among those with 5 to 100 % of the area; 100 attempts.
     def reference(rng, height, width):
         area = float(height * width)
@@ -190,7 +190,7 @@ TENSORFLOW = {
 
 
 @pytest.mark.parametrize("size", TENSORFLOW, ids=str)
-def test_the_official_crop_is_drawn_as_tensorflow_draws_it(size):
+def test_official_crop_is_drawn_as_tensorflow_draws_it(size):
     (height, width), draws = size, 20_000
     y, x, h, w = drawn(CROPS["official"], height, width, draws).T
     found = [h * w / (height * width), w / h, h / height, y / height, x / width]
@@ -219,7 +219,7 @@ BOXES = [(0, 0, 50, 70), (3, 5, 31, 20), (10, 20, 16, 16), (0, 0, 4, 60), (7, 1,
 
 @pytest.mark.parametrize("box", BOXES)
 @pytest.mark.parametrize("channels", [3, 1])
-def test_pixels_are_interpolated_linearly_and_areas_averaged_where_the_part_is_larger(box, channels):
+def test_enlarging_interpolates_and_shrinking_averages(box, channels):
     pixels = noise(50, 70, channels)
     data, part = made.encoded(pixels, "PNG"), part_of(pixels, box)
     for size in (16, 27, 31, 32, 40):
@@ -234,7 +234,7 @@ def test_pixels_are_interpolated_linearly_and_areas_averaged_where_the_part_is_l
 @pytest.mark.parametrize("interpolation", [cv2.INTER_LINEAR, cv2.INTER_AREA])
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_mirrored_image_is_the_flipped_one_bit_by_bit(interpolation, channels, kind):
+def test_mirrored_image_equals_the_flipped_pixels(interpolation, channels, kind):
     data = made.encoded(noise(50, 70, channels), kind)
     for box, size in (((3, 5, 31, 20), 17), ((0, 0, 50, 70), 24), ((0, 0, 50, 70), 60)):
         plain, mirrored = (cut(data, box, size, interpolation, mirror, channels) for mirror in (False, True))
@@ -269,7 +269,7 @@ def shrinks(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("interpolation", [cv2.INTER_LINEAR, cv2.INTER_AREA])
-def test_large_parts_are_decoded_smaller_and_look_the_same(kind, box, size, shrink, interpolation, shrinks):
+def test_large_crops_decoded_smaller_look_the_same(kind, box, size, shrink, interpolation, shrinks):
     pixels = made.photo(320, 400, seed=1)
     data = made.encoded(pixels, kind, **({"quality": 95, "subsampling": 0} if kind == "JPEG" else {}))
     found = cut(data, box, size, interpolation)
@@ -279,7 +279,7 @@ def test_large_parts_are_decoded_smaller_and_look_the_same(kind, box, size, shri
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_box_is_one_of_the_upright_image(orientation):
+def test_crop_box_refers_to_the_upright_image(orientation):
     pixels = made.photo(90, 140, seed=2)
     data = made.turned(made.Image.fromarray(pixels), orientation, quality=95, subsampling=0)
     upright = decode.decode(data, decode.header(data, apply_exif=True))
@@ -288,7 +288,7 @@ def test_the_box_is_one_of_the_upright_image(orientation):
         assert made.psnr(found, made.average(part_of(upright, box), size)) > 30
 
 
-def test_the_published_numbers():
+def test_published_numbers():
     official, torch = preprocessing.get("official"), preprocessing.get("torch")
     assert official.normalization(3) == ((123.68, 116.78, 103.94), (1.0, 1.0, 1.0))
     assert torch.mean == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)], abs=1e-9)

@@ -30,7 +30,7 @@ def turned(array, kind="JPEG", orientation=6, **options):
     return made.turned(array, orientation, kind, **options)
 
 
-def test_two_parts(tmp_path, capsys):
+def test_train_and_val_folders_become_two_splits(tmp_path, capsys):
     files = cases.image_folder(tmp_path / "pics")
     assert main(command(tmp_path / "pics", tmp_path / "data")) == 0
     output = capsys.readouterr()
@@ -50,7 +50,7 @@ def test_two_parts(tmp_path, capsys):
     assert labels == {name: int("dögs" in name) for name in files if name.startswith("train/")}
 
 
-def test_one_part_holds_out_the_same_images_as_reading_in_place(tmp_path):
+def test_prepared_split_equals_the_split_of_the_folder(tmp_path):
     from mixedres.data.datasets import folder
 
     cases.image_folder(tmp_path / "pics")
@@ -92,7 +92,7 @@ class TestUpright:
             turned(ARRAY, orientation=1),
         ],
     )
-    def test_is_kept_where_nothing_is_to_be_done(self, data):
+    def test_file_without_changes_is_copied(self, data):
         assert reencode.upright(data) == data
 
     @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ class TestUpright:
             (made.encoded(ARRAY, "TIFF"), "PNG", 0),
         ],
     )
-    def test_looks_the_same_and_needs_no_exif(self, data, kind, tolerance):
+    def test_rotated_file_is_stored_upright(self, data, kind, tolerance):
         found = reencode.upright(data)
         assert Image.open(io.BytesIO(found)).format == kind
         head = decode.header(found, apply_exif=True)
@@ -141,23 +141,23 @@ class TestShortened:
         reference = np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.LANCZOS)).astype(int)
         assert np.abs(seen(found) - reference).mean() < 2.5
 
-    def test_the_quality_and_the_chroma_are_as_asked(self):
+    def test_quality_and_the_chroma_are_as_asked(self):
         data = made.encoded(made.photo(64, 64), "PNG")
         low, high = self.shortened(data, quality=10), self.shortened(data, quality=95)
         assert len(low) < len(high)
         assert Image.open(io.BytesIO(high)).layer[0][1:3] == (2, 2)  # luma has twice the samples of chroma each way
 
-    def test_a_small_image_is_kept(self):
+    def test_small_image_is_kept(self):
         data = made.encoded(made.photo(32, 100))
         assert self.shortened(data) == data
 
-    def test_turned_only_where_asked(self):
+    def test_png_is_rotated_only_if_asked(self):
         data = turned(made.photo(64, 128))
         assert decode.header(self.shortened(data))[:2] == (64, 32)
         assert decode.header(self.shortened(data, turn=False))[:2] == (32, 64)
 
 
-def test_an_unreadable_image_stops_or_is_left_out(tmp_path, monkeypatch, capsys):
+def test_unreadable_image_stops_or_is_left_out(tmp_path, monkeypatch, capsys):
     files = cases.image_folder(tmp_path / "pics")
     monkeypatch.setattr(spans, "shard_bounds", lambda part: [*range(4, len(part), 4), len(part)])
     order = cases.order((name for name in files if name.startswith("train/")), "train")
@@ -174,7 +174,7 @@ def test_an_unreadable_image_stops_or_is_left_out(tmp_path, monkeypatch, capsys)
     assert list(stored(tmp_path / "data", "pets")) == order[:4] + order[8:]
 
 
-def test_a_part_without_a_readable_image(tmp_path, capsys):
+def test_part_without_a_readable_image(tmp_path, capsys):
     files = cases.image_folder(tmp_path / "pics")
     for name in files:
         if name.startswith("val/"):
@@ -184,7 +184,7 @@ def test_a_part_without_a_readable_image(tmp_path, capsys):
     assert not (tmp_path / "data/pets/1.0.0").exists()
 
 
-def test_names_that_are_not_utf8(tmp_path):
+def test_file_names_outside_utf8_are_kept(tmp_path):
     cases.image_folder(tmp_path / "pics")
     name = b"train/cats/caf\xe9.jpg"
     (tmp_path / "pics/train/cats/0.jpg").rename(tmp_path / "pics" / name.decode("utf-8", "surrogateescape"))
@@ -193,14 +193,14 @@ def test_names_that_are_not_utf8(tmp_path):
     assert name in [example["file_name"] for example in source]
 
 
-def test_a_part_that_is_not_there(tmp_path, capsys):
+def test_missing_part_is_refused(tmp_path, capsys):
     cases.image_folder(tmp_path / "pics")
     assert main(command(tmp_path / "pics", tmp_path, "--eval_split=holdout")) == 2
     assert "no folder 'holdout'" in cases.failed_line(capsys)
     assert not (tmp_path / "pets").exists()
 
 
-def test_other_options_are_another_plan(tmp_path, monkeypatch, capsys):
+def test_changed_options_change_the_plan(tmp_path, monkeypatch, capsys):
     cases.image_folder(tmp_path / "pics")
     (tmp_path / "data/pets/1.0.0.incomplete").mkdir(parents=True)
     monkeypatch.setattr("mixedres.data.prepare.writer._write_shards", lambda *_: 1 / 0)
@@ -212,7 +212,7 @@ def test_other_options_are_another_plan(tmp_path, monkeypatch, capsys):
     assert "split_seed was 1, is now 2; remove" in cases.failed_line(capsys)
 
 
-def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys):
+def test_progress_without_a_terminal_is_plain_lines(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with progress.ImageProgress("writing", 2_000_000, done=500_000) as shown:
@@ -226,7 +226,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch,
 
 
 @pytest.mark.parametrize("inside", [".", "prepared", "train/cats"])
-def test_the_source_is_not_written_into(tmp_path, inside, capsys):
+def test_source_is_not_written_into(tmp_path, inside, capsys):
     cases.image_folder(tmp_path / "pics")
     before = sorted((tmp_path / "pics").rglob("*"))
     assert main(command(tmp_path / "pics", tmp_path / "pics" / inside)) == 2

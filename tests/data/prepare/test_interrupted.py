@@ -29,7 +29,7 @@ def whole(tars, small_shards, tmp_path_factory):
     return cases.read_shards(data_dir / "imagenet2012/5.1.0")
 
 
-def test_a_second_start_writes_what_is_missing_and_no_more(whole, tars, tmp_path, monkeypatch, capsys):
+def test_second_start_writes_only_missing_shards(whole, tars, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     write_shard, names = writer._write_shard, []
 
@@ -58,7 +58,7 @@ def test_a_second_start_writes_what_is_missing_and_no_more(whole, tars, tmp_path
     assert cases.read_shards(final) == whole
 
 
-def test_a_shard_that_is_not_listed_or_not_there_is_written_again(whole, tars, tmp_path, monkeypatch):
+def test_unlisted_or_missing_shard_is_written_again(whole, tars, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(tfds.folder_dataset, "write_metadata", lambda **_: 1 / 0)
         main(cases.command(tars, tmp_path))
@@ -71,7 +71,7 @@ def test_a_shard_that_is_not_listed_or_not_there_is_written_again(whole, tars, t
     assert cases.read_shards(tmp_path / "imagenet2012/5.1.0") == whole
 
 
-def test_another_plan_is_refused_with_what_differs(tars, tmp_path, monkeypatch, capsys):
+def test_changed_plan_is_refused_with_the_differences(tars, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(writer, "_write_shards", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     assert main(cases.command(tars, tmp_path)) == 1
     cases.failed_line(capsys)

@@ -9,14 +9,14 @@ from tests.data.prepare import prepare_cases as cases
 from tests.data.prepare.prepare_cases import main
 
 
-def test_prepared_twice(tars, prepared, capsys):
+def test_second_preparation_writes_nothing(tars, prepared, capsys):
     before = cases.read_shards(prepared / "imagenet2012/5.1.0")
     assert main(cases.command(tars, prepared)) == 2
     assert "imagenet2012/5.1.0 is already prepared" in cases.failed_line(capsys)
     assert cases.read_shards(prepared / "imagenet2012/5.1.0") == before
 
 
-def test_an_incomplete_imagenet(tars, tmp_path, capsys):
+def test_incomplete_imagenet(tars, tmp_path, capsys):
     assert main(cases.command(tars, tmp_path)[:3]) == 2
     line = cases.failed_line(capsys)
     assert "27 of 1,281,167 train images and 5 of 50,000 validation images" in line and "--partial" in line
@@ -24,7 +24,7 @@ def test_an_incomplete_imagenet(tars, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("missing", ["train", "val"])
-def test_one_tar(tars, tmp_path, capsys, missing):
+def test_missing_imagenet_tar_is_named(tars, tmp_path, capsys, missing):
     (tmp_path / "some").mkdir()
     name = "ILSVRC2012_img_val.tar" if missing == "train" else "ILSVRC2012_img_train.tar"
     os.symlink(tars / name, tmp_path / "some" / name)
@@ -37,7 +37,7 @@ def test_one_tar(tars, tmp_path, capsys, missing):
     assert counts == ({"validation": ["5"]} if missing == "train" else {"train": ["27"]})
 
 
-def test_no_tars(tmp_path, capsys):
+def test_folder_without_tars_is_refused(tmp_path, capsys):
     for more in ([], ["--partial"]):
         assert main(["imagenet2012", f"--manual_dir={tmp_path}", f"--data_dir={tmp_path}", *more]) == 2
         line = cases.failed_line(capsys)
@@ -45,7 +45,7 @@ def test_no_tars(tmp_path, capsys):
         assert all(word in line for word in words), line
 
 
-def test_a_tar_that_is_cut_off(tars, tmp_path, capsys):
+def test_truncated_tar_is_refused(tars, tmp_path, capsys):
     data = (tars / "ILSVRC2012_img_train.tar").read_bytes()
     at = data.index(cases.imagenet_files()["train"]["n02105855_21.JPEG"])
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(data[: at + 100])
@@ -76,7 +76,7 @@ def test_tars_of_something_else(tars, tmp_path, capsys, file, data, words):
     assert words in cases.failed_line(capsys)
 
 
-def test_a_image_that_is_none(tmp_path, capsys):
+def test_damaged_image_is_named(tmp_path, capsys):
     files = cases.imagenet_files()
     files["validation"]["ILSVRC2012_val_00000002.JPEG"] = b"no image at all"
     tars = cases.imagenet_tars(tmp_path, files)
@@ -90,7 +90,7 @@ def test_a_image_that_is_none(tmp_path, capsys):
     assert len(cases.stored(tmp_path, split="validation")) == 4
 
 
-def test_a_disk_that_is_full_within_a_shard(tars, tmp_path):
+def test_full_disk_leaves_no_partial_shard(tars, tmp_path):
     script = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -103,7 +103,7 @@ sys.exit(main(sys.argv))"""
     assert main(cases.command(tars, tmp_path)) == 0
 
 
-def test_a_directory_that_cannot_be_written(tars, tmp_path, capsys):
+def test_unwritable_directory_is_refused(tars, tmp_path, capsys):
     (tmp_path / "imagenet2012").write_text("")
     assert main(cases.command(tars, tmp_path)) == 1
     assert f"{tmp_path}/imagenet2012" in cases.failed_line(capsys)
@@ -132,7 +132,7 @@ def test_a_directory_that_cannot_be_written(tars, tmp_path, capsys):
         (["folder", "--from=.", "--data_dir=../d", "--name=a"], ["no class folders"]),
     ],
 )
-def test_the_command_line(tmp_path, monkeypatch, capsys, arguments, words):
+def test_command_line(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     line = cases.failed_line(capsys)
@@ -140,7 +140,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys, arguments, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help(capsys):
+def test_help_fits_the_terminal(capsys):
     for arguments in (["--help"], ["imagenet2012", "--help"], ["folder", "-h"]):
         with pytest.raises(SystemExit, match="0"):
             main(arguments)

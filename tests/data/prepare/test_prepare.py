@@ -16,7 +16,7 @@ REPAIRED = {"n01440764_7.JPEG", "n02105855_14.JPEG"}
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_the_records_are_the_files_in_the_order_of_tfds(prepared, split):
+def test_records_are_the_files_in_the_order_of_tfds(prepared, split):
     files = cases.imagenet_files()[split]
     source = list(tfds.data_source("imagenet2012", data_dir=prepared, download=False, split=split, decoders=SKIP))
     for example, name in zip(source, cases.order(files, split), strict=True):
@@ -62,7 +62,7 @@ def test_stock_readers_see_a_whole_data_set(prepared):
     assert builder.info.splits["train"].num_bytes == sum(len(raw[i]) for i in range(27))
 
 
-def test_records_are_those_of_the_serializer_of_tfds(prepared):
+def test_records_equal_the_serializer_of_tfds(prepared):
     builder = tfds.builder_from_directory(prepared / "imagenet2012/5.1.0")
     serializer = example_serializer.ExampleSerializer(builder.info.features.get_serialized_info())
     for image, label, name in [(b"", 0, ""), (b"\xff\xd8", 999, "n01440764_7.JPEG"), (b"x" * 300, 5, "é/ü.png")]:
@@ -72,7 +72,7 @@ def test_records_are_those_of_the_serializer_of_tfds(prepared):
         assert tf_example_pb2.Example.FromString(ours) == theirs
 
 
-def test_the_number_of_shards_is_that_of_tfds(tmp_path):
+def test_number_of_shards_equals_tfds(tmp_path):
     # The published sizes: 1,024 shards for 1,281,167 images of 138 GB, 64 for 50,000 of 6.3 GB.
     def bounds(count, size):
         where = np.tile(np.array([0, 0, size // count]), (count, 1))
@@ -90,7 +90,7 @@ def test_two_images_of_one_name_are_refused():
         spans.hash_order(["a.jpg", "b.jpg", "c.jpg", "b.jpg"], "train")
 
 
-def test_smaller_copies_have_a_name_of_their_own(tars, tmp_path, capsys):
+def test_smaller_copies_have_another_name(tars, tmp_path, capsys):
     assert main(cases.command(tars, tmp_path, "--short_side=16", "--quality=70")) == 0
     assert "configs/imagenet.py:fp16 --config.data.name=tfds:imagenet2012_short16_q70" in capsys.readouterr().out
     files = cases.imagenet_files()["train"]

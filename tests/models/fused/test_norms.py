@@ -128,7 +128,7 @@ def test_values_statistics_and_gradients(name, shape, dtype, tolerance):
 
 
 @pytest.mark.parametrize(("name", "half"), [*((name, jnp.float16) for name in FUNCTIONS), ("norm_relu", jnp.bfloat16)])
-def test_maps_in_half_are_read_as_they_are_and_rounded_once(name, half):
+def test_half_maps_are_rounded_once(name, half):
     """The same values in float32 maps give the same result bit for bit, and gradients that differ by their rounding."""
     fast, _, kinds = FUNCTIONS[name]
     config = fused.NormConfig(EPSILON, half)
@@ -145,7 +145,7 @@ def test_maps_in_half_are_read_as_they_are_and_rounded_once(name, half):
         np.testing.assert_array_equal(dx, np.asarray(exact).astype(x.dtype))
 
 
-def test_the_sum_may_be_wider_than_the_norm_and_the_shortcut_another_dtype():
+def test_sum_and_shortcut_may_have_other_dtypes():
     y, x, scale, bias = arguments("mmvv", SHAPES["map"], dtype=np.float32)
     y, wide = jnp.asarray(y, jnp.bfloat16), jnp.asarray(x)
     config = fused.NormConfig(EPSILON, jnp.float32)
@@ -158,7 +158,7 @@ def test_the_sum_may_be_wider_than_the_norm_and_the_shortcut_another_dtype():
 
 
 @pytest.mark.parametrize("name", ["norm_relu_pool", "norms_add_relu"])  # with all that the other two are made of
-def test_a_gradient_of_a_gradient(name):
+def test_gradient_of_a_gradient(name):
     fast, plain, kinds = FUNCTIONS[name]
     with jax.enable_x64(True):
         args = [jnp.asarray(x) for x in arguments(kinds, (2, 4, 4, 3))]
@@ -186,7 +186,7 @@ def test_a_gradient_of_a_gradient(name):
         ("norm_add_relu", True, False),
     ],
 )
-def test_over_devices(name, sync, checked):
+def test_fused_norms_over_devices_equal_plain_norms(name, sync, checked):
     """Values, and gradients of vectors that every device has, against the plain form over the same devices."""
     fast, plain, kinds = FUNCTIONS[name]
     axis_name = "data" if sync else None
@@ -240,7 +240,7 @@ def test_no_overflow_is_lost(name, bad):
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
-def test_a_masked_gradient_that_is_not_finite_is_seen_after_norm_and_relu(bad):
+def test_masked_non_finite_gradient_reaches_the_bias(bad):
     y, scale, bias = (jnp.asarray(x) for x in arguments("mvv", (2, 4, 4, 3), dtype=np.float32))
     out, pull_back = jax.vjp(
         lambda *args: fused.norm_relu(*args, fused.NormConfig(EPSILON, jnp.float32))[0], y, scale, bias
@@ -250,7 +250,7 @@ def test_a_masked_gradient_that_is_not_finite_is_seen_after_norm_and_relu(bad):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_variance_of_a_constant_channel_is_not_negative(name):
+def test_variance_of_a_constant_channel_is_not_negative(name):
     """The mean of squares and the square of the mean differ by their rounding, either way."""
     fast, _, kinds = FUNCTIONS[name]
     constants = np.linspace(100.0, 3000.0, 301, dtype=np.float32)  # some of which round to a variance below zero
@@ -287,7 +287,7 @@ def test_keywords_and_a_wide_shortcut():
         ("norms_add_relu", {"z": np.ones((2, 4, 4, 1), np.float32)}, r"z is float32\[2, 4, 4, 1\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(name, changed, words):
+def test_shapes_that_do_not_fit_are_refused(name, changed, words):
     fast, _, kinds = FUNCTIONS[name]
     named = {"mvv": ["y", "scale", "bias"], "mmvv": ["y", "x", "scale", "bias"]}
     names = named.get(kinds) or ["y", "scale_y", "bias_y", "z", "scale_z", "bias_z"]

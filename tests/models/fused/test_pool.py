@@ -28,7 +28,7 @@ spread_gradients = jax.jit(unpool, static_argnames=("shape", "padding"))
     ids=str,
 )
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_it_is_the_plain_pool(size, dtype, padding):
+def test_fused_pool_equals_the_plain_pool(size, dtype, padding):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, *size, 4)), dtype)
     g = jnp.asarray(rng.integers(-3, 4, (2, -(-size[0] // 2), -(-size[1] // 2), 4)), dtype)  # whose sums are exact
@@ -60,7 +60,7 @@ def test_of_equal_values_the_first_is_the_maximum(value):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_not_a_number_is_the_maximum(dtype):
+def test_nan_is_the_maximum(dtype):
     x = jnp.zeros((1, 6, 6, 1), dtype).at[0, 2, 2, 0].set(jnp.nan).at[0, 5, 5, 0].set(jnp.inf)
     largest, _ = pool(x, padding="pytorch")
     expected = np.zeros((3, 3))

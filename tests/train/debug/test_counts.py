@@ -30,7 +30,7 @@ def rows_of(experiment, state, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [{"num_devices": 2}, {"num_devices": 1, "microbatches": 2}])
-def test_every_device_and_microbatch_is_counted_as_if_it_were_alone(overrides):
+def test_devices_and_microbatches_are_counted_separately(overrides):
     experiment, state, batch = experiment_and_batch(**overrides)
     rows = rows_of(experiment, state, batch)
     model = compare.in_float32(experiment).model
@@ -65,7 +65,7 @@ def test_eight_devices_are_counted_once_each():
     assert {row.executions for row in rows if row.kind == "activation"} == {8}
 
 
-def test_a_frozen_network_has_gradients_of_its_head_alone():
+def test_frozen_network_has_only_head_gradients():
     experiment, state, batch = experiment_and_batch(num_devices=1, trainable="^/head/", batch_norm__frozen=True)
     rows = rows_of(experiment, state, batch)
     alive = {row.name for row in rows if row.kind == "weight gradient" and row.exponents.top is not None}

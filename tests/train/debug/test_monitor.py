@@ -31,7 +31,7 @@ def config(every, preset="fp16_static", **overrides):
     return run_cases.tiny(preset, numerics__every=every, precision__loss_scale=2.0**10, **overrides)
 
 
-def test_the_run_is_the_same_with_and_without(runs):
+def test_monitoring_changes_no_bit_of_the_run(runs):
     assert runs[0][1] == runs[2][1]
     assert not lines(runs[0][0], "numerics")
     losses = [[line["loss"] for line in lines(directory, "train")] for directory, _ in runs.values()]
@@ -73,7 +73,7 @@ def report(counts):
     return lambda loss_scale: compare.report(*counts, loss_scale, "step 1")
 
 
-def test_it_warns_once_a_layer(report):
+def test_monitor_warns_once_for_each_layer(report):
     """At a loss scale of 2**-30 every gradient is lost, at every look."""
     sampler = Sampler(build(run_cases.tiny("fp16_static", numerics__every=2)))
     found = report(2.0**-30)
@@ -93,7 +93,7 @@ def test_it_warns_once_a_layer(report):
         ("bf16", {}, False),
     ],
 )
-def test_who_is_warned_of_little_headroom(preset, overrides, warned, report):
+def test_warning_of_little_headroom_depends_on_the_scale(preset, overrides, warned, report):
     sampler = Sampler(build(run_cases.tiny(preset, numerics__every=1, steps=1, **overrides)))
     found = "\n".join(sampler._warnings(1, report(2.0**17)))
     assert ("within 4x of float16's largest number at loss scale 131072" in found) == warned

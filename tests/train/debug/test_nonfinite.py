@@ -76,7 +76,7 @@ def halt(state, data, fused="false"):
 
 
 @pytest.mark.parametrize("fused", ["false", pytest.param("true", marks=pytest.mark.slow)])
-def test_an_overflow_in_the_forward_pass_names_its_layer(fused):
+def test_forward_overflow_names_the_layer(fused):
     experiment, _, first = run(model__fused=fused)
     state = at_minimum(changed(first, "block_layer1_1", "conv2", "kernel", factor=3e4))
     origin = halt(state, batch(experiment), fused)[1].origin
@@ -88,7 +88,7 @@ def test_an_overflow_in_the_forward_pass_names_its_layer(fused):
 
 
 @pytest.mark.parametrize("fused", ["false", pytest.param("true", marks=pytest.mark.slow)])
-def test_an_overflow_in_the_gradient_of_one_layer_names_that_layer(fused):
+def test_gradient_overflow_names_the_layer(fused):
     """Behind a convolution that returns almost nothing, batch normalization is steep: small forward, large backward."""
     experiment, _, first = run(model__fused=fused)
     state = changed(first, "block_layer1_1", "conv2", "kernel", factor=1e-6)
@@ -102,7 +102,7 @@ def test_an_overflow_in_the_gradient_of_one_layer_names_that_layer(fused):
     build(run_cases.tiny("fp16", model__fused=fused, precision__keep_float32=f"^/{layer}$"))  # as is advised elsewhere
 
 
-def test_a_loss_scale_that_is_too_large_overflows_where_the_gradient_becomes_half():
+def test_too_large_loss_scale_overflows_at_the_cast():
     experiment, _, first = run()
     state = with_scale(first, loss_scale=np.float32(2.0**40), consecutive_skipped=np.int32(24))
     state, finding = halt(state, batch(experiment))
@@ -112,7 +112,7 @@ def test_a_loss_scale_that_is_too_large_overflows_where_the_gradient_becomes_hal
     assert "config.loss_scale.initial" in diagnosis.cause(finding, "fp16", state.loss_scale)
 
 
-def test_an_infinite_pixel_is_the_fault_of_the_batch():
+def test_infinite_pixel_is_the_fault_of_the_batch():
     experiment, _, first = run()
     data = batch(experiment)
     data["image"][3 * PER_DEVICE, 2, 2, 1] = np.inf
@@ -122,7 +122,7 @@ def test_an_infinite_pixel_is_the_fault_of_the_batch():
     assert "batch.npz" in diagnosis.cause(finding, "fp16", state.loss_scale)
 
 
-def test_the_last_step_of_an_epoch_and_what_is_left_of_it(tmp_path, capsys):
+def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
     experiment, train_step, state = run()
     state = on_devices(experiment, state)
     last = experiment.steps_per_epoch - 1
@@ -160,7 +160,7 @@ def stopped(tmp_path_factory, one_block):
     return directory
 
 
-def test_the_command_replays_in_the_same_preset(stopped, capsys):
+def test_printed_command_replays_the_preset(stopped, capsys):
     assert replay.main(["replay", str(stopped)]) == 0
     out = capsys.readouterr().out
     assert "step 1 of" in out and "cifar_resnet8 in fp16 at loss scale 1;" in out
@@ -170,7 +170,7 @@ def test_the_command_replays_in_the_same_preset(stopped, capsys):
 
 
 @pytest.mark.slow
-def test_the_command_replays_in_another_preset(stopped, capsys):
+def test_command_replays_in_another_preset(stopped, capsys):
     assert replay.main(["replay", str(stopped), "--precision=bf16"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("loss and every gradient of this step are finite; set config.precision.name=bf16\n")
@@ -197,7 +197,7 @@ def test_mistakes_end_with_one_line(arguments, message, stopped, capsys):
     assert re.search(message, err) and err.count("\n") == 1
 
 
-def test_a_state_of_another_network_is_refused(stopped):
+def test_state_of_another_network_is_refused(stopped):
     experiment, _, _ = run()
     saved = nonfinite.load(stopped / nonfinite.DIRECTORY)
     saved.state["params/head/bias"] = np.zeros(3, np.float32)
@@ -205,7 +205,7 @@ def test_a_state_of_another_network_is_refused(stopped):
         nonfinite.restore(experiment, saved)
 
 
-def test_the_command_line_ends_with_status_3(monkeypatch, tmp_path, capsys):
+def test_command_line_ends_with_status_3(monkeypatch, tmp_path, capsys):
     def fail(*args, **options):
         raise NonFiniteError("step 7 was not taken")
 

@@ -64,7 +64,7 @@ def traced(tmp_path_factory, small_network):
     return directory, run.train(config("1:4"), directory)
 
 
-def test_a_trace_has_its_steps_and_nothing_else(traced):
+def test_trace_has_only_the_asked_steps(traced):
     found = traces(traced[0])
     assert numbers(traced[0]) == {2: [2, 3, 4]}
     # Every operation of a step is there as often as every other, and none of another program.
@@ -73,7 +73,7 @@ def test_a_trace_has_its_steps_and_nothing_else(traced):
     assert operations["jit_train_step"] % 3 == 0
 
 
-def test_a_trace_changes_nothing_of_the_run(plain, traced):
+def test_trace_changes_nothing_of_the_run(plain, traced):
     (reference, expected), (directory, summary) = plain, traced
     assert summary["fingerprint"] == expected["fingerprint"]
     assert all(summary[name] == expected[name] for name in ("eval", "best", "loss_scale"))
@@ -85,7 +85,7 @@ def test_a_trace_changes_nothing_of_the_run(plain, traced):
     assert kept[0] == kept[1] | {workdir.PROFILE}
 
 
-def test_the_last_line_of_a_trace_says_where_it_is_and_what_to_type(tmp_path, capsys):
+def test_end_of_a_trace_prints_place_and_command(tmp_path, capsys):
     directory = tmp_path / "my run"
     summary = run.train(config("4:9"), directory)  # there are 6 steps
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trace: ")]
@@ -98,7 +98,7 @@ def test_the_last_line_of_a_trace_says_where_it_is_and_what_to_type(tmp_path, ca
     assert "nothing is traced" not in capsys.readouterr().out and numbers(directory) == {5: [5, 6]}
 
 
-def test_a_stop_ends_the_trace_and_a_later_start_traces_what_is_left(plain, tmp_path, monkeypatch, capfd):
+def test_resumed_run_traces_the_remaining_steps(plain, tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patch, pytest.raises(Stopped) as caught:
         run_cases.after(patch, RunLog, "train", send(signal.SIGTERM), step=1)
         run.train(config("1:3"), tmp_path)
@@ -114,14 +114,14 @@ def test_a_stop_ends_the_trace_and_a_later_start_traces_what_is_left(plain, tmp_
     assert summary["fingerprint"] == plain[1]["fingerprint"]
 
 
-def test_a_run_that_ends_before_its_trace_says_so(tmp_path, capsys):
+def test_run_that_ends_before_the_trace_notes_it(tmp_path, capsys):
     run.train(config("5:1", eval_every="1 step", stop_at_top1=1e-9, steps=40), tmp_path)
     out = capsys.readouterr().out
     assert out.count("nothing is traced: this start took no step of config.profile") == 1
     assert not (tmp_path / workdir.PROFILE).exists()
 
 
-def test_a_step_that_is_not_finite_ends_the_trace_before_it_is_examined(tmp_path, monkeypatch):
+def test_non_finite_step_ends_the_trace(tmp_path, monkeypatch):
     def examine(*_):
         assert numbers(tmp_path) == {2: [2, 3, 4, 5]}
         raise MemoryError
@@ -132,7 +132,7 @@ def test_a_step_that_is_not_finite_ends_the_trace_before_it_is_examined(tmp_path
         run.train(config("1:9", **skipping), tmp_path)
 
 
-def test_an_error_within_a_trace_ends_it_and_stays_the_error(tmp_path, monkeypatch):
+def test_error_during_a_trace_stays_the_error(tmp_path, monkeypatch):
     look = Sampler.look
 
     def failing(self, step, *rest):
@@ -149,7 +149,7 @@ def test_an_error_within_a_trace_ends_it_and_stays_the_error(tmp_path, monkeypat
         pass
 
 
-def test_a_trace_that_cannot_be_started_is_a_warning(plain, tmp_path, capsys):
+def test_failed_start_of_a_trace_is_a_warning(plain, tmp_path, capsys):
     with jax.profiler.trace(tmp_path / "mine"):
         summary = run.train(config("1:5"), tmp_path / "run")
     out = capsys.readouterr().out
@@ -157,7 +157,7 @@ def test_a_trace_that_cannot_be_started_is_a_warning(plain, tmp_path, capsys):
     assert summary["fingerprint"] == plain[1]["fingerprint"]
 
 
-def test_a_trace_that_cannot_be_written_is_a_warning_and_leaves_no_part(plain, tmp_path, monkeypatch, capsys):
+def test_failed_write_of_a_trace_leaves_no_file(plain, tmp_path, monkeypatch, capsys):
     stop = jax.profiler.stop_trace
 
     def full():

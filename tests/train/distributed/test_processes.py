@@ -198,7 +198,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
+def test_full_disk_of_process_0_blocks_no_process(tmp_path):
     full = (
         "from mixedres.checkpoints import manager\n"
         "    def fail(self, directory): raise OSError(28, 'No space left on device')\n"
@@ -213,7 +213,7 @@ def test_a_full_disk_of_the_first_process_holds_up_no_other(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_first_process_traces_and_the_other_waits_for_it(alone, tmp_path):
+def test_only_process_0_traces(alone, tmp_path):
     # For longer than the timeout, after which a process that makes no progress would count as lost.
     slow = (
         "import jax\n"
@@ -229,7 +229,7 @@ def test_the_first_process_traces_and_the_other_waits_for_it(alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dead_process_0_is_named():
+def test_dead_process_0_is_named():
     (killed, *_), (status, _, err) = loops("if step == 30: os.kill(os.getpid(), signal.SIGKILL)", "pass")
     assert (status, killed) == (4, -9), err
     # JAX's own stack trace, which nothing can prevent, stands before our line.
@@ -248,7 +248,7 @@ def test_a_hanging_process_is_named():
 
 
 @pytest.mark.slow
-def test_a_stopped_process_0_is_named():
+def test_stopped_process_0_is_named():
     # Its connections stay open, so that a collective and a call to its store wait for ever.
     stop = "if step == 30: time.sleep(2); os.kill(os.getpid(), signal.SIGSTOP)"
     stopped, other = start_loops(stop, "pass")
@@ -260,7 +260,7 @@ def test_a_stopped_process_0_is_named():
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_ends_the_others_with_its_reason():
+def test_failed_process_ends_all_with_the_reason():
     (status, _, err), (other, _, its_err) = loops("pass", "if step == 30: raise ValueError('no room')")
     assert (status, other) == (1, 1)
     assert len(lines(err)) == 1 and re.search(r"process 1 \(.*\) failed, so all stop: ValueError: no room", err)
@@ -268,7 +268,7 @@ def test_a_process_that_fails_ends_the_others_with_its_reason():
 
 
 @pytest.mark.slow
-def test_all_stop_after_the_same_step_when_one_was_asked():
+def test_signal_to_one_process_stops_all_after_one_step():
     # A signal, to a handler of Python's that was there before the processes joined; the variables of SLURM say who the
     # others are.
     asked = "if step == 50: os.kill(os.getpid(), signal.SIGTERM)"
@@ -281,7 +281,7 @@ def test_all_stop_after_the_same_step_when_one_was_asked():
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_agree_write_nothing(tmp_path):
+def test_processes_with_different_configs_write_nothing(tmp_path):
     done = together(tmp_path / "run", "pass", "pass", extra=((), ["--config.seed=3"]))
     for status, out, err in done:
         assert status == 2 and len(lines(err)) == 1 and "Traceback" not in err, err
@@ -290,7 +290,7 @@ def test_processes_that_do_not_agree_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_compares_config_data_and_workdir_before_it_writes(tmp_path):
+def test_run_compares_config_data_and_workdir_before_it_writes(tmp_path):
     compared = {}
 
     class Recorder(distributed.SingleProcess):
@@ -304,7 +304,7 @@ def test_a_run_compares_config_data_and_workdir_before_it_writes(tmp_path):
     assert compared["workdir"]["directory"] == str(tmp_path / "run")
 
 
-def test_a_process_alone_needs_no_group():
+def test_process_alone_needs_no_group():
     with distributed.join() as alone:
         assert alone is distributed.SINGLE and alone.is_primary and (alone.index, alone.count) == (0, 1)
         alone.assert_equal("config", {"a": 1})
@@ -315,7 +315,7 @@ def test_a_process_alone_needs_no_group():
         assert not alone.stop_agreed(False, 1) and alone.stop_agreed(True, 1)
 
 
-def test_the_keys_that_differ_are_named():
+def test_differing_keys_are_named():
     assert group.difference("data", 1, {"a": 1, "b": [2]}, {"b": [2], "a": 1}) == ""
     assert group.difference("data", 2, {"a": 1, "b": 2}, {"b": 3, "c": 4}) == (
         "the processes differ in their data (a: 1 in process 0, None in process 2; b: 2 in process 0, 3 in process 2; "
@@ -325,7 +325,7 @@ def test_the_keys_that_differ_are_named():
     assert many.count("None in process 0") == 5 and " and 4 more)" in many
 
 
-def test_the_process_that_holds_up_the_others_is_named():
+def test_hanging_process_is_named():
     def heartbeats(*passed, armed=True, waited=7.0):
         common = {"armed": armed, "waited": waited, "step": 3}
         return {i: common | {"name": f"process {i} (host)", "passed": n} for i, n in enumerate(passed)}
@@ -348,7 +348,7 @@ def test_why_processes_cannot_join():
     assert "--process_timeout=SECONDS" in late
 
 
-def test_a_process_that_does_not_come_is_named():
+def test_missing_process_is_named():
     # What JAX says of a barrier and of a value, from 0.10 and 0.12.
     barrier = (
         "DEADLINE_EXCEEDED: Barrier timed out. Id: b::0.\n# of tasks that reached the barrier: 1/2.\nThe first task "
@@ -360,7 +360,7 @@ def test_a_process_that_does_not_come_is_named():
 
 
 @pytest.mark.slow
-def test_processes_that_cannot_join_say_why():
+def test_processes_that_cannot_join_name_the_reason():
     port, silent = free_port(), free_port()
     code = "import sys; from mixedres.train.distributed import join; join(False, sys.argv[1], 3, int(sys.argv[2]), 6.0)"
     duplicates = [start(["-c", code, f"127.0.0.1:{port}", str(index)]) for index in (0, 1, 1)]

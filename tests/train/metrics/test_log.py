@@ -20,7 +20,7 @@ def clock(monkeypatch):
     return fake
 
 
-def test_the_stopwatch_adds_what_lies_between_start_and_stop(clock):
+def test_stopwatch_adds_time_between_start_and_stop(clock):
     watch = run_log.Stopwatch()
     clock.now += 5
     assert watch.read() == 0
@@ -48,7 +48,7 @@ def make_log(tmp_path, first_step=0, **options):
     return run_log.RunLog(files, StepProgress(100, 0, 10), **options)
 
 
-def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
+def test_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
     log = make_log(tmp_path)
     log.clock.start()
     for step, loss, finite in [(1, 4.0, 1.0), (2, 2.0, 1.0), (3, float("inf"), 0.0), (4, 1.0, 1.0), (5, 1.0, 1.0)]:
@@ -64,7 +64,7 @@ def test_a_line_holds_means_the_used_rate_and_the_speed(tmp_path, clock):
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
+def test_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
     steps = [(n, 1.1**n, float(n not in (3, 5, 6))) for n in range(1, 10)]
     steps[2] = (3, float("inf"), 0.0)
     logs = [make_log(tmp_path / "whole", log_every=3), make_log(tmp_path / "cut", log_every=3)]
@@ -86,7 +86,7 @@ def test_a_log_cut_off_anywhere_continues_with_the_same_lines(tmp_path, cut):
     assert continued.state() == logs[0].state() and continued.epoch_loss == logs[0].epoch_loss
 
 
-def test_skipped_steps_before_this_start_count(tmp_path):
+def test_skipped_steps_of_earlier_starts_count(tmp_path):
     log = make_log(tmp_path, total_skipped=4)
     log.train(11, step_values(1.0, 0.0))
     log.train(12, step_values(1.0, 0.0))
@@ -96,7 +96,7 @@ def test_skipped_steps_before_this_start_count(tmp_path):
     assert line["learning_rate"] == 6.0  # 10 - 4 updates
 
 
-def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys):
+def test_progress_without_a_terminal_is_plain_lines(clock, capsys):
     progress = StepProgress(total_steps=100, first_step=20, batch_size=32, seconds_between_lines=10)
     clock.now += 1
     progress.update(21, {"loss": 2.0}, training_seconds=1.0)
@@ -108,7 +108,7 @@ def test_without_a_terminal_progress_is_a_plain_line_now_and_then(clock, capsys)
     assert capsys.readouterr().out == "step 40/100  loss 1.5000  64 img/s  about 00:30 left\n"
 
 
-def test_a_line_says_how_much_of_its_time_went_by_waiting(tmp_path, clock, capsys):
+def test_note_gives_the_fraction_of_time_spent_waiting(tmp_path, clock, capsys):
     log = make_log(tmp_path)
     log.clock.start()
     for step, waited in ((1, 0.0), (2, 0.1), (3, 0.4), (4, 1.1)):  # seconds waited since the start
@@ -126,7 +126,7 @@ def test_a_line_says_how_much_of_its_time_went_by_waiting(tmp_path, clock, capsy
     log.close()
 
 
-def test_a_run_that_hardly_waits_says_nothing(tmp_path, clock, capsys):
+def test_run_that_hardly_waits_says_nothing(tmp_path, clock, capsys):
     log = make_log(tmp_path)
     log.clock.start()
     for step in range(1, 21):
@@ -137,7 +137,7 @@ def test_a_run_that_hardly_waits_says_nothing(tmp_path, clock, capsys):
     log.close()
 
 
-def test_images_that_cannot_be_used_are_named_as_they_come(tmp_path, clock, capsys):
+def test_unreadable_images_are_named_once(tmp_path, clock, capsys):
     unreadable = {}
     log = make_log(tmp_path, unreadable=unreadable)
     log.clock.start()
@@ -157,7 +157,7 @@ def test_images_that_cannot_be_used_are_named_as_they_come(tmp_path, clock, caps
     log.close()
 
 
-def test_the_newest_step_tells_whether_the_device_is_busy():
+def test_newest_step_tells_whether_the_device_is_busy():
     class Value:
         def __init__(self, ready):
             self.is_ready = lambda: ready

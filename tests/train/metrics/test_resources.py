@@ -46,7 +46,7 @@ def test_children_count_in_processor_and_memory():
     assert "resources" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_processor_time_of_an_ended_child_is_not_lost():
+def test_processor_time_of_an_ended_child_is_not_lost():
     sampler = Resources(0)
     before = resources._cpu_seconds(sampler._processes())
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
@@ -54,7 +54,7 @@ def test_the_processor_time_of_an_ended_child_is_not_lost():
     assert resources._cpu_seconds(sampler._processes()) - before > 0.45
 
 
-def test_gpus_are_read_where_nvml_is(monkeypatch):
+def test_gpu_load_comes_from_nvml(monkeypatch):
     asked = []
     nvml = types.SimpleNamespace(
         nvmlInit=lambda: None,
@@ -84,7 +84,7 @@ def test_gpus_are_read_where_nvml_is(monkeypatch):
 
 @pytest.mark.usefixtures("small_network")
 @pytest.mark.parametrize("every, least", [(0.005, 2), (0.0, 0)])
-def test_a_run_logs_what_it_uses(every, least, tmp_path):
+def test_run_logs_cpu_and_memory(every, least, tmp_path):
     summary = train.train(run_cases.tiny(log_resources_every=every), tmp_path)
     found = run_cases.lines(tmp_path, "resources")
     assert len(found) >= least and bool(found) == bool(summary["resources"]) == bool(least)

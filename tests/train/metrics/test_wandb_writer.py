@@ -68,7 +68,7 @@ def arrived(directory):
 
 
 @pytest.mark.slow
-def test_an_offline_run_and_its_continuation(wandb, tmp_path, monkeypatch):
+def test_offline_run_continues_the_same_curves(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = run_cases.tiny(wandb="project")
@@ -86,7 +86,7 @@ def test_an_offline_run_and_its_continuation(wandb, tmp_path, monkeypatch):
     assert not (tmp_path / "wandb").exists() and not (tmp_path / workdir.WANDB_ID).exists()
 
 
-def test_what_fails_after_the_start_is_said_once_and_ends_nothing(wandb, tmp_path, monkeypatch, capsys):
+def test_failure_after_the_start_is_one_warning(wandb, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "disabled")
 
     def gone(*args, **kwargs):
@@ -100,7 +100,7 @@ def test_what_fails_after_the_start_is_said_once_and_ends_nothing(wandb, tmp_pat
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path, monkeypatch):
+def test_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     ends = []
 
@@ -125,7 +125,7 @@ def test_refused_without_the_package(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_refused_where_nobody_is_logged_in(wandb, tmp_path, monkeypatch):
+def test_run_without_a_login_is_refused(wandb, tmp_path, monkeypatch):
     def refuse(**kwargs):
         raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
 

@@ -11,7 +11,7 @@ from mixedres.train.metrics import writers
 from tests.train import run_cases
 
 
-def test_a_new_start_drops_lines_after_its_checkpoint_and_broken_ones(tmp_path):
+def test_resume_drops_broken_lines_and_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     made = [f'{{"step": {step}, "kind": "{kind}"}}\n' for step in (2, 4, 6) for kind in ("train", "eval")]
     path.write_text("".join(made) + '{"ste')
@@ -30,7 +30,7 @@ def file_number(path):
     return int(path.suffix[1:])
 
 
-def test_a_new_start_tells_tensorboard_to_drop_them_too(tmp_path):
+def test_resume_purges_tensorboard_events(tmp_path):
     for first_step in (0, 4):
         out = writers.MetricWriter(tmp_path / "metrics.jsonl", first_step)
         out.write(5, "train", {"loss": 1.0 + first_step})
@@ -41,14 +41,14 @@ def test_a_new_start_tells_tensorboard_to_drop_them_too(tmp_path):
     assert second[-1].summary.value[0].tag == "train/loss" and second[-1].summary.value[0].simple_value == 5.0
 
 
-def test_what_is_not_finite_becomes_null(tmp_path):
+def test_non_finite_metrics_become_null(tmp_path):
     out = writers.MetricWriter(tmp_path / "metrics.jsonl", 0)
     out.write(1, "eval", {"loss": float("nan"), "top1": 0.5})
     out.close()
     assert run_cases.lines(tmp_path) == [{"step": 1, "kind": "eval", "loss": None, "top1": 0.5}]
 
 
-def test_lines_wait_for_a_full_disk_and_none_is_lost_or_torn(tmp_path, monkeypatch):
+def test_lines_survive_a_full_disk(tmp_path, monkeypatch):
     out = writers.MetricWriter(tmp_path / "metrics.jsonl", 0)
     write, room = os.write, [30]  # bytes that the disk still takes
 
@@ -72,7 +72,7 @@ def test_lines_wait_for_a_full_disk_and_none_is_lost_or_torn(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("fails", ["open", "write", "flush"])
-def test_curves_end_where_the_disk_is_full_and_the_run_goes_on(tmp_path, monkeypatch, fails):
+def test_full_disk_ends_tensorboard_curves_only(tmp_path, monkeypatch, fails):
     """`close` waits for the thread that writes them, so it must not have died."""
     whole = open
 
