@@ -191,7 +191,7 @@ def deviceless(result: dict[str, Any]) -> str:
         f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {result['rows'][0]['gpu'].upper()} without "
         "having one: bytes of device memory, not times ([Performance](performance.md)). Presets that rewrite the "
         f"graph have plain norms. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}. Batch 32 "
-        "and other GPUs are in `experiments/results`."
+        "is in `experiments/results`."
     )
 
 
