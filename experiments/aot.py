@@ -58,19 +58,14 @@ MOVING = ("pooling", "copy", "transpose")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A step to compile.
+    """A step to compile."""
 
-    Attributes:
-      gpu: of `GPUS`, or a topology of TPUs; batch: images; preset: of `mixedres.precision`; fused: whether norms are.
-      config: file of the config; options: further arguments.
-    """
-
-    gpu: str
-    batch: int
+    gpu: str  # of `GPUS`, or a topology of TPUs
+    batch: int  # images
     preset: str
-    fused: bool
+    fused: bool  # whether norms are
     config: str = CONFIG
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # further arguments
 
     @property
     def arguments(self) -> list[str]:
@@ -150,19 +145,17 @@ def large(kernels: list[hlo.Kernel], parameters: set[int]) -> dict[str, int]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
-    lines = [
-        "| GPU | batch | preset | norms | MB/image | convolutions | reductions | elementwise | pooling | kernels "
-        "| transposes | temp GB | large f32, s32, pred | large pooled, copied, transposed |",
-        "|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    head = ["GPU", "batch", "preset", "norms", "MB/image", "convolutions", "reductions", "elementwise", "pooling"]
+    head += ["kernels", "transposes", "temp GB", "large f32, s32, pred", "large pooled, copied, transposed"]
+    lines = []
     for row in rows:
         kinds = row["mb_per_image_by_kind"]
         cells = [row["gpu"], str(row["batch"]), f"`{row['preset']}`", row["form"], f"{row['mb_per_image']:.1f}"]
         cells += [f"{kinds.get(kind, 0):.1f}" for kind in ("convolution", "reduction", "elementwise", "pooling")]
         cells += [str(row["kernels"]), str(row["transposes"]), f"{row['temp_gb']:.2f}"]
         cells += [", ".join(str(row["large"][name]) for name in names) for names in (WIDE, MOVING)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return runs.markdown(head, lines, 4)
 
 
 def passed(row: dict[str, Any], most: dict[str, Any]) -> list[str]:
@@ -198,9 +191,7 @@ def limited(path: pathlib.Path) -> list[tuple[Case, dict[str, Any]]]:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and what goes to every config; raises ConfigError for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.aot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser("aot", __doc__)
     parser.add_argument("--gpu", help=f"comma-separated: {', '.join(GPUS)} (default h200)")
     parser.add_argument("--tpu", help="instead: chip and topology, comma-separated, such as v5e:2x2,v6e:2x2")
     parser.add_argument("--minutes", type=float, default=15, help="that a step may compile for a TPU (default 15)")
@@ -219,9 +210,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     unknown = [gpu for gpu in options.gpu if not options.tpu and gpu not in GPUS]
     if unknown:
         raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
-    if not all(size.isdigit() and int(size) > 0 for size in options.batch.split(",")):
-        raise ConfigError(f"--batch={options.batch} is not a list of numbers > 0; write such as --batch=256,32")
-    options.batch = [int(size) for size in options.batch.split(",")]
+    options.batch = runs.numbers("batch", options.batch)
     if not options.minutes > 0:
         raise ConfigError(f"--minutes={options.minutes:g} must be > 0")
     if any(argument.startswith("--config.model.fused") for argument in rest):
@@ -235,8 +224,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def measure_on_tpu(case: Case) -> dict[str, Any]:
     """What the step tells that is compiled for TPUs; with 'failed' instead where XLA refuses it.
 
-    Raises:
-      ConfigError: where that cannot be done here, or the batch cannot be shared by the chips.
+    Raises ConfigError if that cannot be done here, or the batch cannot be shared by the chips.
     """
     devices = tpus.chips(case.gpu)
     if case.batch % len(devices):
@@ -266,11 +254,7 @@ def within(minutes: float, case: Case) -> dict[str, Any]:
 
 
 def for_tpus(asked: list[Case], name: str | None, minutes: float) -> int:
-    """Compiles the cases for their TPUs, prints and writes; returns the exit status.
-
-    Raises:
-      ConfigError: see `measure_on_tpu`.
-    """
+    """Compiles the cases for their TPUs, prints and writes; returns the exit status."""
     rows: list[dict[str, Any]] = []
     stem = name or "_".join(["aot_tpu", *dict.fromkeys(case.gpu.partition(":")[0] for case in asked)])
     for case in asked:

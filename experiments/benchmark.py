@@ -1,17 +1,16 @@
-"""How fast is the training step, in every preset?
-
-python -m experiments.benchmark --config=configs/imagenet.py,recipe=cosine
---presets=fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite python -m experiments.benchmark --config=configs/digits.py
---presets=fp32,fp16 --config.model.name=cifar_resnet8
+"""Times programs in turns: our presets, other libraries beside ours, or what loss scaling and counting cost.
 
 python -m experiments.benchmark --presets=bf16,fp16 --norms=plain,fused
+python -m experiments.benchmark --config=configs/digits.py --presets=fp32,fp16 --config.model.name=cifar_resnet8
+python -m experiments.benchmark --versus --flax=DIR     (PyTorch, Flax's example; --versus --help explains it)
+python -m experiments.benchmark --costs                 (loss scaling, counting; --costs --help explains it)
 
-Compiles the step of every preset, with --norms in each of these forms, then times them in turns: a round gives each of
-them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own, so that it holds where the
-machine does other things besides.
---data=fixed (default) leaves one batch of synthetic images on the device and times the step alone; --data=pipeline
-takes what the config names through the input pipeline. --profile=DIR writes a trace of five steps each, for xprof and
-Perfetto. Arguments such as --config.batch_size=64 or --config.num_devices=1 go to every config.
+Compiles the training step of every preset, with --norms in each of these forms, then times them in turns: a round gives
+each of them --steps steps, in an order drawn anew, and a ratio is the median of the rounds' own, so that it holds while
+the machine does other things besides. --data=fixed (default) leaves one batch of synthetic images on the device and
+times the step alone; --data=pipeline takes what the config names through the input pipeline. --profile=DIR writes a
+trace of five steps each, for xprof and Perfetto. Arguments such as --config.batch_size=64 or --config.num_devices=1 go
+to every config.
 
 Prints a table and writes benchmark_NAME.json and .png to experiments/results (NAME from --name, else the device). fp32
 is true float32; tf32 is what JAX calls float32 on recent GPUs unless told otherwise. On a known GPU the table has the
@@ -25,16 +24,21 @@ import dataclasses
 import itertools
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+# JAX would take three quarters of a GPU's memory at once, and leave PyTorch the rest.
+if "--versus" in sys.argv:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 import jax
 
 from experiments.lib import hlo, plots, runs
 from experiments.lib.gpus import GPUS
+from experiments.timing import costs, versus
+from experiments.timing.turns import Timed, paired_ratio, take_turns, told
 from mixedres import data
 from mixedres._internal import environment, huge_pages
 from mixedres._internal.errors import ConfigError, MemoryShortage
@@ -55,14 +59,8 @@ IMAGENET = {"num_classes": 1000, "train_examples": 1_281_167}
 
 
 @dataclasses.dataclass(eq=False)
-class Contender:
-    """The compiled step of a preset, with its state and what feeds it.
-
-    Attributes:
-      norms: 'plain', 'fused' or, as the config has it, 'auto'.
-      name: instead of that of preset and norms.
-      seconds: per step, one figure a round.
-    """
+class Contender(Timed):
+    """The compiled step of a preset, with its state and what feeds it; `norms` is a key of `FORMS`."""
 
     preset: str
     norms: str
@@ -71,14 +69,6 @@ class Contender:
     state: Any
     batches: Iterator[Any]
     compile_seconds: float
-    name: str = ""
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    cpu_seconds: list[float] = dataclasses.field(default_factory=list)
-
-    @property
-    def label(self) -> str:
-        """What it is called in tables: 'fp16', or 'fp16 fused'."""
-        return self.name or label(self.preset, self.norms)
 
     def take(self, steps: int) -> None:
         """Takes so many steps and waits for the last one."""
@@ -116,7 +106,8 @@ def prepare(
     else:
         ready = stack.enter_context(data.Prefetch(source, experiment.shard_batch))
         batches = iter(lambda: ready.take(lambda: False), None)
-    return Contender(preset, norms, experiment, step, state, batches, compile_seconds, name)
+    name = name or label(preset, norms)
+    return Contender(name, preset, norms, experiment, step, state, batches, compile_seconds)
 
 
 def prepare_all(
@@ -145,7 +136,8 @@ def prepare_all(
 
 def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
     """What is told of a preset."""
-    experiment, median = contender.experiment, statistics.median(contender.seconds)
+    experiment, figures = contender.experiment, contender.figures()
+    median = figures["step_ms"] / 1e3
     by_label = {one.label: one for one in all_of_them}
     bases = {base: label(base, contender.norms) for base in ("fp32", "tf32")}
     bases |= {"plain": label(contender.preset, "plain")}
@@ -156,13 +148,12 @@ def row(contender: Contender, all_of_them: list[Contender]) -> dict[str, Any]:
         "fused": experiment.model.fused,
         "batch_size": experiment.batch_size,
         "compile_seconds": contender.compile_seconds,
-        "step_ms": 1e3 * median,
-        "step_ms_range": [1e3 * min(contender.seconds), 1e3 * max(contender.seconds)],
+        **figures,
         "images_per_second": experiment.batch_size / median,
         "step_bytes": runs.program_bytes(contender.step),
         "temp_bytes": contender.step.memory_analysis().temp_size_in_bytes,
         "speedup": {
-            base: runs.paired_ratio(by_label[name].seconds, contender.seconds)
+            base: paired_ratio(by_label[name].seconds, contender.seconds)
             for base, name in bases.items()
             if name in by_label and name != contender.label
         },
@@ -185,37 +176,26 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
     bases = [base for base in ("fp32", "tf32", "plain") if any(base in r["speedup"] for r in rows)]
     with_share = any("bandwidth_share" in r for r in rows)
-    head = [
-        "preset",
-        "images/s",
-        "ms a step (range)",
-        *(f"times {base}" for base in bases),
-        "step's memory",
-        "compiled in",
-    ]
+    head = ["preset", "images/s", "ms a step (range)", *(f"times {base}" for base in bases)]
+    head += ["step's memory", "compiled in"]
     head += ["of the bandwidth"] if with_share else []
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    lines = []
     for r in rows:
         low, high = r["step_ms_range"]
         cells = [f"`{r.get('name', r['preset'])}`", f"{r['images_per_second']:,.0f}"]
         cells += [f"{r['step_ms']:.1f} ({low:.1f} to {high:.1f})"]
         for base in bases:
             found = r["speedup"].get(base)
-            interval = found and "{:.2f} to {:.2f}".format(*found["interval"])
-            cells.append(f"{found['ratio']:.2f} ({interval})" if found else "1")
+            cells.append(told(found) or "1")
         cells += [f"{r['step_bytes'] / 1e6:,.0f} MB", f"{r['compile_seconds']:.0f} s"]
         cells += [f"{r['bandwidth_share']:.0%}" if "bandwidth_share" in r else "-"] if with_share else []
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return runs.markdown(head, lines)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and what goes to every config; raises ConfigError for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.benchmark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = runs.parser("benchmark", __doc__)
     parser.add_argument("--config", default=CONFIG, help="FILE[,key=value ...] without a preset")
     parser.add_argument("--presets", default="fp32,tf32,bf16,fp16,fp16_static,fp16_rewrite", help="comma-separated")
     parser.add_argument("--norms", default="auto", help=f"comma-separated: {', '.join(FORMS)} (default auto)")
@@ -227,22 +207,20 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--compile_jobs", type=int, default=1, help="programs compiled at a time (default 1)")
     parser.add_argument("--seconds", type=int, help="leave out what is not compiled after seven tenths of them")
     options, rest = parser.parse_known_args(argv)
-    wrong = [argument for argument in rest if not argument.startswith("--config.")]
-    if wrong:
-        raise ConfigError(f"{wrong[0]!r} is no option of the benchmark; --help lists them")
+    runs.check_rest("the benchmark", rest)
     options.presets, options.norms = (runs.names(name, getattr(options, name)) for name in ("presets", "norms"))
     unknown = [norms for norms in options.norms if norms not in FORMS]
     if unknown:
         raise ConfigError(f"--norms={unknown[0]} is not known; use {' or '.join(FORMS)}")
-    for name in ("rounds", "steps", "compile_jobs", "seconds"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}={value} must be >= 1")
+    runs.check_positive(options, "rounds", "steps", "compile_jobs", "seconds")
     return options, rest
 
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; returns the exit status."""
+    for flag, command in (("--versus", versus), ("--costs", costs)):
+        if flag in argv:
+            return command.main([argument for argument in argv if argument != flag])
     with contextlib.ExitStack() as stack:
         try:
             options, rest = parse(argv)
@@ -255,7 +233,7 @@ def main(argv: list[str]) -> int:
         except (ConfigError, data.DataError) as error:
             print(f"benchmark: {error}", file=sys.stderr)
             return 2
-        failed += runs.take_turns(contenders, options.rounds, options.steps, lambda one: one.label)
+        failed += take_turns(contenders, options.rounds, options.steps)
         for line in failed:
             print(f"benchmark: failed: {line}", file=sys.stderr)
         if not contenders:
@@ -272,7 +250,7 @@ def main(argv: list[str]) -> int:
     result = {"device": device, "versions": environment.versions(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
     result |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size, "rows": rows}
     result |= {"failed": failed}
-    name = f"benchmark_{options.name or device['kind'].lower().replace(' ', '_')}"
+    name = f"benchmark_{options.name or runs.slug(device['kind'])}"
     path = runs.write(name, result | {"rounds": options.rounds, "steps": options.steps, "data": options.data})
     plots.save(plots.benchmark(rows, f"{experiment.config.model.name}, {device['count']} x {device['kind']}"), path)
     print(path)

@@ -43,38 +43,39 @@ BATCHES, TINY_BATCHES = (256, 32, 512, 128), (8,)
 PRESETS = "bf16,fp16,tf32,fp32,fp16_rewrite,bf16_rewrite,fp16_static"
 # For the tiny form: programs that run a few times, quickly compiled.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+BENCHMARK = "experiments.benchmark"
+LARGE_NETWORK = ["--batches=256,32", "--config.model.name=resnet50", "--config.data.image_size=224"]
+LARGE_NETWORK += ["--config.data.num_classes=1000"]
 TINY_NETWORK = ["--config.model.name=cifar_resnet8", "--config.data.image_size=16", "--config.data.num_classes=10"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A process that measures something.
+    """A process that measures something."""
 
-    Attributes:
-      name: its key among the results.
-      minutes: its limit on a GPU.
-      what: it measures, in a few words.
-      module, arguments: the command; with `file` the name of what it writes.
-      wants_seconds: whether it takes its limit as --seconds.
-    """
-
-    name: str
-    minutes: float
-    what: str
+    name: str  # its key among the results
+    minutes: float  # its limit on a GPU
+    what: str  # what it measures, in a few words
     module: str
     arguments: tuple[str, ...] = ()
-    wants_seconds: bool = False
+    wants_seconds: bool = False  # whether it takes its limit as --seconds
 
     @property
     def file(self) -> str:
         """Of its result, in the folder of the parts."""
-        prefix = {"benchmark": "benchmark_", "versus": "versus_"}.get(self.module.rpartition(".")[2], "")
-        return f"{prefix}{self.name}.json"
+        if self.is_own:
+            return f"{self.name}.json"
+        kinds = [kind for kind in ("versus", "costs") if f"--{kind}" in self.arguments]
+        return f"{[*kinds, 'benchmark'][0]}_{self.name}.json"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a part of `experiments.on_gpu`, and no other command."""
+        return self.module == "experiments.on_gpu"
 
     def command(self, out: pathlib.Path, seconds: float) -> list[str]:
         """The command line of the process."""
-        own = self.module.startswith("experiments.on_gpu.")
-        where = [f"--out={out / self.file}"] if own else [f"--name={self.name}"]
+        where = [f"--out={out / self.file}"] if self.is_own else [f"--name={self.name}"]
         limit = [f"--seconds={max(1, int(seconds))}"] if self.wants_seconds else []
         return [sys.executable, "-m", self.module, *self.arguments, *where, *limit]
 
@@ -85,17 +86,18 @@ def parts(options: argparse.Namespace) -> list[Part]:
     flag = ("--tiny",) if tiny else ()
 
     def own(name: str, minutes: float, what: str) -> Part:
-        return Part(name, minutes, what, f"experiments.on_gpu.{name}", flag)
+        return Part(name, minutes, what, "experiments.on_gpu", (name, *flag))
 
     flax = (f"--flax={options.flax}",) if options.flax else ()
     small = ("--models=cifar_resnet8", "--image_size=16", "--num_classes=10", "--batch=8", "--dtypes=fp32", "--steps=1")
     peers = (*small, "--rounds=1", "--loss_steps=1") if tiny else ("--rounds=5", "--steps=5")
+    costs = ("--rounds=2", "--batches=8", *TINY_NETWORK) if tiny else ("--rounds=11", "--steps=5", *LARGE_NETWORK)
     return [
         own("device", 0.5, "versions and device"),
         own("numerics", 3, "numerics on the device against float64, numpy and itself"),
         *(steps(batch, tiny=tiny) for batch in (TINY_BATCHES if tiny else BATCHES)),
-        Part("versus", 4, "PyTorch and the Flax example beside ours", "experiments.versus", (*peers, *flax)),
-        own("costs", 2, "loss scaling, counting, command buffers"),
+        Part("versus", 4, "PyTorch and the Flax example beside ours", BENCHMARK, ("--versus", *peers, *flax)),
+        Part("costs", 2, "loss scaling, counting, command buffers", BENCHMARK, ("--costs", *costs)),
         own("kernels", 1.5, "the ten largest kernels"),
         own("pipeline", 1.5, "the step fed with JPEGs"),
         own("digits", 1, "digits by the main command"),
@@ -111,7 +113,7 @@ def steps(batch: int, *, tiny: bool) -> Part:
     else:
         given += [f"--presets={PRESETS}", "--rounds=5", "--steps=5", "--compile_jobs=4"]
     minutes = {256: 4.0, 32: 2.5, 512: 3.0, 128: 2.0}.get(batch, 1.0)
-    return Part(f"steps_{batch}", minutes, what, "experiments.benchmark", tuple(given), wants_seconds=True)
+    return Part(f"steps_{batch}", minutes, what, BENCHMARK, tuple(given), wants_seconds=True)
 
 
 class Report:
@@ -196,8 +198,7 @@ def run(chosen: list[Part], report: Report, out: pathlib.Path, minutes: float, e
 def find_device(options: argparse.Namespace, out: pathlib.Path, environment: dict[str, str]) -> dict[str, Any]:
     """What JAX computes on, told by a process of its own, which gives the device's memory back.
 
-    Raises:
-      ConfigError: where it is not what was asked for.
+    Raises ConfigError if it is not what was asked for.
     """
     result, problem = take(parts(options)[0], out, 300, environment)
     if result is None:
@@ -213,9 +214,7 @@ def find_device(options: argparse.Namespace, out: pathlib.Path, environment: dic
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The options; raises ConfigError for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser("gpu", __doc__)
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"), help="default gpu; cpu: the tiny form")
     parser.add_argument("--name", help="of the files of results (default: the device)")
     parser.add_argument("--parts", help="comma-separated (default: all)")
@@ -256,7 +255,7 @@ def main(argv: list[str]) -> int:
         if tiny:
             environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
         device = find_device(options, out, environment)
-        name = options.name or page.slug(device["device"]["kind"])
+        name = options.name or runs.slug(device["device"]["kind"])
         partly = len(chosen) < len(parts(options))
         report = Report((out if tiny else runs.RESULTS) / f"gpu_{name}.json", keep=partly)
     except OSError as error:

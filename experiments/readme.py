@@ -4,20 +4,21 @@ python -m experiments.readme
 
 Nothing in them is typed by hand. README.md gets one table: the accuracy of every preset (evidence_cluttered.json), what
 its ResNet-50 step moves (aot_h200.json) and, where benchmark_*.json or gpu_*.json has GPUs, its speed there.
-docs/results.md gets all tables: these, sweep_precision.json, versus_*.json (of a CPU too) and loss_scale_overhead.json.
+docs/results.md gets all tables: these, sweep_precision.json, versus_*.json (of a CPU too) and costs_cpu.json.
 docs/images gets copies of the images that the pages show, because a page of the documentation cannot show files from
 outside docs/.
 """
 
 import itertools
 import json
-import operator
 import pathlib
 import sys
 from typing import Any
 
-from experiments import benchmark, evidence
-from experiments.lib import strangers
+from experiments import benchmark
+from experiments.evidence import view as evidence
+from experiments.lib import runs, strangers
+from experiments.timing import versus
 from mixedres._internal.files import replace_text
 from mixedres._internal.names import PRESETS
 
@@ -53,13 +54,12 @@ def summary() -> str:
         "temporary memory",
         *(f"images/s on {result['device']['kind']}" for result in timed),
     ]
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    lines = []
     for preset, forms in _by_preset(compiled):
         cells = [f"`{preset}`", *(_trained_cells(cases[preset]) if preset in cases else ("", "", ""))]
         cells += [_joined(forms, "{:.0f}", "mb_per_image"), _joined(forms, "{:.1f} GB", "temp_gb")]
-        cells += (_rate(result, preset) for result in timed)
-        lines.append(f"| {' | '.join(cells)} |")
-    text = _lines(lines) + (
+        lines.append([*cells, *(_rate(result, preset) for result in timed)])
+    text = _lines(runs.markdown(head, lines)) + (
         f"Accuracy: {trained['model']} on {_named(trained['data'])}, mean ± standard deviation over "
         f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds, intervals for other seeds and other "
         "digits; `fp32` is true float32, "
@@ -102,7 +102,7 @@ def page() -> str:
         parts += ["## Speed of the presets", *map(speed, timed)]
     parts += ["## Programs of other libraries", third_party_programs(_read("third_party_float16"))]
     parts += ["## Bytes of a step", deviceless(_read("aot_h200"))]
-    parts += ["## Cost of loss scaling", overhead(_read("loss_scale_overhead"))]
+    parts += ["## Cost of loss scaling", overhead(_read("costs_cpu"))]
     if not any(map(_on_gpu, [*compared, *timed])):
         parts.append(f"{NO_GPU} Every time on this page is a CPU's.")
     return "\n\n".join(parts) + "\n"
@@ -111,12 +111,8 @@ def page() -> str:
 def accuracy(result: dict[str, Any]) -> str:
     """The presets of a sweep over seeds."""
     seeds = result["variants"][0]["n"]
-    lines = [
-        f"| preset | test top-1, n={seeds} seeds | difference to fp32 (95 % interval) | skipped steps |",
-        "|---|---:|---:|---:|",
-    ]
-    for variant in result["variants"]:
-        lines.append(f"| `{variant['name']}` | {' | '.join(_accuracy_cells(variant))} |")
+    head = ["preset", f"test top-1, n={seeds} seeds", "difference to fp32 (95 % interval)", "skipped steps"]
+    lines = runs.markdown(head, ([f"`{one['name']}`", *_accuracy_cells(one)] for one in result["variants"]))
     seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
     notes = "".join(f" {note}." for note in result["notes"])
     return _lines(lines) + (
@@ -149,10 +145,11 @@ def tenth_of_a_point(result: dict[str, Any]) -> str:
 
 def deeper(result: dict[str, Any]) -> str:
     """One run a preset of a network on cluttered digits."""
-    lines = ["| preset | test top-1 | mean training loss | skipped steps |", "|---|---:|---:|---:|"]
-    for variant in result["variants"]:
-        figures = (f"{variant['top1'][0]:.2f} %", f"{variant['train_loss'][0]:.4f}", f"{variant['skipped_steps'][0]:g}")
-        lines.append(f"| `{variant['name']}` | {' | '.join(figures)} |")
+    lines = [
+        [f"`{one['name']}`", f"{one['top1'][0]:.2f} %", f"{one['train_loss'][0]:.4f}", f"{one['skipped_steps'][0]:g}"]
+        for one in result["variants"]
+    ]
+    lines = runs.markdown(["preset", "test top-1", "mean training loss", "skipped steps"], lines)
     seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
     return _lines(lines) + (
         f"{result['model']} on {_named(result['data'])} of 64 pixels, one run each, {min(seconds) / 60:.0f} to "
@@ -163,30 +160,10 @@ def deeper(result: dict[str, Any]) -> str:
 
 def peers(result: dict[str, Any]) -> str:
     """Our passes, and their time and CPU time over those of other libraries."""
-    rows = result["rows"]
-    others = list(dict.fromkeys(row["contender"] for row in rows if not row["contender"].startswith("mixedres")))
-    lines = [
-        f"| network, images | pass | dtype | ms (range) | CPU ms | memory | {' | '.join(others)} |",
-        f"|---|---|---|---:|---:|---:|{'---:|' * len(others)}",
-    ]
-    place = operator.itemgetter("model", "image_size", "batch_size", "pass", "dtype")
-    for (model, size, batch, kind, dtype), group in itertools.groupby(rows, place):
-        own, *rest = group
-        found = {row["contender"]: row for row in rest}
-        cells = [f"{model}, {batch} of {size} px", kind, dtype]
-        cells += ["{:.1f} ({:.1f} to {:.1f})".format(own["step_ms"], *own["step_ms_range"])]
-        cells += [f"{own['cpu_ms']:.1f}", f"{own['peak_bytes'] / 1e6:,.0f} MB"]
-        lines.append(f"| {' | '.join(cells + [_ratios(found[name]) if name in found else '-' for name in others])} |")
-    threads = f"{rows[0]['threads']} threads, " if result["device"]["platform"] == "cpu" else ""
+    threads = f"{result['rows'][0]['threads']} threads, " if result["device"]["platform"] == "cpu" else ""
     versions = "".join(f", {name} {version}" for name, version in result["versions"].items() if name == "torch")
     how = f"OMP_WAIT_POLICY {result['omp_wait_policy']}, {_pages(result)} pages"
-    return f"{_lines(lines)}`{result['command']}`, {threads}{how}, {_where(result)}{versions}."
-
-
-def _ratios(row: dict[str, Any]) -> str:
-    """Our time over another's with the 95 % interval, and our CPU time over its."""
-    wall, cpu = row["ours_to_this"], row["ours_to_this_cpu"]
-    return "{:.2f} ({:.2f} to {:.2f}), CPU {:.2f}".format(wall["ratio"], *wall["interval"], cpu["ratio"])
+    return f"{_lines(versus.table(result['rows']))}`{result['command']}`, {threads}{how}, {_where(result)}{versions}."
 
 
 def speed(result: dict[str, Any]) -> str:
@@ -206,18 +183,15 @@ def third_party_programs(result: dict[str, Any]) -> str:
 
 def deviceless(result: dict[str, Any]) -> str:
     """What steps move that were compiled for a GPU without having one."""
-    lines = [
-        "| preset | MB moved per image: plain / fused norms | kernels | temporary memory |",
-        "|---|---:|---:|---:|",
-    ]
+    head = ["preset", "MB moved per image: plain / fused norms", "kernels", "temporary memory"]
     figures = (("{:.0f}", "mb_per_image"), ("{:,}", "kernels"), ("{:.1f} GB", "temp_gb"))
-    for preset, forms in _by_preset(result):
-        lines.append(f"| `{preset}` | {' | '.join(_joined(forms, *figure) for figure in figures)} |")
+    pairs = ([f"`{preset}`", *(_joined(forms, *one) for one in figures)] for preset, forms in _by_preset(result))
+    lines = runs.markdown(head, pairs)
     return _lines(lines) + (
         f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {result['rows'][0]['gpu'].upper()} without "
         "having one: bytes of device memory, not times ([Performance](performance.md)). Presets that rewrite the "
         f"graph have plain norms. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}. Batch 32 "
-        "and other GPUs are in `experiments/results`."
+        "is in `experiments/results`."
     )
 
 

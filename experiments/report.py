@@ -1,13 +1,13 @@
 """Makes a page of the results of a sweep: tables with intervals, curves, and "with mixed precision / without".
 
 python -m experiments.report runs/sweeps/precision
+python -m experiments.report --evidence runs/sweeps/cluttered     (image by image; --evidence --help explains it)
 
 Writes report.html (one file with its images inside), report.md and plots/*.png, *.svg into the sweep's directory, and
 with --name=NAME the numbers and two of the images to experiments/results/sweep_NAME*.
 Differences and ratios are taken seed by seed against the sweep's baseline; intervals are 95 % ones of Student's t.
 """
 
-import argparse
 import datetime
 import html
 import pathlib
@@ -98,8 +98,7 @@ def pair_table(with_it: Variant, without: Variant) -> Table:
 def choose_pair(results: Results, names: Sequence[str] | None) -> tuple[Variant, Variant] | None:
     """The two variants that were named; else fp16 or the first other one against its baseline.
 
-    Raises:
-      ConfigError: for a name that is not there.
+    Raises ConfigError for a name that is not there.
     """
     by_name = {variant.name: variant for variant in results.variants}
     for name in names or ():
@@ -140,9 +139,7 @@ def _compared(results: Results, variant: Variant, estimate: Estimate | None, for
 
 
 def _markdown_table(table: Table) -> str:
-    head, rows = table
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(runs.markdown(*table)) + "\n"
 
 
 def _html_table(table: Table) -> str:
@@ -180,9 +177,11 @@ def page(results: Results, sections: list[tuple[str, Table | None, str | None]],
 
 def main(argv: list[str]) -> int:
     """Writes the report; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    if "--evidence" in argv:
+        from experiments.evidence import view  # it imports JAX
+
+        return view.main([argument for argument in argv if argument != "--evidence"])
+    parser = runs.parser("report", __doc__)
     parser.add_argument("directory", type=pathlib.Path, help="the --out of experiments.sweep")
     parser.add_argument("--pair", nargs=2, metavar=("WITH", "WITHOUT"), help="names of two runs to set side by side")
     parser.add_argument("--name", help="keep the numbers in experiments/results under this name")

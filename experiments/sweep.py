@@ -3,8 +3,8 @@
 python -m experiments.sweep --sweep=experiments/sweeps/precision.py
 python -m experiments.sweep --sweep=FILE --executor=slurm --slurm partition=gpu gpus_per_node=1
 
-A sweep file defines SWEEP = experiments.plan.Sweep(...): a base config, and axes or a list of overrides. --out (default
-runs/sweeps/NAME) gets a directory for every run, what each printed, and results.jsonl, a line a run, of which
+A sweep file defines SWEEP = experiments.lib.plan.Sweep(...): a base config, and axes or a list of overrides. --out
+(default runs/sweeps/NAME) gets a directory for every run, what each printed, and results.jsonl, a line a run, of which
 ``python -m experiments.report`` makes a page. The same command goes on where it ended: what is finished is not
 repeated, what was interrupted continues, what failed is tried again. --only=REGEX takes the runs in whose names it is
 found, such as one machine's share. Further arguments such as --config.epochs=2 go to every run.
@@ -28,10 +28,9 @@ import rich.live
 import rich.markup
 import rich.table
 
-from experiments import plan
-from experiments.lib import jobs, runs
+from experiments.lib import jobs, plan, runs
+from experiments.lib.plan import RESULTS, SWEEP
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
-from experiments.plan import RESULTS, SWEEP
 from mixedres._internal import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import lock, write_json
@@ -115,9 +114,7 @@ def check_earlier(tasks: Iterable[Task]) -> None:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options and what goes to every run; raises ConfigError for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser("sweep", __doc__)
     parser.add_argument(
         "--sweep", required=True, help="file that defines SWEEP, such as experiments/sweeps/precision.py"
     )
@@ -128,11 +125,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--only", metavar="REGEX", help="runs in whose name this is found, such as 'seed=[0-4],'")
     parser.add_argument("--dry_run", action="store_true", help="list the runs and start none")
     options, rest = parser.parse_known_args(argv)
-    wrong = [argument for argument in rest if not argument.startswith("--config.")]
-    if wrong:
-        raise ConfigError(f"{wrong[0]!r} is no option of a sweep; --help lists them")
-    if options.jobs is not None and options.jobs < 1:
-        raise ConfigError(f"--jobs={options.jobs} must be >= 1")
+    runs.check_rest("a sweep", rest)
+    runs.check_positive(options, "jobs")
     return options, rest
 
 

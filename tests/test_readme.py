@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mixedres
-from experiments import input_pipeline, readme
+from experiments import input as input_command
+from experiments import readme
 from mixedres import precision
 from mixedres.config.keys import KEYS
 from tests import ROOT
@@ -66,10 +67,10 @@ def test_rewritten_loop_of_the_docs_trains():
 
 
 def test_input_costs_equal_the_results_file():
-    results = json.loads((ROOT / "experiments" / "results" / "input_pipeline.json").read_text())
+    results = json.loads((ROOT / "experiments" / "results" / "input_loaders.json").read_text())
     page = (ROOT / "docs" / "data.md").read_text()
-    assert "\n".join(input_pipeline.loaders(results["medians"])) in page
-    assert "\n".join(input_pipeline.ratios(results["rows"])) in page
+    assert "\n".join(input_command.loaders(results["medians"])) in page
+    assert "\n".join(input_command.ratios(results["rows"])) in page
     words = " ".join(page.split())
     assert f"medians of {results['rounds']} rounds" in words and results["processor"].rstrip() in words
     assert f"{results['memory']['growth']:+.1%}" in words

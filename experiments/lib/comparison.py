@@ -10,7 +10,7 @@ from typing import Any
 
 import scipy.stats
 
-from experiments.plan import RESULTS, SWEEP, name_of
+from experiments.lib.plan import RESULTS, SWEEP, name_of
 from mixedres._internal.errors import ConfigError, listed
 from mixedres.checkpoints import workdir
 
@@ -30,19 +30,12 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
 
 @dataclasses.dataclass
 class Variant:
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed alone."""
 
-    Attributes:
-      name: what sets it apart from the other variants of the sweep.
-      overrides: the same as {key: value}.
-      summaries: {seed: summary of a finished run}.
-      directories: {seed: directory of the run}.
-    """
-
-    name: str
-    overrides: dict[str, Any]
-    summaries: dict[Any, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    directories: dict[Any, pathlib.Path] = dataclasses.field(default_factory=dict)
+    name: str  # what sets it apart from the other variants of the sweep
+    overrides: dict[str, Any]  # the same as {key: value}
+    summaries: dict[Any, dict[str, Any]] = dataclasses.field(default_factory=dict)  # {seed: summary of a finished run}
+    directories: dict[Any, pathlib.Path] = dataclasses.field(default_factory=dict)  # {seed: directory of the run}
 
     def values(self, figure: str) -> dict[Any, float]:
         """{seed: value} of a figure, of the runs that have it."""
@@ -94,8 +87,7 @@ class Results:
 def read(directory: pathlib.Path) -> Results:
     """The results in the directory of a sweep; what cannot be read is left out and noted.
 
-    Raises:
-      ConfigError: where there is no sweep, or none of its runs is finished.
+    Raises ConfigError if there is no sweep, or none of its runs is finished.
     """
     try:
         lines = (directory / RESULTS).read_text().splitlines()
@@ -147,8 +139,7 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
 def document(results: Results) -> dict[str, Any]:
     """The sweep in a few numbers, for a file: a dictionary a variant, mean and standard deviation of each figure.
 
-    Raises:
-      ConfigError: for runs of a version that told less.
+    Raises ConfigError for runs of a version that told less.
     """
     summaries = [summary for variant in results.variants for summary in variant.summaries.values()]
     if any("date" not in summary for summary in summaries):

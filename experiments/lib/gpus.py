@@ -12,26 +12,18 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU, in the figures of NVIDIA's data sheets and of XLA's own descriptions of them (OpenXLA, target_config).
+    """A GPU, in the figures of NVIDIA's data sheets and of XLA's own descriptions of them (OpenXLA, target_config)."""
 
-    Attributes:
-      name: as its driver has it.
-      capability: compute capability, major and minor.
-      cores, lanes: multiprocessors, and float32 lanes in each; clock: in GHz.
-      bandwidth: of the memory, bytes a second; memory, cache: bytes of the memory and of the second-level cache.
-      shared, shared_block: bytes of shared memory of a multiprocessor, and what a block may ask for.
-    """
-
-    name: str
-    capability: tuple[int, int]
-    cores: int
-    lanes: int
-    clock: float
-    bandwidth: float
-    memory: int
-    cache: int
-    shared: int
-    shared_block: int
+    name: str  # as its driver has it
+    capability: tuple[int, int]  # compute capability, major and minor
+    cores: int  # multiprocessors
+    lanes: int  # float32 lanes in each multiprocessor
+    clock: float  # GHz
+    bandwidth: float  # of the memory, bytes a second
+    memory: int  # bytes
+    cache: int  # bytes of the second-level cache
+    shared: int  # bytes of shared memory of a multiprocessor
+    shared_block: int  # bytes of shared memory that a block may ask for
 
     def target_config(self) -> str:
         """What `jax.experimental.topologies` takes: a GpuTargetConfigProto as text, with cuDNN 9.10."""

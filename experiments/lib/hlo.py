@@ -19,20 +19,13 @@ _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "afte
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """An instruction of the entry computation that runs on the device.
+    """An instruction of the entry computation that runs on the device."""
 
-    Attributes:
-      name, kind: the instruction, and 'convolution', 'matmul', 'reduction', 'elementwise', 'pooling', 'transpose',
-        'copy', 'collective' or 'other'.
-      operands, results: (dtype, shape) of what it reads and writes.
-      target: of a custom call.
-    """
-
-    name: str
-    kind: str
-    operands: tuple[tuple[str, tuple[int, ...]], ...]
+    name: str  # of the instruction
+    kind: str  # convolution, matmul, reduction, elementwise, pooling, transpose, copy, collective, other
+    operands: tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of what it reads and writes
     results: tuple[tuple[str, tuple[int, ...]], ...]
-    target: str = ""
+    target: str = ""  # of a custom call
 
     @property
     def bytes(self) -> int:

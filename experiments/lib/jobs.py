@@ -27,17 +27,11 @@ _FOREVER_MINUTES = 60 * 24 * 365
 
 @dataclasses.dataclass
 class Job:
-    """One run in a process of its own; what submitit pickles and calls, on whatever machine.
+    """One run in a process of its own; what submitit pickles and calls, on whatever machine."""
 
-    Attributes:
-      arguments: of ``python -m mixedres.main``, without the workdir.
-      workdir: of the run; what it prints is appended to ``WORKDIR.log`` beside it.
-      cores: of the processor, that the run keeps to; none: all.
-    """
-
-    arguments: tuple[str, ...]
-    workdir: pathlib.Path
-    cores: tuple[int, ...] = ()
+    arguments: tuple[str, ...]  # of ``python -m mixedres.main``, without the workdir
+    workdir: pathlib.Path  # of the run; what it prints is appended to ``WORKDIR.log`` beside it
+    cores: tuple[int, ...] = ()  # of the processor, that the run keeps to; none: all
     _process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> dict[str, Any]:
@@ -90,8 +84,7 @@ def check(name: str) -> None:
 def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -> submitit.Executor:
     """The executor 'local' or 'slurm', with its files in `folder` and parameters such as 'slurm_partition'.
 
-    Raises:
-      ConfigError: for parameters that submitit does not know.
+    Raises ConfigError for parameters that submitit does not know.
     """
     # Where SLURM keeps no accounts it would warn at every look at a job; the queue tells as much.
     logging.getLogger("submitit").setLevel(logging.ERROR)

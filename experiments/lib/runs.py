@@ -1,5 +1,6 @@
 """What experiments share: a run of the command line in its own process, and results with their command and date."""
 
+import argparse
 import datetime
 import json
 import os
@@ -7,12 +8,8 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
-import scipy.stats
 
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
@@ -49,47 +46,6 @@ def write(name: str, results: dict[str, Any]) -> pathlib.Path:
     return path
 
 
-def take_turns(contenders: list[Any], rounds: int, steps: int, label: Callable[[Any], str]) -> list[str]:
-    """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round, in an order drawn anew.
-
-    Args:
-      contenders: each has `take(steps)`, which waits for the last step, and the lists `seconds` and `cpu_seconds` (of
-        the process, all threads). One that fails is taken out of this list, and gives its memory back.
-      label: what a contender is called in the line that is printed after a round.
-
-    Returns:
-      A line for each that failed, such as 'fp32: MemoryError: ...'.
-    """
-    order = np.random.default_rng(0)
-    failed = []
-    for index in range(rounds):
-        names = [label(one) for one in contenders]
-        for name in [names[i] for i in order.permutation(len(names))]:
-            contender = contenders[[label(one) for one in contenders].index(name)]
-            try:
-                seconds, cpu_seconds = timed(contender.take, steps)
-            except Exception as error:
-                contenders.remove(contender)
-                failed.append(f"{name}: {one_line(error)}")
-            else:
-                contender.seconds.append(seconds)
-                contender.cpu_seconds.append(cpu_seconds)
-        times = ", ".join(f"{label(one)} {1e3 * one.seconds[-1]:.1f}" for one in contenders)
-        print(f"round {index + 1} of {rounds}, ms a step: {times}", flush=True)
-    return failed
-
-
-def timed(take: Callable[[int], Any], steps: int) -> tuple[float, float]:
-    """Seconds and CPU seconds (of the process, all threads) of a step; `take` takes so many and waits for the last.
-
-    A step that is not timed comes before those that are: what the one before left (threads that spin, caches) is over.
-    """
-    take(1)
-    started, cpu = time.perf_counter(), time.process_time()
-    take(steps)
-    return (time.perf_counter() - started) / steps, (time.process_time() - cpu) / steps
-
-
 def one_line(error: Exception) -> str:
     """The kind of an error and the first line of what it says."""
     reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
@@ -97,22 +53,52 @@ def one_line(error: Exception) -> str:
 
 
 def names(option: str, given: str) -> list[str]:
-    """What a comma-separated option lists.
-
-    Raises:
-      ConfigError: where nothing stands between two commas, or a name twice.
-    """
+    """What a comma-separated option lists; raises ConfigError if nothing stands between two commas, or a name twice."""
     found = given.split(",")
     if "" in found or len(set(found)) < len(found):
         raise ConfigError(f"--{option}={given} must name each of one or more once, with commas between them")
     return found
 
 
-def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    """Median over rounds of the ratio of two figures of the same round, with a 95 % bootstrap interval of it."""
-    ratios = np.asarray(values) / np.asarray(baseline)
-    interval = scipy.stats.bootstrap((ratios,), np.median, rng=0, method="percentile").confidence_interval
-    return {"ratio": float(np.median(ratios)), "interval": [float(interval.low), float(interval.high)]}
+def numbers(option: str, given: str) -> list[int]:
+    """Returns the numbers of a comma-separated option; raises ConfigError if one is none or not above 0."""
+    if not all(size.isdecimal() and int(size) > 0 for size in given.split(",")):
+        raise ConfigError(f"--{option}={given} is not a list of numbers > 0; write such as --{option}=256,32")
+    return [int(size) for size in given.split(",")]
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    """Raises ConfigError for an option that is given and below 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}={value} must be >= 1")
+
+
+def check_rest(command: str, rest: Sequence[str]) -> None:
+    """Raises ConfigError for an argument that neither the command nor a config has."""
+    for argument in rest:
+        if not argument.startswith("--config."):
+            raise ConfigError(f"{argument!r} is no option of {command}; --help lists them")
+
+
+def parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns the parser of ``python -m experiments.COMMAND``."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        f"python -m experiments.{command}", description=description, formatter_class=formatter
+    )
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:
+    """Returns the lines of a Markdown table; the first `texts` columns are texts, the others numbers."""
+    rule = "".join(["|---"] * texts + ["|---:"] * (len(head) - texts))
+    return [f"| {' | '.join(head)} |", f"{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def slug(kind: str) -> str:
+    """Returns 'nvidia_h200' of 'NVIDIA H200'."""
+    return re.sub(r"\W+", "_", kind.lower()).strip("_")
 
 
 def program_bytes(compiled: Any) -> int:

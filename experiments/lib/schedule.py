@@ -6,9 +6,8 @@ import pathlib
 import time
 from typing import Any
 
-from experiments import plan
-from experiments.lib import jobs
-from experiments.plan import RESULTS
+from experiments.lib import jobs, plan
+from experiments.lib.plan import RESULTS
 from mixedres._internal.files import replace_text, write_json
 from mixedres.checkpoints import workdir
 
@@ -17,18 +16,13 @@ WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED = "waiting", "running", "finishe
 
 @dataclasses.dataclass
 class Task:
-    """A run and how it stands.
-
-    Attributes:
-      job: submitit's; None for one that an earlier start of the sweep left running.
-      slot: which of the runs at a time it is.
-    """
+    """A run and how it stands."""
 
     run: plan.Run
     directory: pathlib.Path
     state: str = WAITING
-    job: Any = None
-    slot: int | None = None
+    job: Any = None  # submitit's; None for one that an earlier start of the sweep left running
+    slot: int | None = None  # which of the runs at a time it is
     exit_status: int | None = None
     message: str = ""
 

@@ -3,6 +3,8 @@
 import statistics
 from typing import Any
 
+from experiments.lib import runs
+
 # The loss scale of the programs.
 SCALE = 2.0**12
 
@@ -19,13 +21,11 @@ def ratio(row: dict[str, Any], what: str) -> float | None:
 
 def table(found: list[dict[str, Any]]) -> list[str]:
     """The lines of the Markdown table; `saved` is what depends on data, as a share of float32's."""
-    lines = [
-        "| program | library | products in half | gradient error: autocast / own | converts | saved | trace |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    head = ["program", "library", "products in half", "gradient error: autocast / own", "converts", "saved", "trace"]
+    lines = []
     for row in found:
         if "error" in row:
-            lines.append(f"| {row['program']} | {row['library']} | {row['error']} |  |  |  |  |")
+            lines.append([row["program"], row["library"], row["error"], *[""] * 4])
             continue
         kinds = [kind for kind in ("autocast", "own") if kind in row]
         full = row["float32"]["saved_bytes_of_data"]
@@ -38,8 +38,8 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             " / ".join(f"{row[kind]['saved_bytes_of_data'] / full:.2f}" for kind in kinds),
             f"{ratio(row, 'trace_s'):.2f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return runs.markdown(head, lines, 2)
 
 
 def summary(found: list[dict[str, Any]]) -> str:

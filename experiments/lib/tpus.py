@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from experiments.lib import hlo
+from experiments.lib import hlo, runs
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
 from mixedres.train.experiment import Experiment
@@ -32,8 +32,7 @@ def check_name(name: str) -> None:
 def chips(name: str) -> list[Any]:
     """The devices of a topology such as 'v5e:2x2'.
 
-    Raises:
-      ConfigError: where libtpu is not installed or does not know the name.
+    Raises ConfigError if libtpu is not installed or does not know the name.
     """
     for variable, value in _ALONE.items():
         os.environ.setdefault(variable, value)
@@ -105,15 +104,13 @@ def instructions(text: str) -> dict[str, int]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
-    lines = [
-        "| TPU | batch | preset | norms | XLA's estimate of a step | accessed | temporary memory | all-reduces "
-        "| convolutions | copies, transposes | compiled in |",
-        "|---|---:|---|---|---:|---:|---:|---|---|---:|---:|",
-    ]
+    head = ["TPU", "batch", "preset", "norms", "XLA's estimate of a step", "accessed", "temporary memory"]
+    head += ["all-reduces", "convolutions", "copies, transposes", "compiled in"]
+    lines = []
     for row in rows:
         cells = [row["tpu"], str(row["batch"]), f"`{row['preset']}`", row["form"]]
         if "failed" in row:
-            lines.append(f"| {' | '.join(cells)} | does not compile: {row['failed']} | | | | | | |")
+            lines.append([*cells, f"does not compile: {row['failed']}", *[""] * 6])
             continue
         calls = row["all_reduces"]["calls"][0]
         summed = ", ".join(f"{count} {name}" for name, (count, _) in row["all_reduces"].items() if name != "calls")
@@ -122,8 +119,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         cells += [estimate, f"{row['accessed_mb']:,.0f} MB", f"{row['temp_mb']:.1f} MB"]
         cells += [f"{calls}: {summed}", ", ".join(f"{n} {name}" for name, n in row["convolution_dtypes"].items())]
         cells += [f"{kinds['copy'] + kinds['copy-start']}, {kinds['transpose']}", f"{row['compile_seconds']:.0f} s"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return runs.markdown(head, lines, 4)
 
 
 def versions() -> dict[str, str | None]:

@@ -1,1 +1,1 @@
-"""The parts of `python -m experiments.gpu` that no other experiment has, each a program of its own."""
+"""The parts of `python -m experiments.gpu` that no other command has, and its page."""

@@ -3,10 +3,8 @@
 Traces some steps; the trace stays beside the result, for xprof and Perfetto.
 """
 
-import argparse
 import dataclasses
 import pathlib
-import sys
 from collections import defaultdict
 from typing import Any
 
@@ -14,7 +12,7 @@ import jax
 
 from experiments.lib import hlo
 from experiments.lib.gpus import GPUS
-from experiments.on_gpu import part
+from experiments.on_gpu import parts
 from mixedres.train import start
 
 PRESETS, STEPS, LARGEST = ("fp16", "bf16"), 5, 10
@@ -28,18 +26,18 @@ class Traced:
     nanoseconds: float = 0.0
 
 
-def measure(tiny: bool, traces: pathlib.Path) -> dict[str, Any]:
+def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
     """{'steps', 'presets': {preset: {'trace', 'step_ms', 'kernels'}}}, the kernels in the order of their time."""
     found = {}
     for preset in PRESETS[:1] if tiny else PRESETS:
-        one = part.experiment(preset, part.TINY if tiny else part.LARGE)
+        one = parts.experiment(preset, parts.TINY if tiny else parts.LARGE)
         state = start.init_state(one)
         batch = one.shard_batch(next(iter(one.source.train_batches(one.batch_size, seed=0, first_step=0))))
         compiled = one.train_step().lower(state, one.batch_shapes).compile()
         for _ in range(2):
             state, metrics = compiled(state, batch)
         jax.block_until_ready(metrics)
-        folder = traces / preset
+        folder = out.parent / "traces" / preset
         with jax.profiler.trace(str(folder)):
             for _ in range(STEPS):
                 state, metrics = compiled(state, batch)
@@ -89,15 +87,3 @@ def largest(found: dict[str, Traced], text: str, steps: int, bandwidth: float | 
     for name, one in ran.items():
         by_kind[known[name].kind if name in known else "unknown"] += 1e-6 * one.nanoseconds / steps
     return {"ms_of_all_kernels": 1e-6 * total / steps, "ms_by_kind": dict(by_kind), "kernels": rows}
-
-
-def main(argv: list[str]) -> int:
-    """Traces, and writes the result and beside it the traces; returns the exit status."""
-    out = argparse.ArgumentParser(add_help=False)
-    out.add_argument("--out", type=pathlib.Path, required=True)
-    traces = out.parse_known_args(argv)[0].out.parent / "traces"
-    return part.run(argv, __doc__, lambda tiny: measure(tiny, traces))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

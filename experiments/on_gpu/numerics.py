@@ -4,7 +4,7 @@ Every check gives a figure and what it may be at most; small shapes, because flo
 """
 
 import dataclasses
-import sys
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from experiments.on_gpu import part
+from experiments.on_gpu import parts
 from mixedres import models, precision
 from mixedres._internal.names import PRESETS
 from mixedres._internal.tree import named_leaves
@@ -33,15 +33,15 @@ STEPS = 3
 FEW = ("fp32", "fp16")
 
 
-def measure(tiny: bool) -> dict[str, Any]:
+def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
     """All checks, as rows {'check', 'case', 'value', 'limit', 'passed'}."""
-    keys = (part.TINY if tiny else SMALL) | SETTINGS
-    base = part.experiment("fp32", keys)
+    keys = (parts.TINY if tiny else SMALL) | SETTINGS
+    base = parts.experiment("fp32", keys)
     variables = jax.device_get(start.init_state(base).variables)
     batch = next(iter(base.source.train_batches(base.batch_size, seed=0, first_step=0)))
     rows = gradients(base, variables, batch, keys, FEW if tiny else PRESETS)
     steps = {
-        preset: ((one := part.experiment(preset, keys)), one.train_step())
+        preset: ((one := parts.experiment(preset, keys)), one.train_step())
         for preset in (FEW[1:] if tiny else ("fp32", "bf16", "fp16_rewrite", "fp16"))
     }
     rows += [row for preset, pair in steps.items() for row in determinism(preset, *pair, variables, batch)]
@@ -67,7 +67,7 @@ def gradients(
         for fused in (False, True):
             if fused and precision.get(preset).why_not_fusable:
                 continue
-            one = part.experiment(preset, keys | {"model.fused": str(fused).lower()})
+            one = parts.experiment(preset, keys | {"model.fused": str(fused).lower()})
             _, grads = one.loss_and_grads()(_fresh(one, variables), one.shard_batch(batch))
             found[preset, fused] = _flat(jax.device_get(grads))
     rows = []
@@ -128,19 +128,10 @@ def _differing(x: np.ndarray) -> int:
 
 
 def expected_counts(x: np.ndarray) -> np.ndarray:
-    """`mixedres.numerics.exponents` by another way: frexp in float64 after rounding to eleven bits."""
-    counts = np.zeros(BINS, np.uint32)
-    with np.errstate(invalid="ignore"):  # signaling NaNs
-        magnitudes = np.abs(x.ravel().astype(np.float64))
-    counts[BINS - 2], counts[BINS - 1] = np.isinf(magnitudes).sum(), np.isnan(magnitudes).sum()
-    finite = magnitudes[np.isfinite(magnitudes)]
-    mantissas, powers = np.frexp(finite)
-    # In [0.5, 1): half a unit of the eleventh bit up, which may reach the next power of two.
-    powers += mantissas + 2.0**-12 >= 1
-    # Below 2^-126 a unit is as large as just above it; what rounds up to it is counted with it.
-    places = np.where(finite >= 2.0**-126, powers - 1 + 127, finite >= 2.0**-126 * (1 - 2.0**-11))
-    np.add.at(counts, np.clip(places, 0, BINS - 2), 1)
-    return counts
+    """`mixedres.numerics.exponents` by numpy: eleven bits are kept, the others round up from a half; NaN comes last."""
+    bits = x.ravel().view(np.uint32) & 0x7FFFFFFF
+    places = np.minimum((bits + 0x1000) >> 23, BINS - 2)
+    return np.bincount(np.where(bits > 0x7F800000, BINS - 1, places), minlength=BINS).astype(np.uint32)
 
 
 def overflow(one: Experiment, train_step: Any, variables: Any, images: Batch) -> list[dict[str, Any]]:
@@ -178,7 +169,3 @@ def _error(found: np.ndarray, exact: np.ndarray) -> float:
 
 def _flat(tree: Any, dtype: Any = np.float64) -> np.ndarray:
     return np.concatenate([np.asarray(leaf, dtype).ravel() for leaf in jax.tree.leaves(tree)])
-
-
-if __name__ == "__main__":
-    sys.exit(part.run(sys.argv[1:], __doc__, measure))

@@ -3,24 +3,19 @@
 import json
 import math
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 from experiments import benchmark
-from experiments.lib import plots
+from experiments.lib import plots, runs
+from experiments.timing import costs, versus
 from mixedres import precision
 from mixedres._internal.files import replace_text, write_json
 
 # What config.model.fused=auto follows: {kind of device: dtypes in which fused norms are faster}.
 TABLE = pathlib.Path(__file__).parents[2] / "mixedres" / "train" / "fused_is_faster.json"
-
-
-def slug(kind: str) -> str:
-    """'nvidia_h200' of 'NVIDIA H200'."""
-    return re.sub(r"\W+", "_", kind.lower()).strip("_")
 
 
 def write(document: dict[str, Any], stem: pathlib.Path) -> pathlib.Path:
@@ -93,48 +88,35 @@ def faster(gains: dict[str, list[float]]) -> list[str]:
 
 
 def _numerics(result: dict[str, Any]) -> list[str]:
-    rows = [
-        f"| {row['check']} | {row['case']} | {row['value']:.3g} | {row['limit']:.3g} "
-        f"| {'yes' if row['passed'] else 'NO'} |"
+    rows = (
+        [row["check"], row["case"], f"{row['value']:.3g}", f"{row['limit']:.3g}", "yes" if row["passed"] else "NO"]
         for row in result["rows"]
-    ]
-    return ["## Numerics", "", "| check | case | found | at most | passed |", "|---|---|---:|---:|---|", *rows]
+    )
+    return ["## Numerics", "", *runs.markdown(["check", "case", "found", "at most", "passed"], rows, 2)]
 
 
 def _versus(result: dict[str, Any]) -> list[str]:
-    lines = ["## Beside other libraries", "", "| who | ms a step | images/s | our time / its |", "|---|---:|---:|---:|"]
-    for row in result["rows"]:
-        ratio = row["ours_to_this"]
-        told = "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else ""
-        lines.append(f"| {row['preset']} | {row['step_ms']:.1f} | {row['images_per_second']:,.0f} | {told} |")
-    return [*lines, "", *(f"- did not take part: {line}" for line in result["did_not_take_part"])]
+    lines = ["## Beside other libraries", "", "Under a library: our time / its.", "", *versus.table(result["rows"]), ""]
+    return [*lines, *(f"- did not take part: {line}" for line in result["did_not_take_part"])]
 
 
 def _costs(result: dict[str, Any]) -> list[str]:
-    lines = ["## Costs in fp16", "", "| batch | what | to | ratio (95 % interval) | ms |", "|---:|---|---|---:|---:|"]
-    for row in result["rows"]:
-        told = "{:.3f} ({:.3f} to {:.3f})".format(row["ratio"], *row["interval"])
-        lines.append(f"| {row['batch']} | {row['what']} | {row['to']} | {told} | {row['ms']:.2f} |")
-        if "cost_of_every_100th" in row:
-            lines.append(f"| {row['batch']} | counting at every 100th step | no counting | {told_cost(row)} | |")
-    return [*lines, "", *(f"- {line}" for line in result["failed"])]
-
-
-def told_cost(row: dict[str, Any]) -> str:
-    """The share of a step's time that counting at every 100th step adds, as a ratio."""
-    return f"{1 + row['cost_of_every_100th']:.3f}"
+    lines = ["## Costs in fp16", "", *costs.table(result["rows"]), ""]
+    looks = [row for row in result["rows"] if (row["step"], row["to"]) == ("counting", "dynamic")]
+    lines += [f"- batch {row['batch']}: counting at every 100th step costs {row['ratio']:.1f} %" for row in looks]
+    return [*lines, *(f"- {line}" for line in result["failed"])]
 
 
 def _kernels(result: dict[str, Any]) -> list[str]:
     lines = ["## Kernels"]
     for preset, found in result["presets"].items():
         lines += ["", f"{preset}, {found['ms_of_all_kernels']:.2f} ms of kernels a step, command buffers off:", ""]
-        lines += ["| kernel | kind | ms | of the time | MB | of the bandwidth |", "|---|---|---:|---:|---:|---:|"]
+        rows = []
         for row in found["kernels"]:
             moved = "-" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.1f}"
             share = "-" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}"
-            cells = [row["name"], row["kind"], f"{row['ms']:.3f}", f"{row['share_of_time']:.1%}", moved, share]
-            lines.append(f"| {' | '.join(cells)} |")
+            rows.append([row["name"], row["kind"], f"{row['ms']:.3f}", f"{row['share_of_time']:.1%}", moved, share])
+        lines += runs.markdown(["kernel", "kind", "ms", "of the time", "MB", "of the bandwidth"], rows, 2)
     return lines
 
 
@@ -146,5 +128,5 @@ def _pipeline(result: dict[str, Any]) -> list[str]:
 
 
 def _digits(result: dict[str, Any]) -> list[str]:
-    told = f"{result['top1']:.2%} of {result['examples']} in {result['seconds']:.1f} s"
-    return ["## Digits", "", f"{told}, {result['skipped_steps']:g} steps skipped."]
+    found = f"{result['top1']:.2%} of {result['examples']} in {result['seconds']:.1f} s"
+    return ["## Digits", "", f"{found}, {result['skipped_steps']:g} steps skipped."]

@@ -4,7 +4,7 @@ XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m experiments.sweep \
     --sweep=experiments/sweeps/allreduce_dtype.py
 """
 
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 
 SWEEP = Sweep(
     question="Does an all-reduce of half the bytes cost accuracy on the digits?",

@@ -5,7 +5,7 @@ XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m experiments.sweep -
 On eight devices a batch of 32 leaves four images to each; with `batch_norm.sync` all see the statistics of the 32.
 """
 
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 
 SWEEP = Sweep(
     question="Do batch statistics per device cost accuracy on the digits?",

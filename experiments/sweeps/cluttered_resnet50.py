@@ -7,7 +7,7 @@ One run shows that a curve does not leave that of float32, and no tenth of a poi
 hour a run on one CPU core, of which --jobs=2 uses two.
 """
 
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 
 SWEEP = Sweep(
     question="Does a ResNet-50 in half precision follow float32's curve?",

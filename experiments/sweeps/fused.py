@@ -5,7 +5,7 @@ python -m experiments.sweep --sweep=experiments/sweeps/fused.py --jobs=2
 30 runs, a third of an hour on two CPU cores.
 """
 
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 
 SWEEP = Sweep(
     question="Do fused norms cost accuracy on the digits?",

@@ -7,7 +7,7 @@ of the convolutions' outputs to zero at the start (docs/experiments.md), and mor
 1 stand for gradients that are smaller still, those of larger images and batches.
 """
 
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 
 SCALES = (2.0**-8, 2.0**-4, 2**4, 2**8, 2**15, "dynamic")
 

@@ -5,7 +5,7 @@ python -m experiments.sweep --sweep=experiments/sweeps/precision.py --jobs=2
 25 runs, a quarter of an hour on two CPU cores.
 """
 
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 
 SWEEP = Sweep(
     question="Does half precision cost accuracy on the digits?",

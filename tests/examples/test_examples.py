@@ -222,6 +222,13 @@ def test_sharded(example):
 
 
 @pytest.mark.slow
+def test_layer_scale(example):
+    results = example("layer_scale").main()
+    assert "2**6, with gamma0, gamma1 and gamma2 in float32" in results["doctor"]
+    assert results["advised"] < 0.002 < results["bfloat16"] < 0.02 < 0.1 < results["float16"]
+
+
+@pytest.mark.slow
 def test_notebook(tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments import evidence, sweep
-from experiments.lib import clusters, outcomes, runs
+from experiments import report, sweep
+from experiments.evidence import clusters, outcomes
+from experiments.evidence import view as evidence
+from experiments.lib import runs
 
 
 def made(rng, seeds, count, draws, of_seed=0.0, of_cluster=0.0, of_draw=1.0):
@@ -109,7 +111,7 @@ def test_earlier_evidence_is_added_row_by_row():
 
 
 SWEEP = """
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 ONE = {"num_devices": 1, "batch_norm.sync": False}
 CASES = ({"preset": "fp32", **ONE}, {"preset": "fp32", "num_devices": 2, "batch_norm.sync": True},
          {"preset": "fp16_static", **ONE, "precision.loss_scale": 2.0**-10})
@@ -131,7 +133,7 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     (tmp_path / "small.py").write_text(SWEEP)
     assert sweep.main([f"--sweep={tmp_path}/small.py", f"--out={tmp_path}/out", "--jobs=2"]) == 0
     capsys.readouterr()
-    assert evidence.main([f"{tmp_path}/out", "--name=small", "--doctor"]) == 0
+    assert report.main(["--evidence", f"{tmp_path}/out", "--name=small", "--doctor"]) == 0
     printed = capsys.readouterr().out
     document = json.loads((tmp_path / "evidence_small.json").read_text())
     rows = {row["case"]: row for row in document["rows"]}
@@ -154,14 +156,14 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert document["doctor"]["min_sufficient_log2_scale"] > -10 and document["doctor"]["most_lost"] > 0.001
     assert (tmp_path / "evidence_small.png").stat().st_size > 5_000
     # The same seeds cannot be added.
-    assert evidence.main([f"{tmp_path}/out", "--name=twice", f"--add={tmp_path}/evidence_small.json"]) == 2
+    assert report.main(["--evidence", f"{tmp_path}/out", "--name=twice", f"--add={tmp_path}/evidence_small.json"]) == 2
     assert "seed 0 is both in the runs and in --add" in capsys.readouterr().err
     assert not (tmp_path / "evidence_twice.json").exists()
     # Other seeds can: as if they had been trained here.
     for one in document["rows"]:
         one["seeds"] = [10 + seed for seed in one["seeds"]]
     (tmp_path / "earlier.json").write_text(json.dumps(document))
-    assert evidence.main([f"{tmp_path}/out", "--name=both", f"--add={tmp_path}/earlier.json"]) == 0
+    assert report.main(["--evidence", f"{tmp_path}/out", "--name=both", f"--add={tmp_path}/earlier.json"]) == 0
     both = json.loads((tmp_path / "evidence_both.json").read_text())
     assert both["added"][0]["date"] == document["date"] and both["doctor"] == document["doctor"]
     for one, two in zip(document["rows"], both["rows"], strict=True):
@@ -172,11 +174,11 @@ def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"case": "fp32"}]}', '{"rows": []}'])
 def test_what_cannot_be_added(tmp_path, capsys, text):
     (tmp_path / "other.json").write_text(text)
-    assert evidence.main([str(tmp_path), f"--add={tmp_path}/other.json"]) == 2
+    assert report.main(["--evidence", str(tmp_path), f"--add={tmp_path}/other.json"]) == 2
     error = capsys.readouterr().err
     assert "is no evidence that can be added" in error and error.count("\n") == 1
 
 
 def test_without_a_sweep(tmp_path, capsys):
-    assert evidence.main([str(tmp_path)]) == 2
+    assert report.main(["--evidence", str(tmp_path)]) == 2
     assert "holds no results of a sweep" in capsys.readouterr().err

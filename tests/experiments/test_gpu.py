@@ -8,12 +8,11 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments import gpu
 from experiments.lib import runs
-from experiments.on_gpu import kernels, numerics, page
+from experiments.on_gpu import kernels, page
 from tests import ROOT
 
 
@@ -146,16 +145,6 @@ def test_damaged_result_is_not_overwritten(tmp_path):
     (tmp_path / "gpu_made.json").write_text("{")
     with pytest.raises(gpu.ConfigError, match="move it away"):
         gpu.Report(tmp_path / "gpu_made.json", keep=True)
-
-
-def test_expected_counts_are_those_of_the_definition():
-    exponents = np.array([0, 1, 126, 127, 254, 255], np.uint32) << 23
-    bits = (exponents[:, None] | np.array([0, 1, 0x7FEFFF, 0x7FF000, 0x7FFFFF], np.uint32)).ravel()
-    by_definition = np.zeros(257, np.uint32)
-    for one in bits.tolist():
-        place = (one + 0x1000) >> 23
-        by_definition[256 if one > 0x7F800000 else min(place, 255)] += 1
-    np.testing.assert_array_equal(numerics.expected_counts(bits.view(np.float32)), by_definition)
 
 
 def test_kernels_of_a_trace_are_joined_with_their_bytes():

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, loss_scale_overhead
+from experiments import benchmark
 from experiments.lib import runs
-from mixedres import precision
-from mixedres.train import optimizers
+from experiments.timing import costs, turns
 from tests.train import run_cases
 
 SMALL = ["--config.model.name=cifar_resnet8", "--config.data.image_size=8", "--config.batch_size=16"]
@@ -54,20 +53,33 @@ def test_benchmark_sets_fused_norms_beside_plain_ones(results, one_block, capsys
     assert "| `fp16 fused` |" in capsys.readouterr().out
 
 
-def test_step_without_a_check_is_the_same_step(one_block):
-    tx = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1))
-    results = []
-    for wrapped in (loss_scale_overhead.unchecked(tx), precision.loss_scaled(tx, precision.NoOpLossScale())):
-        compiled, state, batch = loss_scale_overhead.make(wrapped, "fp16", "cifar_resnet8")
-        results.append(compiled(state, batch)[0])
-    jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
+def test_costs_of_scales_and_counting_are_compared(results, one_block, monkeypatch, capsys):
+    """And the step without scale and check is the same step as the others, but for rounding."""
+    programs = {}
+
+    def rows(batch, ran, original=costs.rows):
+        programs.update({one.name: one for one in ran})
+        return original(batch, ran)
+
+    monkeypatch.setattr(costs, "rows", rows)
+    arguments = ["--costs", "--rounds=2", "--batches=8", "--name=small", "--config.data.image_size=8"]
+    assert benchmark.main([*arguments, "--config.model.name=cifar_resnet8"]) == 0
+    document = json.loads((results / "costs_small.json").read_text())
+    on_cpu = [pair for pair in costs.COMPARED if "without command buffers" not in pair]
+    assert [(row["step"], row["to"]) for row in document["rows"]] == on_cpu and not document["failed"]
+    assert all(row["ms"] > 0 and row["interval"][0] <= row["ratio"] <= row["interval"][1] for row in document["rows"])
+    assert "| 8 | dynamic | unchecked |" in capsys.readouterr().out
+    checked, unchecked = (jax.tree.leaves(programs[name].state.params) for name in ("none", "unchecked"))
+    for one, other in zip(checked, unchecked, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
 
 
-class Fails:
-    """A contender that takes so many steps and then runs out of memory."""
+class Fails(turns.Timed):
+    """A program that takes so many steps and then runs out of memory."""
 
     def __init__(self, name, steps):
-        self.name, self.left, self.seconds, self.cpu_seconds = name, steps, [], []
+        super().__init__(name)
+        self.left = steps
 
     def take(self, steps):
         self.left -= steps
@@ -78,7 +90,7 @@ class Fails:
 def test_who_fails_in_the_timing_takes_no_further_part(capsys):
     one, other = Fails("one", 100), Fails("other", 7)
     left = [one, other]
-    failed = runs.take_turns(left, rounds=4, steps=2, label=lambda contender: contender.name)
+    failed = turns.take_turns(left, rounds=4, steps=2)
     assert failed == ["other: MemoryError: no memory left"] and left == [one]
     assert len(one.seconds) == len(one.cpu_seconds) == 4 and len(other.seconds) == len(other.cpu_seconds) == 2
     assert capsys.readouterr().out.count("other") == 2

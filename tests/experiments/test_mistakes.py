@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import aot, benchmark, sweep, versus
+from experiments import aot, benchmark, sweep
 from experiments.lib import runs
 from tests import ROOT
 
@@ -23,18 +23,24 @@ SWEEP = "--sweep=experiments/sweeps/precision.py"
         (benchmark, ["--rounds=0"], "--rounds=0 must be >= 1"),
         (benchmark, ["--config=configs/none.py"], "cannot be read"),
         (benchmark, ["--fast"], "'--fast' is no option of the benchmark"),
+        (benchmark, ["--costs", "--batches=8,x"], "--batches=8,x is not a list of numbers > 0"),
+        (benchmark, ["--costs", "--presets=fp16"], "'--presets=fp16' is no option of the benchmark"),
         (sweep, ["--sweep=nothing.py"], "--sweep=nothing.py is no Python file"),
         (sweep, [SWEEP, "--jobs=0"], "--jobs=0 must be >= 1"),
         (sweep, [SWEEP, "--executor=slurm"], "--executor=slurm needs sbatch"),
         (sweep, [SWEEP, "--slurm", "partition=gpu"], "--slurm is for --executor=slurm"),
         (sweep, [SWEEP, "--config.epoch=3"], "config key 'epoch' is unknown"),
         (sweep, [SWEEP, "--verbose"], "'--verbose' is no option of a sweep"),
-        (versus, ["--models="], "--models= must name each of one or more once"),
-        (versus, ["--dtypes=fp8"], "--dtypes=fp8 is not known; use fp32, tf32, bf16, fp16"),
-        (versus, ["--passes=testing"], "--passes=testing is not known; use training, evaluation, prediction"),
-        (versus, ["--passes=training,"], "--passes=training, must name each of one or more once"),
-        (versus, ["--batch=0"], "--batch=0 must be >= 1"),
-        (versus, ["--models=vgg16"], "vgg16"),
+        (benchmark, ["--versus", "--models="], "--models= must name each of one or more once"),
+        (benchmark, ["--versus", "--dtypes=fp8"], "--dtypes=fp8 is not known; use fp32, tf32, bf16, fp16"),
+        (
+            benchmark,
+            ["--versus", "--passes=testing"],
+            "--passes=testing is not known; use training, evaluation, prediction",
+        ),
+        (benchmark, ["--versus", "--passes=training,"], "--passes=training, must name each of one or more once"),
+        (benchmark, ["--versus", "--batch=0"], "--batch=0 must be >= 1"),
+        (benchmark, ["--versus", "--models=vgg16"], "vgg16"),
     ],
 )
 def test_wrong_command_is_one_line_and_writes_nothing(command, arguments, words, tmp_path, monkeypatch, capsys):

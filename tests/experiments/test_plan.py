@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments import plan
-from experiments.plan import Sweep
+from experiments.lib import plan
+from experiments.lib.plan import Sweep
 from mixedres._internal.errors import ConfigError
 from tests import ROOT
 

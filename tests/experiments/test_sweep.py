@@ -13,7 +13,7 @@ from experiments import sweep
 from tests import ROOT
 
 FILE = """
-from experiments.plan import Sweep
+from experiments.lib.plan import Sweep
 SWEEP = Sweep(
     question="Does it work?",
     base="configs/digits.py",

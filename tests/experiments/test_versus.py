@@ -1,4 +1,4 @@
-"""The contenders of `experiments.versus`: the same weights, the same losses, and no trouble from who is not there."""
+"""Contenders of `experiments.benchmark --versus`: equal weights and losses, and no trouble from who is not there."""
 
 import dataclasses
 import json
@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import versus
+from experiments import benchmark
 from experiments.lib import runs
-from experiments.peers import flax_example, ours, pytorch
-from experiments.peers.task import MissingError, cross_entropy
+from experiments.timing import flax_example, ours, pytorch, versus
+from experiments.timing.task import MissingError, cross_entropy
 from mixedres import models, precision
 from tests.train import run_cases
 
@@ -123,7 +123,9 @@ def test_who_is_missing_is_named_and_the_others_go_on(tmp_path, monkeypatch, cap
     monkeypatch.setattr(pytorch, "torch", None)
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     passes = ["training", "evaluation", "prediction"]
-    assert versus.main([*TINY, "--dtypes=fp32", f"--passes={','.join(passes)}", f"--flax={tmp_path}"]) == 0
+    assert (
+        benchmark.main(["--versus", *TINY, "--dtypes=fp32", f"--passes={','.join(passes)}", f"--flax={tmp_path}"]) == 0
+    )
     output = capsys.readouterr().out
     for line in (
         "did not take part: Flax example: --flax names no directory with examples/imagenet/train.py and models.py",

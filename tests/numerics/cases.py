@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 import optax
 from sklearn import datasets
 
-from experiments import numerics_example
 from mixedres import models, numerics
 from mixedres.train import losses
+from tests import ROOT
 
 F32, F16 = jnp.float32, jnp.float16
 
@@ -107,15 +108,25 @@ def transformer() -> Case:
     return Case(loss, params, jnp.asarray(tokens))
 
 
+@functools.cache
+def layer_scale():
+    """The example of docs/numerics.md, as a module."""
+    spec = importlib.util.spec_from_file_location("layer_scale", ROOT / "examples" / "layer_scale.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def badly_scaled(keep: tuple[str, ...] = ()) -> Case:
     """The sick example of docs/numerics.md; `keep` lists the modules in float32."""
-    x, labels = numerics_example.batch()
+    example = layer_scale()
 
     def loss(dtype):
-        fn = numerics_example.loss_in(dtype, keep)
+        fn = example.loss_in(dtype, keep)
         return lambda params, batch, scale: fn(params, *batch, scale)
 
-    return Case(loss, numerics_example.Network(F32).init(jax.random.key(0), x)["params"], (x, labels))
+    params = example.Network(F32).init(jax.random.key(0), example.x)["params"]
+    return Case(loss, params, (example.x, example.labels))
 
 
 CASES = {

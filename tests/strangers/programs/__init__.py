@@ -51,13 +51,7 @@ def programs(module):
     return importlib.import_module(f"{__name__}.{module}").PROGRAMS
 
 
-def program(
-    model,
-    objective,
-    params,
-    *args,
-    own=True,
-):
+def program(model, objective, params, *args, own=True):
     """A model and an objective as a Program.
 
     Args:

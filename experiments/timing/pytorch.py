@@ -1,6 +1,6 @@
 """PyTorch's passes: channels_last, automatic mixed precision (in training with a GradScaler), eager or compiled.
 
-The network is torchvision's where that is installed and has it, else the same modules under the same names, below.
+The networks are torchvision's ResNets v1.5, module for module under its names, and CIFAR's of the same blocks.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task, cross_entropy
+from experiments.timing.task import MOMENTUM, WEIGHT_DECAY, Contender, MissingError, Task, cross_entropy
 from mixedres._internal.tree import named_leaves
 
 try:
@@ -40,15 +40,13 @@ _NAMES = {
 }
 
 
-class PyTorch:
+class PyTorch(Contender):
     """What the passes share: the network with the task's weights, with what its users are told to switch on."""
 
     def __init__(self, task: Task, dtype: str, *, compiled: bool):
         if torch is None:
             raise MissingError("is not installed; pip install torch")
-        self.name, self.dtype = f"PyTorch, {'compiled' if compiled else 'eager'}", dtype
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+        super().__init__(f"PyTorch, {'compiled' if compiled else 'eager'}", dtype)
         self._compile = torch.compile if compiled else lambda function: function
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if self._device == "cpu" and jax.default_backend() == "gpu":
@@ -195,11 +193,7 @@ PASSES = {"training": Training, "evaluation": Evaluation, "prediction": Predicti
 
 
 def network(model: str, num_classes: int) -> Any:
-    """torchvision's ResNet v1.5, or the modules here."""
-    with contextlib.suppress(ImportError, RuntimeError, AttributeError):  # a torchvision for another torch raises those
-        import torchvision
-
-        return getattr(torchvision.models, model)(num_classes=num_classes)
+    """The network of a name, with torchvision's names of modules."""
     cifar = re.fullmatch(r"cifar_resnet(\d+)", model)
     if cifar:
         return _ResNet(False, ((int(cifar[1]) - 2) // 6,) * 3, 16, num_classes, small_images=True)

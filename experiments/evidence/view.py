@@ -1,6 +1,6 @@
 """Is half precision as accurate, to a tenth of a point? Paired intervals of a sweep on cluttered digits.
 
-python -m experiments.evidence runs/sweeps/cluttered
+python -m experiments.report --evidence runs/sweeps/cluttered --doctor
 
 Evaluates every finished run image by image, and compares each case with the baseline of the sweep seed by seed and
 image by image: test top-1 and, with more power, the mean test cross-entropy. The intervals are 95 % ones for other
@@ -16,7 +16,6 @@ Prints a table and writes experiments/results/evidence_NAME.json, .png and a pic
 default cluttered).
 """
 
-import argparse
 import functools
 import json
 import math
@@ -28,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lib import clusters, comparison, outcomes, plots, runs
+from experiments.evidence import clusters, outcomes
+from experiments.lib import comparison, plots, runs
 from experiments.lib.comparison import Results, Variant
 from mixedres._internal.errors import ConfigError
 from mixedres.config import recorded, unflatten
@@ -64,8 +64,7 @@ def is_floor(variant: Variant, baseline: Variant) -> bool:
 def rows(results: Results) -> list[dict[str, Any]]:
     """A row a case: means, and differences to the baseline, or to the mean of both its orders, with their intervals.
 
-    Raises:
-      ConfigError: for a sweep without its baseline, or on data that does not come in clusters.
+    Raises ConfigError for a sweep without its baseline, or on data that does not come in clusters.
     """
     by_baseline = next((v for v in results.variants if v.overrides == results.baseline), None)
     if by_baseline is None:
@@ -110,8 +109,7 @@ def untold(row: dict[str, Any], figure: str) -> clusters.Difference:
 def read(path: pathlib.Path) -> dict[str, Any]:
     """An earlier evidence, to be added to another.
 
-    Raises:
-      ConfigError: where the file is none, or of a version that told less.
+    Raises ConfigError if the file is none, or of a version that told less.
     """
     try:
         earlier = json.loads(path.read_text())
@@ -122,7 +120,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"--add={path} is no evidence that can be added ({type(error).__name__}); name a file that "
-            "experiments.evidence wrote, such as experiments/results/evidence_cluttered.json"
+            "experiments.report --evidence wrote, such as experiments/results/evidence_cluttered.json"
         ) from None
     return earlier
 
@@ -191,11 +189,9 @@ def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
 
 def table(found: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
-    lines = [
-        "| case | seeds | test top-1 | difference (95 % interval), points | test cross-entropy | difference (95 % "
-        "interval) | within the floor: top-1, cross-entropy |",
-        "|---|---:|---:|---:|---:|---:|---|",
-    ]
+    head = ["case", "seeds", "test top-1", "difference (95 % interval), points", "test cross-entropy"]
+    head += ["difference (95 % interval)", "within the floor: top-1, cross-entropy"]
+    lines = []
     for row in found:
         cells = [f"`{row['case']}`", str(row["n"])]
         for figure, (_, decimals) in FIGURES.items():
@@ -205,8 +201,8 @@ def table(found: list[dict[str, Any]]) -> list[str]:
         verdicts = [row[figure]["within_floor"] for figure in FIGURES]
         answers = ", ".join({True: "yes", False: "no", None: "-"}[verdict] for verdict in verdicts)
         cells.append("is the floor" if row["is_floor"] else "" if verdicts == [None, None] else answers)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return runs.markdown(head, lines)
 
 
 def difference(one: dict[str, Any], decimals: int) -> str:
@@ -224,9 +220,7 @@ def signed(value: float, decimals: int) -> str:
 
 def main(argv: list[str]) -> int:
     """Evaluates, compares, prints and writes; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.evidence", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser("report --evidence", __doc__)
     parser.add_argument("directory", type=pathlib.Path, help="the --out of experiments.sweep")
     parser.add_argument("--name", default="cluttered", help="of the files of results (default cluttered)")
     parser.add_argument("--add", type=pathlib.Path, metavar="FILE", help="add the seeds of an earlier evidence")
@@ -245,7 +239,7 @@ def main(argv: list[str]) -> int:
         run = next(iter(results.variants[0].directories.values()))
         said = predicted(run, min(scales)) if options.doctor and scales else earlier["doctor"]
     except ConfigError as error:
-        print(f"evidence: {error}", file=sys.stderr)
+        print(f"report: {error}", file=sys.stderr)
         return 2
     document = {name: whole[name] for name in KEPT} | {"draws": DRAWS, "rows": found, "doctor": said}
     if options.add:
@@ -259,7 +253,3 @@ def main(argv: list[str]) -> int:
     plots.save(plots.samples(batch["image"], batch["label"], title), path.with_name(f"{path.stem}_samples.png"))
     print("\n".join(["", *table(found), "", *([f"doctor: {said}"] if said else []), str(path)]))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """Our training, evaluation and prediction against the Flax example's and PyTorch's: one machine, one process, in turns.
 
-python -m experiments.versus --flax=DIR
-python -m experiments.versus --flax=DIR --passes=training,evaluation,prediction
-python -m experiments.versus --models=cifar_resnet20 --image_size=32 --batch=64 --num_classes=10 --dtypes=fp32,bf16
+python -m experiments.benchmark --versus --flax=DIR
+python -m experiments.benchmark --versus --flax=DIR --passes=training,evaluation,prediction
+python -m experiments.benchmark --versus --models=cifar_resnet20 --image_size=32 --batch=64 --num_classes=10
 
 DIR is a checkout of Flax's repository (git clone --depth=1 --filter=blob:none, about 40 MB), whose examples/imagenet is
 read where it lies. PyTorch takes part where it is installed: channels_last, autocast with a GradScaler in fp16, eager
@@ -23,25 +23,32 @@ OMP_WAIT_POLICY=PASSIVE as well, which the results name. Prints a table for ever
 
 import argparse
 import itertools
+import operator
 import os
 import pathlib
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# JAX would take three quarters of a GPU's memory at once, and leave the others the rest.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
 import jax
 
 from experiments.lib import plots, runs
-from experiments.peers import flax_example, ours, pytorch
-from experiments.peers.task import Contender, MissingError, Task
-from mixedres._internal import environment, huge_pages
+from experiments.timing import flax_example, ours, pytorch
+from experiments.timing.task import Contender, MissingError, Task
+from experiments.timing.turns import paired_ratio, take_turns, told
+from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 
 DTYPES, PASSES = tuple(ours.PRESETS), tuple(ours.PASSES)
+# Options: default and meaning.
+NUMBERS = {
+    "batch": (256, "images a step"),
+    "image_size": (224, "pixels"),
+    "num_classes": (1000, "of the head"),
+    "rounds": (7, "of timing"),
+    "steps": (10, "of each contender in a round"),
+    "loss_steps": (5, "from equal weights, before the timing"),
+}
 
 
 def candidates(
@@ -89,7 +96,7 @@ def rows(
     own = {c.dtype: c for c in reversed(contenders) if c.name.startswith("mixedres")}
     found = []
     for one in contenders:
-        median, first = statistics.median(one.seconds), own.get(one.dtype)
+        figures, first = one.figures(), own.get(one.dtype)
         is_other = first not in (one, None)
         found.append(
             {
@@ -100,13 +107,11 @@ def rows(
                 "preset": one.name if one.name.endswith(one.dtype) else f"{one.name}, {one.dtype}",
                 "contender": one.name,
                 "dtype": one.dtype,
-                "step_ms": 1e3 * median,
-                "step_ms_range": [1e3 * min(one.seconds), 1e3 * max(one.seconds)],
-                "images_per_second": len(task.labels) / median,
-                "cpu_ms": 1e3 * statistics.median(one.cpu_seconds),
+                **figures,
+                "images_per_second": 1e3 * len(task.labels) / figures["step_ms"],
                 "threads": one.threads(),
-                "ours_to_this": runs.paired_ratio(first.seconds, one.seconds) if is_other else None,
-                "ours_to_this_cpu": runs.paired_ratio(first.cpu_seconds, one.cpu_seconds) if is_other else None,
+                "ours_to_this": paired_ratio(first.seconds, one.seconds) if is_other else None,
+                "ours_to_this_cpu": paired_ratio(first.cpu_seconds, one.cpu_seconds) if is_other else None,
                 "loss": losses[one.name, one.dtype],
                 "peak_bytes": one.peak_bytes(),
             }
@@ -114,53 +119,33 @@ def rows(
     return found
 
 
-def table(found: list[dict[str, Any]], steps: int) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [
-        "| model | pass | dtype | step | threads | ms (range) | our time / its | CPU ms | our CPU time / its | "
-        f"peak memory | loss at step {steps} |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in found:
-        low, high = row["step_ms_range"]
-        wall, cpu = (
-            "{:.2f} ({:.2f} to {:.2f})".format(ratio["ratio"], *ratio["interval"]) if ratio else ""
-            for ratio in (row["ours_to_this"], row["ours_to_this_cpu"])
-        )
-        cells = [
-            f"{row['model']}, {row['image_size']} px, {row['batch_size']}",
-            row["pass"],
-            row["dtype"],
-            row["contender"],
-            str(row["threads"]),
-            f"{row['step_ms']:.1f} ({low:.1f} to {high:.1f})",
-            wall,
-            f"{row['cpu_ms']:.1f}",
-            cpu,
-            f"{row['peak_bytes'] / 1e6:,.0f} MB" if row["peak_bytes"] else "-",
-            f"{row['loss']:.4f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a Markdown table: our passes, and their time and CPU time over those of other libraries."""
+    others = list(dict.fromkeys(row["contender"] for row in rows if not row["contender"].startswith("mixedres")))
+    place, lines = operator.itemgetter("model", "image_size", "batch_size", "pass", "dtype"), []
+    for (model, size, batch, kind, dtype), group in itertools.groupby(rows, place):
+        own, *rest = group
+        found = {row["contender"]: row for row in rest}
+        cells = [f"{model}, {batch} of {size} px", kind, dtype]
+        cells += ["{:.1f} ({:.1f} to {:.1f})".format(own["step_ms"], *own["step_ms_range"])]
+        cells += [f"{own['cpu_ms']:.1f}", f"{own['peak_bytes'] / 1e6:,.0f} MB"]
+        lines.append(cells + [_ratios(found[name]) if name in found else "-" for name in others])
+    return runs.markdown(["network, images", "pass", "dtype", "ms (range)", "CPU ms", "memory", *others], lines, 3)
+
+
+def _ratios(row: dict[str, Any]) -> str:
+    """Our time over another's with the 95 % interval, and our CPU time over its."""
+    return f"{told(row['ours_to_this'])}, CPU {row['ours_to_this_cpu']['ratio']:.2f}"
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The options; raises ConfigError for a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.versus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser("benchmark --versus", __doc__)
     parser.add_argument("--models", default="resnet50", help="comma-separated (default resnet50)")
     parser.add_argument("--dtypes", default="fp32,bf16,fp16", help=f"comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--passes", default="training", help=f"comma-separated: {', '.join(PASSES)} (default training)")
     parser.add_argument("--flax", type=pathlib.Path, help="a checkout of Flax's repository")
-    for name, default, what in (
-        ("batch", 256, "images a step"),
-        ("image_size", 224, "pixels"),
-        ("num_classes", 1000, "of the head"),
-        ("rounds", 7, "of timing"),
-        ("steps", 10, "of each contender in a round"),
-        ("loss_steps", 5, "from equal weights, before the timing"),
-    ):
+    for name, (default, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     parser.add_argument("--learning_rate", type=float, default=0.01, help="constant (default 0.01)")
     parser.add_argument("--name", help="of the files of results (default: the device)")
@@ -171,9 +156,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if unknown:
             raise ConfigError(f"--{name}={unknown[0]} is not known; use {', '.join(known)}")
         setattr(options, name, given)
-    for name in ("batch", "image_size", "num_classes", "rounds", "steps", "loss_steps"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name}={getattr(options, name)} must be >= 1")
+    runs.check_positive(options, *NUMBERS)
     return options
 
 
@@ -193,26 +176,21 @@ def main(argv: list[str]) -> int:
         result = {"device": device, "versions": versions, "xla_flags": os.environ.get("XLA_FLAGS", "")}
         result["omp_wait_policy"] = os.environ.get("OMP_WAIT_POLICY", "default")
         result |= {"rounds": options.rounds, "steps": options.steps, "loss_steps": options.loss_steps}
-        name = f"versus_{options.name or device['kind'].lower().replace(' ', '_')}"
+        name = f"versus_{options.name or runs.slug(device['kind'])}"
         for task, kind in itertools.product(tasks, options.passes):
             contenders, losses, absent = gather(task, kind, options.dtypes, options.flax, options.loss_steps)
             missing = list(dict.fromkeys([*missing, *absent]))
-            failed = runs.take_turns(contenders, options.rounds, options.steps, lambda one: f"{one.name} {one.dtype}")
+            failed = take_turns(contenders, options.rounds, options.steps)
             missing += [f"{line}, in the timing of {kind}" for line in failed]
             found += rows(task, kind, contenders, losses)
             path = runs.write(name, result | {"did_not_take_part": missing, "rows": found})
     except ConfigError as error:
-        print(f"versus: {error}", file=sys.stderr)
+        print(f"benchmark: {error}", file=sys.stderr)
         return 2
-    print("\n".join(["", *table(found, options.loss_steps), "", *(f"did not take part: {line}" for line in missing)]))
+    print("\n".join(["", *table(found), "", *(f"did not take part: {line}" for line in missing)]))
     for row in found:
         row["preset"] = f"{row['model']}: {row['preset']}" if len(tasks) > 1 else row["preset"]
         row["preset"] = f"{row['preset']}, {row['pass']}" if options.passes != ["training"] else row["preset"]
     plots.save(plots.benchmark(found, f"{', '.join(options.models)}, {device['kind']}"), path)
     print(path)
     return 0
-
-
-if __name__ == "__main__":
-    huge_pages.ask()
-    sys.exit(main(sys.argv[1:]))

@@ -23,21 +23,15 @@ class Sweep:
 
     The runs are every combination of the axes, the last axis varying fastest, and then those of the explicit list.
 
-    Attributes:
-      question: what it shall answer, in one line.
-      base: config file without a preset.
-      axes: {key: values}; a key is 'preset', or the path of a config key such as 'seed' or 'precision.loss_scale'.
-      runs: explicit overrides, {key: value} each.
-      overrides: {key: value} of all runs.
-      baseline: overrides that the report compares the others with, such as {'preset': 'fp32'}.
+    A key is 'preset', or the path of a config key such as 'seed' or 'precision.loss_scale'.
     """
 
-    question: str
-    base: str
+    question: str  # what it shall answer, in one line
+    base: str  # config file without a preset
     axes: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     runs: Sequence[Mapping[str, Any]] = ()
-    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    baseline: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of all runs
+    baseline: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what the report compares the others with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +48,7 @@ class Run:
 
 
 def load(path: str) -> Sweep:
-    """The sweep that a file defines.
-
-    Raises:
-      ConfigError: where the file cannot be read or defines none.
-    """
+    """The sweep that a file defines; raises ConfigError if the file cannot be read or defines none."""
     spec = importlib.util.spec_from_file_location("sweep_file", path)
     if spec is None or spec.loader is None or not pathlib.Path(path).is_file():
         raise ConfigError(f"--sweep={path} is no Python file; try --sweep=experiments/sweeps/precision.py")
@@ -69,7 +59,7 @@ def load(path: str) -> Sweep:
         raise ConfigError(f"--sweep={path}: {type(error).__name__}: {error}") from None
     sweep = getattr(module, "SWEEP", None)
     if not isinstance(sweep, Sweep):
-        raise ConfigError(f"--sweep={path} defines no SWEEP = experiments.plan.Sweep(...)")
+        raise ConfigError(f"--sweep={path} defines no SWEEP = experiments.lib.plan.Sweep(...)")
     return sweep
 
 

@@ -9,21 +9,13 @@ import scipy.stats
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences over seeds and test images that come in clusters.
+    """A mean of paired differences over seeds and test images that come in clusters."""
 
-    Attributes:
-      mean: over everything.
-      seeds: how many.
-      clusters: how many, of images.
-      of_seeds: variance of the mean of one seed.
-      of_clusters: variance of `mean` that clusters add to that of the seeds; more seeds do not lower it.
-    """
-
-    mean: float
-    seeds: int
-    clusters: int
-    of_seeds: float
-    of_clusters: float
+    mean: float  # over everything
+    seeds: int  # how many
+    clusters: int  # how many, of images
+    of_seeds: float  # variance of the mean of one seed
+    of_clusters: float  # variance of `mean` that clusters add to that of the seeds; more seeds do not lower it
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -1,18 +1,16 @@
 """Does prediction keep up with the loader? Images per second of both, and the memory that prediction takes.
 
-python -m experiments.predict_rate --rounds=7
+python -m experiments.input --prediction --rounds=7
 
 1,000 JPEGs of 500x375, about 110 kB each, through a cifar_resnet8 at 16 and at 32 pixels (random weights):
 `mixedres.predict`'s own loop against the evaluation loader alone, with as many threads, on the same files. Both are
 timed from their first batch on, which for prediction comes after compiling; the time until then is given apart. They
 take turns, in a new random order every round; the result is the median of the ratio within a round, with a bootstrap
 interval. On a CPU the network takes its share of the cores that decode. Prints the results and writes
-experiments/results/predict_rate.json. Needs scikit-image.
+experiments/results/input_prediction.json. Needs scikit-image.
 """
 
-import argparse
 import pathlib
-import random
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +20,9 @@ import jax
 import numpy as np
 import psutil
 
-from experiments.input_pipeline import make_images
 from experiments.lib import runs
+from experiments.pipelines.images import make_images
+from experiments.timing.turns import orders, paired_ratio, told
 from mixedres import data, models, precision
 from mixedres._internal import environment
 from mixedres.data.datasets import folder
@@ -71,11 +70,11 @@ def timed(counts: Iterator[int]) -> tuple[float, float]:
     return begun - started, (last - first) / (time.perf_counter() - begun)
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+def main(argv: list[str]) -> int:
+    """Measures, prints and writes; returns the exit status."""
+    parser = runs.parser("input --prediction", __doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="of both (default 7)")
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
         kilobytes = make_images(directory, IMAGES)
@@ -84,7 +83,8 @@ def main() -> None:
         for size in SIZES:
             results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)
     results |= {"device": environment.device(jax.devices()), "versions": environment.versions()}
-    print(runs.write("predict_rate", results))
+    print(runs.write("input_prediction", results))
+    return 0
 
 
 def compare(paths: list[str], directory: pathlib.Path, size: int, rounds: int) -> dict[str, Any]:
@@ -92,15 +92,15 @@ def compare(paths: list[str], directory: pathlib.Path, size: int, rounds: int) -
     chosen = network(size)
     found: dict[str, list[tuple[float, float]]] = {"predict": [], "loader": []}
     memory = []
-    for _ in range(rounds):
-        for name in random.sample(sorted(found), 2):
+    for order in orders(list(found), rounds):
+        for name in order:
             found[name].append(timed(load(paths, directory, size) if name == "loader" else say(paths, chosen)))
         memory.append(psutil.Process().memory_info().rss)
     first, rates = ({name: [pair[part] for pair in pairs] for name, pairs in found.items()} for part in (0, 1))
-    ratio = runs.paired_ratio(rates["predict"], rates["loader"])
+    ratio = paired_ratio(rates["predict"], rates["loader"])
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     print(f"{size} pixels: prediction {medians['predict']:.0f} images/s, loader {medians['loader']:.0f}")
-    print(f"  ratio {ratio['ratio']:.3f} ({ratio['interval'][0]:.3f} to {ratio['interval'][1]:.3f}), wanted >= 0.8")
+    print(f"  ratio {told(ratio, 3)}, wanted >= 0.8")
     print(f"  memory {memory[0] / 1e6:.0f} MB after the first 1,000 images, {memory[-1] / 1e6:.0f} MB at the end")
     return {
         "images_per_second": medians,
@@ -108,7 +108,3 @@ def compare(paths: list[str], directory: pathlib.Path, size: int, rounds: int) -
         "predict_to_loader": ratio,
         "memory_bytes_after_rounds": memory,
     }
-
-
-if __name__ == "__main__":
-    main()

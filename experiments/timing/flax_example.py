@@ -27,7 +27,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments.lib import runs
-from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, MissingError, Task
+from experiments.timing.task import MOMENTUM, WEIGHT_DECAY, Contender, MissingError, Task
 from mixedres._internal.tree import named_leaves
 from mixedres.data.images.worker_processes import available_cpus
 
@@ -37,7 +37,7 @@ _UNUSED = ("clu", "clu.metric_writers", "clu.periodic_actions", "tensorflow", "t
 _LAYERS = {f"conv{i + 1}": f"Conv_{i}" for i in range(3)} | {f"norm{i + 1}": f"BatchNorm_{i}" for i in range(3)}
 
 
-class FlaxExample:
+class FlaxExample(Contender):
     """What the passes share: the state with the task's weights and the batch, on one device."""
 
     _step: Any
@@ -45,9 +45,7 @@ class FlaxExample:
     def __init__(self, task: Task, dtype: str, checkout: pathlib.Path):
         if dtype not in DTYPES:
             raise MissingError(f"trains in {' and '.join(DTYPES)}, not in {dtype}")
-        self.name, self.dtype = "Flax example", dtype
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+        super().__init__("Flax example", dtype)
         self._train, models = load(checkout)
         self._train.NUM_CLASSES = task.num_classes
         half = dtype == "fp16"
@@ -166,12 +164,7 @@ class _Cifar(nn.Module):
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
         conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
         norm = partial(
-            nn.BatchNorm,
-            use_running_average=not train,
-            momentum=0.9,
-            epsilon=1e-5,
-            dtype=self.dtype,
-            axis_name="batch",
+            nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=self.dtype, axis_name="batch"
         )
         x = nn.relu(norm(name="bn_init")(conv(16, (3, 3), name="conv_init")(x)))
         for stage in range(3):

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from experiments.lib import runs
-from experiments.peers.task import MOMENTUM, WEIGHT_DECAY, Task, cross_entropy
+from experiments.timing.task import MOMENTUM, WEIGHT_DECAY, Contender, Task, cross_entropy
 from mixedres import models, precision
 from mixedres._internal.mesh import AXIS, make_mesh
 from mixedres.config import flags as command_flags
@@ -25,15 +25,13 @@ from mixedres.train.step import TrainState
 PRESETS = {"fp32": ["fp32"], "tf32": ["tf32"], "bf16": ["bf16", "bf16_rewrite"], "fp16": ["fp16", "fp16_rewrite"]}
 
 
-class Ours:
+class Ours(Contender):
     """What the passes share: a compiled program of a preset."""
 
     _program: Any
 
     def __init__(self, dtype: str, preset: str):
-        self.name, self.dtype = f"mixedres, {preset}", dtype
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+        super().__init__(f"mixedres, {preset}", dtype)
 
     def threads(self) -> int:
         """Those that XLA's operations are divided among on a CPU."""
@@ -143,7 +141,9 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "schedule.warmup": 0,
     }
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return build(command_flags.parse(["versus", f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config)
+    return build(
+        command_flags.parse(["benchmark", f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config
+    )
 
 
 def task(model: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Task:
