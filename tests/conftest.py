@@ -51,6 +51,23 @@ def _compilation_cache(config):
         return directory
 
 
+def pytest_make_parametrize_id(val):
+    """Shows tuples, lists and dictionaries of plain values in the names of tests, where pytest would number them."""
+    if not isinstance(val, tuple | list | dict) or not _is_plain(val):
+        return None
+    if isinstance(val, dict):
+        return ",".join(f"{key}={value}" for key, value in val.items())[:80] or "none"
+    return str(val)[:80]
+
+
+def _is_plain(value):
+    if isinstance(value, dict):
+        value = (*value.keys(), *value.values())
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bool | int | float)
+
+
 def pytest_collection_finish():
     """Collects garbage more rarely: what the imports made stays, and tests leave little."""
     gc.collect()

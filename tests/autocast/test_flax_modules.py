@@ -38,7 +38,11 @@ def three_steps(step):
     return losses, network.norm.mean[...], network.dropout.rngs.count[...]
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, nnx.jit, lambda f: nnx.jit(nnx.value_and_grad(f))])
+@pytest.mark.parametrize(
+    "transform",
+    [lambda f: f, nnx.jit, lambda f: nnx.jit(nnx.value_and_grad(f))],
+    ids=["eager", "jit", "jit of value_and_grad"],
+)
 def test_running_statistics_and_random_streams_go_on(transform):
     losses, mean, draws = three_steps(transform(loss))
     own_losses, own_mean, own_draws = three_steps(transform(autocast(loss)))

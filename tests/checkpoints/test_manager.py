@@ -161,7 +161,11 @@ def flip(data):
     return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 16]) + data[middle + 16 :]
 
 
-@pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
+@pytest.mark.parametrize(
+    "damage",
+    [flip, lambda data: data[: len(data) // 2], lambda data: b"", None],
+    ids=["flipped bits", "half of it", "empty", "missing"],
+)
 def test_any_damage_to_any_file_is_found(saved, damage):
     for step in (1, 2):
         saved.save(step, state(step), {})

@@ -105,7 +105,7 @@ def test_defaults_equal_tensorflow():
     assert scale.counter == scale.consecutive_skipped == scale.total_skipped == 0
 
 
-@pytest.mark.parametrize("make", [NoOpLossScale, lambda: StaticLossScale(96.0)])
+@pytest.mark.parametrize("make", [NoOpLossScale, lambda: StaticLossScale(96.0)], ids=["none", "static"])
 def test_constant_scale_only_counts(make):
     scale = make()
     before = float(scale.loss_scale)
@@ -117,7 +117,7 @@ def test_constant_scale_only_counts(make):
     assert float(scale.loss_scale) == before
 
 
-@pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(2.0**15)])
+@pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(2.0**15)], ids=["dynamic", "static"])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_halves_come_back_in_float32(scale, dtype):
     loss = jnp.asarray(60000.0, dtype)
@@ -129,7 +129,9 @@ def test_halves_come_back_in_float32(scale, dtype):
     assert scale.scale(np.float64(3.0)).dtype == jnp.float32
 
 
-@pytest.mark.parametrize("scale", [DynamicLossScale(), StaticLossScale(24.0), NoOpLossScale()])
+@pytest.mark.parametrize(
+    "scale", [DynamicLossScale(), StaticLossScale(24.0), NoOpLossScale()], ids=["dynamic", "static", "none"]
+)
 def test_integer_leaves_are_not_scaled(scale):
     key = jax.random.key(7)
     tree = {"n": jnp.arange(3), "b": np.array([True, False]), "i": 5, "none": None, "key": key}
@@ -163,7 +165,7 @@ BAD_NUMBERS = [0, -1, float("nan"), float("inf"), "abc", "128", True, None, 1e-6
 
 
 @pytest.mark.parametrize("bad", BAD_NUMBERS, ids=short)
-@pytest.mark.parametrize("make", [StaticLossScale, lambda x: DynamicLossScale(loss_scale=x)])
+@pytest.mark.parametrize("make", [StaticLossScale, lambda x: DynamicLossScale(loss_scale=x)], ids=["static", "dynamic"])
 def test_invalid_scale_is_refused(make, bad):
     with pytest.raises(ValueError) as error:
         make(bad)

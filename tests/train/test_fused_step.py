@@ -29,7 +29,7 @@ STAGES = (1, 1)  # a block with a projection and one without
 @pytest.mark.parametrize(
     ("devices", "options"),
     [(8, {}), pytest.param(2, {"sync": True, "microbatches": 2}, marks=pytest.mark.slow)],
-    ids=str,
+    ids=["8 devices", "2 synchronized devices with microbatches"],
 )
 def test_fused_steps_equal_plain_steps(devices, options):
     states = []

@@ -64,6 +64,7 @@ def floor(scale):
         ("fp16", floor(1.0), {}),
         ("fp16", precision.StaticLossScale(128.0), {"max_consecutive_skips": 1}),
     ],
+    ids=["no scale", "scale at its minimum", "as many skips as allowed"],
 )
 def test_step_halts_if_skipping_cannot_help(preset, scale, options):
     train_step, state = cases.make(preset, loss_scale=scale, devices=8, **options)
@@ -132,7 +133,11 @@ def test_too_large_scale_is_halved_until_gradients_are_finite():
     assert cases.bits(state.params) != before
 
 
-@pytest.mark.parametrize("scale, survives", [(precision.DynamicLossScale(), True), (precision.NoOpLossScale(), False)])
+@pytest.mark.parametrize(
+    "scale, survives",
+    [(precision.DynamicLossScale(), True), (precision.NoOpLossScale(), False)],
+    ids=["dynamic", "none"],
+)
 def test_tiny_gradient_reaches_the_weights_only_with_a_scale(scale, survives):
     """Cotangents of 5e-9, below float16's smallest subnormal of 6e-8."""
 

@@ -226,7 +226,9 @@ def test_png_with_a_damaged_chunk(kind):
 
 
 @pytest.mark.parametrize(
-    "data", [b"hello, world\n" * 30, b"\0" * 500, b"%PDF-1.4\n", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + b"\0" * 99]
+    "data",
+    [b"hello, world\n" * 30, b"\0" * 500, b"%PDF-1.4\n", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + b"\0" * 99],
+    ids=["text", "zeros", "PDF", "JPEG's magic number", "JPEG without a body"],
 )
 def test_non_images_are_refused(data):
     assert reason(data) == "it is not an image in a known format"
