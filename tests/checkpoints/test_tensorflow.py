@@ -257,6 +257,7 @@ def written(tmp_path_factory):
     return folder
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -276,6 +277,7 @@ def test_damaged_checkpoints_of_tensorflow_are_refused(name, words, written, tmp
     assert words in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["whole", "whole/model.ckpt", "saved"])
 def test_tensorflow_checkpoint_is_read_without_optimizer_variables(name, written):

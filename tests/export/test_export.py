@@ -83,6 +83,7 @@ def images_of(place, count):
     return paths, np.stack([center_crop.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
 def test_exported_network_predicts_the_same_with_jax_alone(precision, tolerance, place, only_jax, tmp_path, capsys):
@@ -181,6 +182,7 @@ np.savez(sys.argv[3], pictures=pictures["probabilities"], **{name: found[name].n
 """
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2)])
 def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
@@ -202,6 +204,7 @@ def test_saved_model_computes_the_same(precision, tolerance, place, tmp_path):
     np.testing.assert_allclose(found["pictures"], expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 def test_tensorflow_sees_the_official_pixels(place):
     tf = pytest.importorskip("tensorflow", reason="needs the extra tf")

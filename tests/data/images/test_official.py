@@ -149,6 +149,7 @@ def pictures():
         yield made.encoded(picture, quality=(75, 92)[index % 2], subsampling=(2, 0, 1)[index % 3])
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [224, 160])
 @pytest.mark.parametrize("channels", [3, 1])
@@ -163,6 +164,7 @@ def test_evaluation_is_tensorflows_bit_for_bit(size, channels):
         assert made.difference(found, central(resized.numpy(), size)).max() == 0
 
 
+@pytest.mark.interop
 @pytest.mark.slow
 @pytest.mark.parametrize("mirror", [False, True])
 def test_training_is_tensorflows_bit_for_bit(mirror):
