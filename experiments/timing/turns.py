@@ -47,14 +47,10 @@ def orders(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 
 
 def take_turns(programs: list[Any], rounds: int, steps: int) -> list[str]:
-    """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round.
+    """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round of so many steps.
 
-    Args:
-      programs: of `Timed`. One that fails is taken out of this list, and gives its memory back.
-      rounds, steps: how many rounds, and the steps of each program in a round.
-
-    Returns:
-      A line for each that failed, such as 'fp32: MemoryError: ...'.
+    A program (see `Timed`) that fails is taken out of the list, and gives its memory back. Returns a line for each of
+    these, such as 'fp32: MemoryError: ...'.
     """
     failed = []
     for index, order in enumerate(orders([one.label for one in programs], rounds), start=1):
