@@ -222,10 +222,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def measure_on_tpu(case: Case) -> dict[str, Any]:
-    """What the step tells that is compiled for TPUs; with 'failed' instead where XLA refuses it.
-
-    Raises ConfigError if that cannot be done here, or the batch cannot be shared by the chips.
-    """
+    """What the step tells that is compiled for TPUs, with 'failed' if XLA refuses it."""
     devices = tpus.chips(case.gpu)
     if case.batch % len(devices):
         raise ConfigError(f"--batch={case.batch} cannot be shared by the {len(devices)} chips of {case.gpu}")

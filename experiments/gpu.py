@@ -196,10 +196,7 @@ def run(chosen: list[Part], report: Report, out: pathlib.Path, minutes: float, e
 
 
 def find_device(options: argparse.Namespace, out: pathlib.Path, environment: dict[str, str]) -> dict[str, Any]:
-    """What JAX computes on, told by a process of its own, which gives the device's memory back.
-
-    Raises ConfigError if it is not what was asked for.
-    """
+    """What JAX computes on, told by a process of its own; raises ConfigError if it is not what was asked for."""
     result, problem = take(parts(options)[0], out, 300, environment)
     if result is None:
         raise ConfigError(f"JAX does not start here: {problem}")
@@ -247,13 +244,8 @@ def main(argv: list[str]) -> int:
         tiny = options.device == "cpu"
         out = options.out.absolute()
         out.mkdir(parents=True, exist_ok=True)
-        environment = {
-            **os.environ,
-            "EXPERIMENTS_RESULTS": str(out),
-            "JAX_COMPILATION_CACHE_DIR": str(out / "compiled"),
-        }
-        if tiny:
-            environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
+        environment = os.environ | {"EXPERIMENTS_RESULTS": str(out), "JAX_COMPILATION_CACHE_DIR": str(out / "compiled")}
+        environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK} if tiny else {}
         device = find_device(options, out, environment)
         name = options.name or runs.slug(device["device"]["kind"])
         partly = len(chosen) < len(parts(options))

@@ -85,19 +85,16 @@ def page() -> str:
         "![Training loss, test top-1, learning rate and loss scale over steps, for five presets and five seeds]"
         "(images/sweep_precision_curves.png)",
     ]
-    if _names("evidence_cluttered"):
-        parts += ["## A tenth of a point", tenth_of_a_point(_read("evidence_cluttered"))]
-        parts += ["![Differences to float32 with their intervals, over the floor](images/evidence_cluttered.png)"]
-    if _names("sweep_cluttered_resnet50"):
-        parts += ["## Longer and deeper", deeper(_read("sweep_cluttered_resnet50"))]
-        parts += ["![Training loss and test top-1 over steps](images/sweep_cluttered_resnet50_curves.png)"]
-    if compared:
-        intro = (
-            "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions "
-            "from bytes to probabilities. Under a library stands our time divided by its own (95 % interval), and the "
-            "same of CPU time, that of all threads: below 1, ours is faster."
-        )
-        parts += ["## Beside other libraries", intro, *map(peers, compared)]
+    parts += ["## A tenth of a point", tenth_of_a_point(_read("evidence_cluttered"))]
+    parts += ["![Differences to float32 with their intervals, over the floor](images/evidence_cluttered.png)"]
+    parts += ["## Longer and deeper", deeper(_read("sweep_cluttered_resnet50"))]
+    parts += ["![Training loss and test top-1 over steps](images/sweep_cluttered_resnet50_curves.png)"]
+    intro = (
+        "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions from "
+        "bytes to probabilities. Under a library stands our time divided by its own (95 % interval), and the same of "
+        "CPU time, that of all threads: below 1, ours is faster."
+    )
+    parts += ["## Beside other libraries", intro, *map(peers, compared)]
     if timed:
         parts += ["## Speed of the presets", *map(speed, timed)]
     parts += ["## Programs of other libraries", third_party_programs(_read("third_party_float16"))]
@@ -284,8 +281,9 @@ def _where(result: dict[str, Any]) -> str:
     return f"{hardware}, JAX {result['versions']['jax']}, {result['date']}"
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Writes the two pages and the images; returns the exit status."""
+    runs.parser("readme", __doc__).parse_args(argv)
     before, _, rest = README.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
@@ -299,11 +297,10 @@ def main() -> int:
         return 2
     replace_text(README, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
     replace_text(PAGE, results)
-    IMAGES.mkdir(exist_ok=True)
     for name, content in images.items():
         (IMAGES / name).write_bytes(content)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

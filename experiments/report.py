@@ -96,10 +96,7 @@ def pair_table(with_it: Variant, without: Variant) -> Table:
 
 
 def choose_pair(results: Results, names: Sequence[str] | None) -> tuple[Variant, Variant] | None:
-    """The two variants that were named; else fp16 or the first other one against its baseline.
-
-    Raises ConfigError for a name that is not there.
-    """
+    """The two variants that were named, or ConfigError; else fp16 or the first other one against its baseline."""
     by_name = {variant.name: variant for variant in results.variants}
     for name in names or ():
         if name not in by_name:

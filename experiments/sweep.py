@@ -59,9 +59,8 @@ class Display:
         for index, task in enumerate(self._tasks):
             if task.state != self._told[index]:
                 self._told[index] = task.state
-                print(
-                    f"{task.run.name}: {' '.join(filter(None, (task.state, _result(task), task.message)))}", flush=True
-                )
+                parts = filter(None, (task.state, _result(task), task.message))
+                print(f"{task.run.name}: {' '.join(parts)}", flush=True)
 
     def close(self) -> None:
         """Leaves the last table on the terminal."""
@@ -74,10 +73,8 @@ class Display:
         for column in ("run", "state", "step", "top-1", ""):
             table.add_column(column, justify="right" if column in ("step", "top-1") else "left")
         # A terminal shows no more than its height: what waits and what is done long ago comes last.
-        order = sorted(
-            self._tasks, key=lambda task: (RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING).index(task.state)
-        )
-        for task in order:
+        order = (RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING)
+        for task in sorted(self._tasks, key=lambda task: order.index(task.state)):
             color = _COLORS[task.state]
             message = rich.markup.escape(task.message)
             table.add_row(task.run.name, f"[{color}]{task.state}[/]", *self._step_and_result(task), message)

@@ -52,14 +52,10 @@ def difference(values: np.ndarray, draws: int) -> Difference:
     """The mean of paired differences and its variance, which is that of crossed effects.
 
     Of seeds, plus of clusters, less what both count twice (Cameron, Gelbach and Miller, "Robust inference with multiway
-    clustering", 2011), and no less than the larger of both.
+    clustering", 2011), and no less than the larger of both. statsmodels has no such bound, and adds no earlier seeds.
 
-    Args:
-      values: (seeds, images), such as 1 where only the first network was right, -1 where only the second was.
-      draws: images of a cluster, which follow each other.
-
-    Raises:
-      ValueError: where the images are not a multiple of `draws`.
+    `values` (seeds, images), such as 1 where only the first network was right, -1 where only the second was; each
+    `draws` images that follow each other are a cluster. Raises ValueError if the images are no multiple of `draws`.
     """
     seeds, images = values.shape
     if images % draws:

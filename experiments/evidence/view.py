@@ -62,10 +62,7 @@ def is_floor(variant: Variant, baseline: Variant) -> bool:
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """A row a case: means, and differences to the baseline, or to the mean of both its orders, with their intervals.
-
-    Raises ConfigError for a sweep without its baseline, or on data that does not come in clusters.
-    """
+    """A row a case: means, and differences to the baseline, or to the mean of both its orders, with their intervals."""
     by_baseline = next((v for v in results.variants if v.overrides == results.baseline), None)
     if by_baseline is None:
         raise ConfigError("no run of the sweep's baseline is finished; start experiments.sweep again")
@@ -107,10 +104,7 @@ def untold(row: dict[str, Any], figure: str) -> clusters.Difference:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """An earlier evidence, to be added to another.
-
-    Raises ConfigError if the file is none, or of a version that told less.
-    """
+    """An earlier evidence, to be added to another; raises ConfigError if the file is none."""
     try:
         earlier = json.loads(path.read_text())
         for row in earlier["rows"]:

@@ -137,10 +137,7 @@ def ratio(variant: Variant, baseline: Variant, figure: str) -> Estimate | None:
 
 
 def document(results: Results) -> dict[str, Any]:
-    """The sweep in a few numbers, for a file: a dictionary a variant, mean and standard deviation of each figure.
-
-    Raises ConfigError for runs of a version that told less.
-    """
+    """The sweep in a few numbers, for a file: of each variant mean and standard deviation of each figure."""
     summaries = [summary for variant in results.variants for summary in variant.summaries.values()]
     if any("date" not in summary for summary in summaries):
         raise ConfigError("some runs are of an older version, which told less; train them again, or leave --name out")

@@ -6,11 +6,8 @@ import re
 from collections import Counter
 
 # Bytes of an element; what is not here (tokens, opaque) moves none.
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4} | {
-    "f64": 8,
-    "s64": 8,
-    "u64": 8,
-}
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
+_BYTES |= {"f64": 8, "s64": 8, "u64": 8}
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 # These move nothing.

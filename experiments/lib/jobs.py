@@ -82,10 +82,7 @@ def check(name: str) -> None:
 
 
 def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -> submitit.Executor:
-    """The executor 'local' or 'slurm', with its files in `folder` and parameters such as 'slurm_partition'.
-
-    Raises ConfigError for parameters that submitit does not know.
-    """
+    """The executor 'local' or 'slurm', with its files in `folder`; raises ConfigError for unknown parameters."""
     # Where SLURM keeps no accounts it would warn at every look at a job; the queue tells as much.
     logging.getLogger("submitit").setLevel(logging.ERROR)
     try:

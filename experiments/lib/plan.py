@@ -66,12 +66,8 @@ def load(path: str) -> Sweep:
 def expand(sweep: Sweep, more: Sequence[str] = ()) -> list[Run]:
     """The runs of a sweep, every one checked as far as it can be without starting it.
 
-    Args:
-      sweep: the sweep.
-      more: arguments that every run gets at the end, such as '--config.epochs=1'.
-
-    Raises:
-      ConfigError: for an empty axis, an unknown key, a wrong value, and for two runs that are the same.
+    `more`: arguments that every run gets at the end, such as '--config.epochs=1'. Raises ConfigError for an empty axis,
+    an unknown key, a wrong value, and for two runs that are the same.
     """
     for key, values in sweep.axes.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:

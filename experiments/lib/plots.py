@@ -1,7 +1,7 @@
 """The images of a report."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -96,15 +96,13 @@ def _curve(panel: plt.Axes, variant: Variant, kind: str, name: str, color: tuple
 
 def accuracy(results: Results) -> plt.Figure:
     """Test top-1 of every run, and of every variant its mean difference to the baseline with the 95 % interval."""
-    figure, left, right = _row_for_every_variant(results)
-    chosen = colors(results)
-    for row, variant in enumerate(results.variants):
+
+    def draw(panel: plt.Axes, row: int, variant: Variant, color: tuple) -> None:
         values = list(variant.values("top1").values())
-        left.plot(values, [row] * len(values), "o", color=chosen[variant.name], alpha=0.6, markersize=5)
-        left.plot([np.mean(values)] * 2, [row - 0.3, row + 0.3], color=chosen[variant.name], linewidth=2)
-        baseline = results.baseline_of(variant)
-        estimate = baseline and difference(variant, baseline, "top1")
-        _interval(right, row, estimate, chosen[variant.name])
+        panel.plot(values, [row] * len(values), "o", color=color, alpha=0.6, markersize=5)
+        panel.plot([np.mean(values)] * 2, [row - 0.3, row + 0.3], color=color, linewidth=2)
+
+    figure, left, right = _row_for_every_variant(results, draw, difference, "top1")
     left.set(title="test top-1, every seed and the mean", xlabel="%")
     right.axvline(0, color="black", linewidth=0.8)
     right.set(title="difference to the baseline, 95 % interval", xlabel="points")
@@ -113,35 +111,34 @@ def accuracy(results: Results) -> plt.Figure:
 
 def speed(results: Results) -> plt.Figure:
     """Images per second of every variant, and its speed-up over the baseline with the 95 % interval."""
-    figure, left, right = _row_for_every_variant(results)
-    chosen = colors(results)
-    for row, variant in enumerate(results.variants):
-        rate = variant.mean("images_per_second")
-        if rate:
-            left.barh(row, rate[0], xerr=rate[1], color=chosen[variant.name], height=0.6, ecolor="gray")
-        baseline = results.baseline_of(variant)
-        _interval(right, row, baseline and ratio(variant, baseline, "images_per_second"), chosen[variant.name])
+
+    def draw(panel: plt.Axes, row: int, variant: Variant, color: tuple) -> None:
+        if rate := variant.mean("images_per_second"):
+            panel.barh(row, rate[0], xerr=rate[1], color=color, height=0.6, ecolor="gray")
+
+    figure, left, right = _row_for_every_variant(results, draw, ratio, "images_per_second")
     left.set(title="images per second", xlabel="mean ± standard deviation")
     right.axvline(1, color="black", linewidth=0.8)
     right.set(title="speed-up over the baseline, 95 % interval", xlabel="times")
     return figure
 
 
-def _row_for_every_variant(results: Results) -> tuple[plt.Figure, plt.Axes, plt.Axes]:
-    """A figure and its two panels, with the variants from top to bottom."""
-    names = [variant.name for variant in results.variants]
+def _row_for_every_variant(
+    results: Results, draw: Callable, compare: Callable, name: str
+) -> tuple[plt.Figure, plt.Axes, plt.Axes]:
+    """A figure and its two panels: variants from top to bottom as `draw` has them, and compared with the baseline."""
+    names, chosen = [variant.name for variant in results.variants], colors(results)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.9 + 0.36 * len(names)), sharey=True, layout="constrained")
     left.set_yticks(range(len(names)), names)
     left.invert_yaxis()
+    for row, variant in enumerate(results.variants):
+        color, baseline = chosen[variant.name], results.baseline_of(variant)
+        draw(left, row, variant, color)
+        if estimate := baseline and compare(variant, baseline, name):
+            if estimate.interval:
+                right.plot(estimate.interval, [row, row], color=color, linewidth=2)
+            right.plot([estimate.mean], [row], "o", color=color, markersize=5)
     return figure, left, right
-
-
-def _interval(panel: plt.Axes, row: int, estimate, color: tuple) -> None:
-    if estimate is None:
-        return
-    if estimate.interval:
-        panel.plot(estimate.interval, [row, row], color=color, linewidth=2)
-    panel.plot([estimate.mean], [row], "o", color=color, markersize=5)
 
 
 def evidence(rows: list[dict], title: str) -> plt.Figure:

@@ -30,10 +30,7 @@ def check_name(name: str) -> None:
 
 
 def chips(name: str) -> list[Any]:
-    """The devices of a topology such as 'v5e:2x2'.
-
-    Raises ConfigError if libtpu is not installed or does not know the name.
-    """
+    """The devices of a topology such as 'v5e:2x2'; raises ConfigError if libtpu is missing or does not know it."""
     for variable, value in _ALONE.items():
         os.environ.setdefault(variable, value)
     try:
@@ -46,16 +43,10 @@ def chips(name: str) -> list[Any]:
 
 
 def measure(experiment: Experiment, devices: list[Any]) -> dict[str, Any]:
-    """What the compiled training step of an experiment tells.
+    """What the compiled training step of an experiment tells, on devices of `chips`.
 
-    Args:
-      experiment: of any device; it is moved to the chips.
-      devices: of `chips`.
-
-    Returns:
-      Seconds of compiling; per chip, MB of arguments and temporary arrays, XLA's own estimates 'bytes accessed' (MB)
-      and 'optimal_seconds' (ms), neither of which is measured; the all-reduces' {dtype: [number, MB]}; instructions by
-      kind; dtypes of the convolutions.
+    Of MB and ms, 'accessed_mb' and 'optimal_ms' are XLA's own estimates and not measured; 'all_reduces' has {dtype:
+    [number, MB]}.
     """
     there = experiment.on(make_mesh(devices))
     lowered = there.train_step().lower(there.state_shapes, there.batch_shapes)

@@ -64,13 +64,9 @@ def traced(path: pathlib.Path) -> dict[str, Traced]:
 
 
 def largest(found: dict[str, Traced], text: str, steps: int, bandwidth: float | None) -> dict[str, Any]:
-    """The kernels that take the most time a step, with what the program's text says of them.
+    """The kernels that take the most time a step, with what `text`, the optimized program, says of them.
 
-    Args:
-      found: of `traced`.
-      text: the optimized program.
-      steps: that were traced.
-      bandwidth: of the device, bytes a second; None: not known.
+    `found`: of `traced`; `bandwidth`: of the device, bytes a second, or None where it is not known.
     """
     known = {kernel.name: kernel for kernel in hlo.kernels(text)}
     # A fusion's inner instructions, which a CPU reports too, are no kernels.

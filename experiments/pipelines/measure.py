@@ -26,9 +26,7 @@ def arguments() -> argparse.Namespace:
 def report(start: Callable[[], Iterator[Any]], batches: int) -> None:
     """Prints CPU time per image over all processes, images per second, memory, and seconds to the first batch.
 
-    Args:
-      start: begins to load and returns the batches.
-      batches: to be measured.
+    `start` begins to load and returns the batches, of which so many are measured.
     """
     started = time.perf_counter()
     iterator = start()

@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -91,49 +90,36 @@ class Pass(Step):
         return jax.block_until_ready(found)
 
 
-def makers(given: Experiment) -> dict[str, Callable[[], Step]]:
-    """{name: what makes it} of every program."""
-    sgd = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1), weight_decay=1e-4)
-    batch = given.shard_batch(next(iter(given.source.train_batches(given.batch_size, seed=0, first_step=0))))
-
-    def step(name: str, tx: Any, options: dict[str, Any] | None = None) -> Step:
-        one = dataclasses.replace(given, tx=tx)
-        state = start.init_state(one)
-        return Step(name, one.train_step().lower(state, one.batch_shapes).compile(options), state, batch)
-
-    def look(name: str, function: str) -> Pass:
-        on_cpu = given.devices[0].platform == "cpu"
-        shadow = compare.in_float32(given, compare.IN_FLOAT32 if on_cpu else compare.IN_BFLOAT16)
-        state = start.init_state(given)
-        first = state.variables if function == "numerics_step" else state
-        return Pass(name, getattr(shadow, function)().lower(first, batch).compile(), first, batch)
-
-    dynamic = precision.loss_scaled(sgd, precision.DynamicLossScale())
-    found: dict[str, Callable[[], Step]] = {
-        "dynamic": lambda: step("dynamic", dynamic),
-        "static": lambda: step("static", precision.loss_scaled(sgd, precision.StaticLossScale(128.0))),
-        "none": lambda: step("none", precision.loss_scaled(sgd, precision.NoOpLossScale())),
-        "unchecked": lambda: step("unchecked", unchecked(sgd)),
-        "counting": lambda: look("counting", "numerics_step"),
-        "not counting": lambda: look("not counting", "loss_and_grads"),
-    }
-    if given.devices[0].platform == "gpu":
-        name = "without command buffers"
-        found[name] = lambda: step(name, dynamic, WITHOUT_BUFFERS)
-    return found
-
-
 def prepare(given: Experiment) -> tuple[list[Step], list[str]]:
     """Every program that compiles, and a line for each that does not."""
+    sgd = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1), weight_decay=1e-4)
+    batch = given.shard_batch(next(iter(given.source.train_batches(given.batch_size, seed=0, first_step=0))))
+    on_cpu = given.devices[0].platform == "cpu"
+    shadow = compare.in_float32(given, compare.IN_FLOAT32 if on_cpu else compare.IN_BFLOAT16)
     programs, failed = [], []
-    for name, make in makers(given).items():
+
+    def attempt(kind: type[Step], name: str, function: Any, state: Any, options: dict[str, Any] | None = None) -> None:
         try:
-            one = make()
+            one = kind(name, function.lower(state, batch).compile(options), state, batch)
             one.take(2)
         except Exception as error:  # an option that this XLA lacks, memory that does not suffice: the others go on
             failed.append(f"{name}: {runs.one_line(error)}")
         else:
             programs.append(one)
+
+    dynamic = precision.loss_scaled(sgd, precision.DynamicLossScale())
+    optimizers_by_name = {"dynamic": dynamic, "unchecked": unchecked(sgd)}
+    optimizers_by_name["static"] = precision.loss_scaled(sgd, precision.StaticLossScale(128.0))
+    optimizers_by_name["none"] = precision.loss_scaled(sgd, precision.NoOpLossScale())
+    if given.devices[0].platform == "gpu":
+        optimizers_by_name["without command buffers"] = dynamic
+    for name, tx in optimizers_by_name.items():
+        one = dataclasses.replace(given, tx=tx)
+        options = WITHOUT_BUFFERS if name == "without command buffers" else None
+        attempt(Step, name, one.train_step(), start.init_state(one), options)
+    state = start.init_state(given)
+    attempt(Pass, "counting", shadow.numerics_step(), state.variables)
+    attempt(Pass, "not counting", shadow.loss_and_grads(), state)
     return programs, failed
 
 

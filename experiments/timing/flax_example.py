@@ -114,13 +114,9 @@ PASSES = {"training": Training, "evaluation": Evaluation, "prediction": no_predi
 
 
 def load(checkout: pathlib.Path) -> tuple[ModuleType, ModuleType]:
-    """The example's modules ``train`` and ``models``.
+    """The example's modules ``train`` and ``models``, from flax's repository or ``examples/imagenet`` of it.
 
-    Args:
-      checkout: flax's repository, or ``examples/imagenet`` of it.
-
-    Raises:
-      MissingError: where they are not there.
+    Raises MissingError if they are not there.
     """
     found = [path for path in (checkout, checkout / "examples" / "imagenet") if (path / "train.py").is_file()]
     if not found or not (found[0] / "models.py").is_file():

@@ -18,8 +18,7 @@ class Timed:
 
     name: str  # what it is called in tables; no two have the same label
     seconds: list[float] = dataclasses.field(default_factory=list, kw_only=True)  # per step, one figure a round
-    # the same in CPU time of the process, all threads together
-    cpu_seconds: list[float] = dataclasses.field(default_factory=list, kw_only=True)
+    cpu_seconds: list[float] = dataclasses.field(default_factory=list, kw_only=True)  # of all threads together
 
     @property
     def label(self) -> str:
@@ -47,14 +46,10 @@ def orders(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 
 
 def take_turns(programs: list[Any], rounds: int, steps: int) -> list[str]:
-    """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round.
+    """Appends to each one's `seconds` and `cpu_seconds` what a step takes in each round of so many steps.
 
-    Args:
-      programs: of `Timed`. One that fails is taken out of this list, and gives its memory back.
-      rounds, steps: how many rounds, and the steps of each program in a round.
-
-    Returns:
-      A line for each that failed, such as 'fp32: MemoryError: ...'.
+    A program (see `Timed`) that fails is taken out of the list, and gives its memory back. Returns a line for each of
+    these, such as 'fp32: MemoryError: ...'.
     """
     failed = []
     for index, order in enumerate(orders([one.label for one in programs], rounds), start=1):
@@ -89,7 +84,8 @@ def timed(take: Callable[[int], Any], steps: int) -> tuple[float, float]:
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
     """Median over rounds of the ratio of two figures of the same round, with a 95 % bootstrap interval of it."""
     ratios = np.asarray(values) / np.asarray(baseline)
-    interval = scipy.stats.bootstrap((ratios,), np.median, rng=0, method="percentile").confidence_interval
+    sample = np.resize(ratios, max(2, len(ratios)))  # of one round the interval is the ratio
+    interval = scipy.stats.bootstrap((sample,), np.median, rng=0, method="percentile").confidence_interval
     return {"ratio": float(np.median(ratios)), "interval": [float(interval.low), float(interval.high)]}
 
 
