@@ -8,7 +8,7 @@ XLA for CPUs has fast kernels for convolutions, and cases in which it does not u
 - the gradient of a max pool: 5 to 13 times slower than by slices and selections;
 - a ReLU as a maximum: XLA computes norm and ReLU again in every pass that reads the result.
 
-docs/performance.md has the numbers, and `experiments.convolutions` measures them again.
+docs/performance.md has the numbers.
 """
 
 import functools
