@@ -147,6 +147,12 @@ def test_unscaling_uses_the_scale_of_the_step():
     np.testing.assert_array_equal(updates, [-24.0 / 32, 40.0 / 32])
 
 
+def test_gradient_that_unscaling_makes_infinite_skips_the_step():
+    tx = loss_scaled(optax.sgd(1.0), StaticLossScale(0.25))
+    updates, state = tx.update(jnp.array([1.0, 3e38]), tx.init(jnp.zeros(2)))
+    assert not state.grads_finite and not updates.any()
+
+
 def test_donating_the_state_leaves_the_callers_scale():
     scale = DynamicLossScale()
     tx = loss_scaled(optax.sgd(0.1, momentum=0.9), scale)

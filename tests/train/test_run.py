@@ -204,6 +204,14 @@ def test_filling_the_input_pipeline_is_no_part_of_the_rate(tmp_path, monkeypatch
     assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
 
 
+def test_first_of_equal_evaluations_is_the_best(tmp_path):
+    """Weights hardly move at this rate, and the statistics not at all."""
+    summary = run.train(tiny(optimizer__learning_rate=1e-30, batch_norm__frozen="true"), tmp_path / "run")
+    found = lines(tmp_path / "run", "eval")
+    assert [line["step"] for line in found] == [2, 4, 6] and len({line["top1"] for line in found}) == 1
+    assert summary["best"]["step"] == 2
+
+
 # Every step multiplies the kernels by 1e16.
 DIVERGING = {
     "optimizer__learning_rate": 1e9,

@@ -225,15 +225,22 @@ def test_one_bad_device_skips_the_step_on_all():
         assert len(shards) == 8 and len(set(shards)) == 1
 
 
-def test_float16_all_reduce_overflows_no_earlier_than_its_mean():
-    """Eight gradients of 10000 sum up to 80000, beyond float16; their mean is 10000."""
-    scale = precision.StaticLossScale(20000.0)
+@pytest.mark.parametrize(
+    ("scale", "zeros", "mean"),
+    [
+        (20000.0, 16, -0.5),  # eight gradients of -10000 sum up to -80000, beyond float16
+        (160000.0, 2, 0.375),  # one gradient is -80000 and seven are 80000; the mean is 60000
+    ],
+    ids=["sum beyond float16", "gradients beyond float16"],
+)
+def test_float16_all_reduce_overflows_no_earlier_than_its_mean(scale, zeros, mean):
     mesh, options, state, data = of_one_weight(
-        lambda w, _: (w, jnp.float32(0)), scale, devices=8, allreduce_dtype=jnp.float16
+        lambda w, _: (w, jnp.float32(0)), precision.StaticLossScale(scale), devices=8, allreduce_dtype=jnp.float16
     )
-    state, metrics = step.jit_train_step(mesh, options)(state, data)
+    labels = (np.arange(16) >= zeros).astype(np.int32)
+    state, metrics = step.jit_train_step(mesh, options)(state, data | {"label": labels})
     assert metrics["grads_finite"] == 1
-    np.testing.assert_allclose(state.params["w"], 0.5, rtol=1e-3)
+    np.testing.assert_allclose(state.params["w"], -mean, rtol=1e-3)
 
 
 def test_microbatches_average_gradients_and_chain_statistics():
@@ -246,9 +253,10 @@ def test_microbatches_average_gradients_and_chain_statistics():
 
 
 def test_moving_average_follows_the_formula():
-    train_step, state = cases.make("fp32")
+    train_step, state = cases.make("fp16_static")
     expected = cases.host(state.ema)
     for n in range(3):
+        state, _ = train_step(state, cases.poisoned(n))  # skipped, and no update
         state, _ = train_step(state, cases.batch(n))
         decay = min(0.9, (1 + n) / (10 + n))
         expected = jax.tree.map(
