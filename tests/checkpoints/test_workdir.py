@@ -33,6 +33,15 @@ def contents(directory):
     return {path.name for path in directory.iterdir()}
 
 
+def test_text_is_on_the_disk_before_it_gets_the_name(tmp_path, monkeypatch):
+    calls = []
+    for name in ("fsync", "replace"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args)))
+    files.replace_text(tmp_path / "file", "content")
+    assert calls == ["fsync", "replace"] and (tmp_path / "file").read_text() == "content"
+
+
 def test_run_before_unbiased_variances_resumes_with_biased_ones(tmp_path):
     """It had no such key, and did what is not the default now."""
     claim(tmp_path)

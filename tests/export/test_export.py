@@ -249,11 +249,12 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_failed_write_leaves_nothing(place, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("step", ["mixedres.export.files._write_reader", "os.rename"])  # within, and the last one
+def test_failed_write_leaves_nothing(step, place, tmp_path, monkeypatch, capsys):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mixedres.export.files._write_reader", full)
+    monkeypatch.setattr(step, full)
     assert export.main(["export", f"--from={place / 'run'}", f"--to={tmp_path / 'to'}"]) == 2
     assert "cannot be written (No space left on device)" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
@@ -270,6 +271,8 @@ def test_kept_layers_are_stored_and_computed_in_float32(place, monkeypatch):
         kernel = chosen.variables["params"]["head"]["kernel"]
         (stored,) = [const for const in jaxpr.consts if const.shape == kernel.shape]
         assert (stored == kernel).all() == (head == "f32")
+        # Biases, norms and statistics are never stored in half.
+        assert {const.dtype.name for const in jaxpr.consts if const.ndim == 1} == {"float32"}
 
 
 def test_rewritten_run_needs_a_precision_for_export(place, tmp_path, monkeypatch, capsys):
