@@ -178,6 +178,15 @@ def test_gradient_of_a_maximum_with_5000_ties(dtype):
 
 
 @HALF
+def test_gradient_of_a_row_that_is_gathered_5000_times(dtype):
+    def loss(w, x, v):
+        return ((x @ w)[np.zeros(5000, int)] @ v).sum()  # in half a sum of ones ends at 256 or 2048
+
+    args = jnp.eye(2), jnp.ones((3, 2)), jnp.ones((2, 1))
+    np.testing.assert_array_equal(jax.jit(jax.grad(autocast(loss, dtype)))(*args), np.full((2, 2), 5000))
+
+
+@HALF
 @pytest.mark.parametrize("loop", ["scan", "fori_loop"])
 def test_loop_state_adds_up_exactly(dtype, loop):
     """5000 times 2**-12, the result of an exact product, to 1: in half the first of them would be lost."""
