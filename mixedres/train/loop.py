@@ -141,7 +141,7 @@ class Loop:
         return done in (self.experiment.total_steps, self.pending_eval) or _is_due(done, self.experiment.eval_every)
 
     def _is_checkpoint(self, done: int) -> bool:
-        return done == self.experiment.total_steps or _is_due(done, self.experiment.checkpoint_every)
+        return _is_due(done, self.experiment.checkpoint_every)  # the last step is saved because it is evaluated
 
     def _pause(self, done: int) -> bool:
         """Evaluates and saves what is due after `done` steps; returns whether the run ends here."""
