@@ -273,6 +273,8 @@ def test_kept_layers_are_stored_and_computed_in_float32(place, monkeypatch):
         assert (stored == kernel).all() == (head == "f32")
         # Biases, norms and statistics are never stored in half.
         assert {const.dtype.name for const in jaxpr.consts if const.ndim == 1} == {"float32"}
+    found = jax.jit(exporting.as_function(chosen))(images_of(place, 7)[1])
+    np.testing.assert_array_equal(found["classes"], np.argmax(found["probabilities"], axis=1))
 
 
 def test_rewritten_run_needs_a_precision_for_export(place, tmp_path, monkeypatch, capsys):
