@@ -52,32 +52,18 @@ def _flipped(rng, block):
     return np.packbits(bits).tobytes()
 
 
-def _overwritten(block, field):
-    return field + block[len(field) :]
-
-
-def _inserted(data, at, block):
-    return data[:at] + block + data[at:]
-
-
-def _place(rng, data):
-    return int(rng.integers(len(data) + 1))
-
-
 # What a mutation makes of a block and the rest of the file behind the block.
 MUTATIONS = {
     "flip bits": lambda rng, block, rest, other: _flipped(rng, block) + rest,
-    "replace bytes": lambda rng, block, rest, other: _overwritten(block, rng.bytes(min(len(block), 16))) + rest,
-    "write edge": lambda rng, block, rest, other: _overwritten(
-        block + rest, edge_field(rng, pick(rng, "<>") + pick(rng, "BHIQ"))
+    "replace bytes": lambda rng, block, rest, other: rng.bytes(len(block[:16])) + block[16:] + rest,
+    "write edge": lambda rng, block, rest, other: (
+        (field := edge_field(rng, pick(rng, "<>") + pick(rng, "BHIQ"))) + (block + rest)[len(field) :]
     ),
     "truncate": lambda rng, block, rest, other: b"",
     "delete": lambda rng, block, rest, other: rest,
     "repeat": lambda rng, block, rest, other: block * int(2 ** rng.integers(1, 7)) + rest,
-    "insert random": lambda rng, block, rest, other: rng.bytes(int(2 ** rng.integers(12))) + block + rest,
-    "insert a run": lambda rng, block, rest, other: (
-        bytes([pick(rng, (0, 10, 32, 91, 255))]) * int(2 ** rng.integers(12)) + block + rest
-    ),
-    "move": lambda rng, block, rest, other: _inserted(rest, _place(rng, rest), block),
-    "splice": lambda rng, block, rest, other: other[_place(rng, other) :],
+    "insert noise": lambda rng, block, rest, other: rng.bytes(int(2 ** rng.integers(12))) + block + rest,
+    "insert run": lambda rng, block, rest, other: rng.bytes(1) * int(2 ** rng.integers(12)) + block + rest,
+    "move": lambda rng, block, rest, other: rest[:4096] + block + rest[4096:],
+    "splice": lambda rng, block, rest, other: other[int(rng.integers(len(other) + 1)) :],
 }

@@ -1,21 +1,23 @@
 """Files that consist of parts: mutations change parts or their list, and lengths and checksums are right again."""
 
+import dataclasses
 import gzip
 import json
 import pathlib
 import struct
 import tempfile
+from collections.abc import Callable
 
-import google_crc32c
-
+from tests.data import made
 from tests.fuzz import blind
 from tests.fuzz.blind import chance, pick
 
 
-def inside(split, join, mutate, new=None, *, outside=0.2):
-    """Returns a mutation of files of one format.
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """A format whose files consist of parts.
 
-    Args:
+    Attributes:
       split: contents of an intact file -> list of its parts.
       join: list of parts -> contents of a file whose lengths and checksums are right.
       mutate: (random numbers, intact part) -> a mutant of the part.
@@ -23,12 +25,17 @@ def inside(split, join, mutate, new=None, *, outside=0.2):
       outside: share of mutants that are mutated as bytes, with lengths and checksums as they were.
     """
 
-    def mutation(rng, data, other=b""):
-        if chance(rng, outside):
-            return blind.mutated(rng, data, other)
-        return join(edited(rng, split(data), mutate, new))
+    split: Callable
+    join: Callable
+    mutate: Callable
+    new: Callable | None = None
+    outside: float = 0.2
 
-    return mutation
+    def mutated(self, rng, data, other=b""):
+        """Returns a mutant of a file; `other` is a file to copy blocks from."""
+        if chance(rng, self.outside):
+            return blind.mutated(rng, data, other)
+        return self.join(edited(rng, self.split(data), self.mutate, self.new))
 
 
 def edited(rng, parts, mutate, new=None):
@@ -38,14 +45,11 @@ def edited(rng, parts, mutate, new=None):
         parts[at] = mutate(rng, parts[at])
     if not parts or (count and chance(rng, 0.8)):
         return parts
-    at, source = map(int, rng.integers(len(parts), size=2))
-    what = pick(rng, ("remove", "copy", "swap", "insert"))
-    if what == "remove":
+    at = int(rng.integers(len(parts)))
+    if chance(rng, 0.4):
         del parts[at]
-    elif what == "swap":
-        parts[at], parts[source] = parts[source], parts[at]
     else:
-        parts.insert(at, new(rng) if new and what == "insert" else parts[source])
+        parts.insert(at, new(rng) if new and chance(rng, 0.6) else pick(rng, parts))
     return parts
 
 
@@ -60,50 +64,30 @@ def frames(data, at, offset, code, extra):
         at = stop
 
 
-def masked_crc(data):
-    """Returns the CRC-32C of TFRecord files: rotated by 15 bits, plus a constant."""
-    crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def split_tfrecord(data):
+    """Returns (record, None) of the records of a TFRecord file."""
+    return [(frame[12:-4], None) for frame in frames(data, 0, 0, "<Q", 16)]
 
 
-def records(data):
-    """Returns the records of a TFRecord file."""
-    return [frame[12:-4] for frame in frames(data, 0, 0, "<Q", 16)]
+def join_tfrecord(found):
+    """Returns a TFRecord file of (record, eight bytes that claim another length or None), with right sums."""
+    return b"".join(made.framed(*part) for part in found)
 
 
-def join_records(found):
-    """Returns a TFRecord file of these records, with right sums."""
-    return b"".join(map(framed, found))
-
-
-def framed(record, length=None):
-    """Returns a record as TFRecord files hold it; `length`: eight bytes that claim another length, with their sum."""
-    length = length or struct.pack("<Q", len(record))
-    return length + struct.pack("<I", masked_crc(length)) + record + struct.pack("<I", masked_crc(record))
-
-
-def read_array_record(data):
+def split_array_record(data):
     """Returns the records of an ArrayRecord file."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     with tempfile.NamedTemporaryFile() as file:
         pathlib.Path(file.name).write_bytes(data)
-        reader = ArrayRecordReader(file.name)
-        found = reader.read_all()
-        reader.close()
-    return found
+        return ArrayRecordReader(file.name).read_all()
 
 
 def join_array_record(found):
     """Returns an ArrayRecord file of these records, in one of three layouts."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
     options = ("group_size:1", "group_size:1,uncompressed", "group_size:4")[len(b"".join(found)) % 3]
     with tempfile.NamedTemporaryFile() as file:
-        writer = ArrayRecordWriter(file.name, options)
-        for record in found:
-            writer.write(record)
-        writer.close()
+        made.write_array_record(file.name, found, options)
         return pathlib.Path(file.name).read_bytes()
 
 

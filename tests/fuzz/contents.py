@@ -5,6 +5,7 @@ import json
 
 from tests.fuzz import blind, hostile_json, images
 from tests.fuzz.blind import chance, edge_field, pick
+from tests.fuzz.containers import edited
 
 # The folder of a checkpoint that has checksums, and its file with the SHA-256 of the others.
 STEP = "checkpoints/2/default/"
@@ -30,10 +31,10 @@ def record(rng, intact):
     if chance(rng, 0.5):
         return blind.mutated(rng, intact)
     example = tf_example_pb2.Example.FromString(intact)
-    name = pick(rng, ("image", "label", "file_name"))
+    name = pick(rng, sorted(example.features.feature))
     feature = example.features.feature[name]
-    if name == "image" and chance(rng, 0.5):
-        feature.bytes_list.value[:] = [images.jpeg(rng, feature.bytes_list.value[0])]
+    if name in ("image", "image/encoded") and chance(rng, 0.5):
+        feature.bytes_list.value[:] = [images.JPEG.mutated(rng, feature.bytes_list.value[0])]
     elif chance(rng, 0.1):
         del example.features.feature[name]
     else:
@@ -73,10 +74,9 @@ def member(rng, part):
     if chance(rng, 0.5):
         content = blind.mutated(rng, content)
         return header[:124] + b"%011o\0" % len(content) + header[136:], content
-    start, stop = pick(rng, ((0, 100), (100, 108), (124, 136), (136, 148), (156, 157), (157, 257), (345, 500)))
+    start, most = pick(rng, ((0, 12), (100, 8), (124, 12), (136, 12), (156, 1), (157, 12), (345, 12)))
     fields = (rng.bytes(12), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-1\0", b"x", b"L", b"S", b"5")
-    field = pick(rng, fields)[: stop - start].ljust(min(stop - start, 12), b"\0")
-    return header[:start] + field + header[start + len(field) :], content
+    return header[:start] + pick(rng, fields)[:most].ljust(most, b"\0") + header[start + most :], content
 
 
 def checkpoint(rng, files):
@@ -87,22 +87,16 @@ def checkpoint(rng, files):
     what = rng.random()
     if what < 0.1:
         return {CHECKSUMS: hostile_json.mutated(rng, files[CHECKSUMS])}
-    covered = sorted(set(files) - {CHECKSUMS})
-    heavy = [
-        name for name in covered if name.endswith(("default/_METADATA", "_sharding", "manifest.ocdbt", "process_0"))
-    ]
-    changes = {}
-    for _ in range(1 + chance(rng, 0.2)):
-        name = pick(rng, covered + 3 * heavy)
-        changes[name] = _other_file(rng, files[name], files[pick(rng, covered)])
+    covered = [(name, content) for name, content in sorted(files.items()) if name != CHECKSUMS]
+    found = dict(edited(rng, covered, _file, lambda rng: (pick(rng, covered)[0], pick(rng, covered)[1])))
+    changes = {name: found.get(name) for name, content in covered if found.get(name) != content}
     return changes | ({CHECKSUMS: checksums(files | changes)} if what < 0.2 else {})
 
 
-def _other_file(rng, content, other):
-    if chance(rng, 0.1):
-        return pick(rng, (None, other))
-    mutation = hostile_json.mutated if content[:1] == b"{" and chance(rng, 0.8) else blind.mutated
-    return mutation(rng, content, other)
+def _file(rng, part):
+    name, content = part
+    is_json = content[:1] == b"{" and chance(rng, 0.8)
+    return name, (hostile_json if is_json else blind).mutated(rng, content)
 
 
 def checksums(files):

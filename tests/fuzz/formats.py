@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tests.fuzz import containers, contents, hostile_json, images
 from tests.fuzz.blind import pick
-from tests.fuzz.containers import inside
+from tests.fuzz.containers import Container
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,24 +42,28 @@ def _of_one(mutation, mutant_name=None):
     return mutant
 
 
+CONTAINERS = {
+    "jpeg": images.JPEG,
+    "png": images.PNG,
+    "safetensors": Container(containers.split_tensors, containers.join_tensors, contents.tensor),
+    "tfrecord": Container(containers.split_tfrecord, containers.join_tfrecord, contents.framed_record),
+    "array_record": Container(
+        containers.split_array_record, containers.join_array_record, contents.record, outside=0.5
+    ),
+    "cifar": Container(containers.split_tar, containers.join_tar, contents.member),
+}
 _IMAGE, _RECORDS = "tests.fuzz.data_targets:image", "tests.fuzz.data_targets:records"
 _RUN = "tests.fuzz.run_targets:"
-_tfrecord = inside(
-    lambda data: [(record, None) for record in containers.records(data)],
-    lambda found: b"".join(containers.framed(*part) for part in found),
-    contents.framed_record,
-)
-_array_record = inside(containers.read_array_record, containers.join_array_record, contents.record, outside=0.5)
-_safetensors = inside(containers.split_tensors, containers.join_tensors, contents.tensor)
-_cifar = inside(containers.split_tar, containers.join_tar, contents.member)
-
+_MUTATIONS = {name: container.mutated for name, container in CONTAINERS.items()}
 FORMATS = {
-    "jpeg": Format("jpeg", "*", _of_one(images.jpeg, "mutant.jpeg"), _IMAGE),
-    "png": Format("png", "*", _of_one(images.png, "mutant.png"), _IMAGE),
-    "safetensors": Format("safetensors", "*", _of_one(_safetensors, "mutant.safetensors"), _RUN + "weights"),
-    "tfrecord": Format("tfrecord", "*/toy-train.tfrecord-*", _of_one(_tfrecord), _RECORDS),
-    "array_record": Format("array_record", "*/toy-train.array_record-*", _of_one(_array_record), _RECORDS),
-    "cifar": Format("cifar", "*", _of_one(_cifar), "tests.fuzz.data_targets:cifar"),
+    "jpeg": Format("jpeg", "*", _of_one(_MUTATIONS["jpeg"], "mutant.jpeg"), _IMAGE),
+    "png": Format("png", "*", _of_one(_MUTATIONS["png"], "mutant.png"), _IMAGE),
+    "safetensors": Format(
+        "safetensors", "*", _of_one(_MUTATIONS["safetensors"], "mutant.safetensors"), _RUN + "weights"
+    ),
+    "tfrecord": Format("tfrecord", "*/toy-train.tfrecord-*", _of_one(_MUTATIONS["tfrecord"]), _RECORDS),
+    "array_record": Format("array_record", "*/toy-train.array_record-*", _of_one(_MUTATIONS["array_record"]), _RECORDS),
+    "cifar": Format("cifar", "*", _of_one(_MUTATIONS["cifar"]), "tests.fuzz.data_targets:cifar"),
     "metrics": Format("run", "metrics.jsonl", _of_one(hostile_json.lines), _RUN + "metrics"),
     "data": Format("run", "data.json", _of_one(hostile_json.mutated), _RUN + "data_file"),
     "config": Format("run", "config.json", _of_one(hostile_json.mutated), _RUN + "config_file"),

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.fuzz import blind
 from tests.fuzz.blind import chance, pick
-from tests.fuzz.containers import frames, inside
+from tests.fuzz.containers import Container, frames
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # Fields of one byte (bits, types of color, components) and sides: none, small, at the limits of pixels, beyond them.
@@ -97,14 +97,14 @@ def _segment(rng, segment):
 
 
 def _one_of(table):
-    """Returns a function that draws a new part from a table, with its last field mutated."""
+    """Returns a function that draws a new part from a table, in half of all cases with the last field mutated."""
 
     def new(rng):
         kind, start, content = pick(rng, table)
-        return kind, start + blind.mutated(rng, content)
+        return kind, start + (content if chance(rng, 0.5) else blind.mutated(rng, content))
 
     return new
 
 
-png = inside(chunks, join_chunks, _chunk, _one_of(_NEW_CHUNKS))
-jpeg = inside(segments, join_segments, _segment, _one_of(_NEW_SEGMENTS))
+PNG = Container(chunks, join_chunks, _chunk, _one_of(_NEW_CHUNKS))
+JPEG = Container(segments, join_segments, _segment, _one_of(_NEW_SEGMENTS))

@@ -55,11 +55,6 @@ def judge(command):
             return Verdict("failed", f"{stream} has a control character: {shown!r}", f"control character on {stream}")
         if text and max(map(len, text.split("\n"))) > LONGEST_LINE:
             return Verdict("failed", f"{stream} has a line of {len(text)} characters: {text[:300]!r}", f"long {stream}")
-    return _verdict_on_line(status, line)
-
-
-def _verdict_on_line(status, line):
-    """Returns the verdict on an exit status and what was printed on standard error."""
     if status == 0:
         return Verdict("accepted") if not line else Verdict("failed", f"printed {line!r}", "printed on stderr")
     if line.count("\n") != 1 or not line.startswith("fuzz: "):

@@ -13,7 +13,6 @@ from mixedres.data import load
 from mixedres.data.datasets import tfds
 from mixedres.data.images import decode
 from tests.data import made
-from tests.fuzz import containers
 
 HELD = {"train": made.examples(23), "validation": made.examples(7)}
 FORMATS = ("array_record", "tfrecord")
@@ -227,7 +226,7 @@ def test_tfrecord_files_of_another_length(roots, tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert f"{path} is cut off after 7 records" in message("toy", tmp_path)
-    path.write_bytes(whole + containers.framed(b"one more"))
+    path.write_bytes(whole + made.framed(b"one more"))
     assert f"{path} has 9 records, not the 8 that its data set names" in message("toy", tmp_path)
 
 
