@@ -21,35 +21,34 @@ class Container:
       split: contents of an intact file -> list of its parts.
       join: list of parts -> contents of a file whose lengths and checksums are right.
       mutate: (random numbers, intact part) -> a mutant of the part.
-      new: random numbers -> a hostile part; None: only parts of the file are inserted.
       outside: share of mutants that are mutated as bytes, with lengths and checksums as they were.
     """
 
     split: Callable
     join: Callable
     mutate: Callable
-    new: Callable | None = None
     outside: float = 0.2
 
-    def mutated(self, rng, data, other=b""):
-        """Returns a mutant of a file; `other` is a file to copy blocks from."""
+    def mutated(self, rng, data, other):
+        """Returns a mutant of a file; parts and blocks of another file are inserted."""
         if chance(rng, self.outside):
             return blind.mutated(rng, data, other)
-        return self.join(edited(rng, self.split(data), self.mutate, self.new))
+        return self.join(edited(rng, self.split(data), self.split(other), self.mutate))
 
 
-def edited(rng, parts, mutate, new=None):
+def edited(rng, parts, others, mutate):
     """Returns the parts after mutations of up to three of them, a change of their list, or both."""
     parts, count = list(parts), pick(rng, (0, 1, 1, 1, 2, 3))
     for at in rng.permutation(len(parts))[:count]:
         parts[at] = mutate(rng, parts[at])
-    if not parts or (count and chance(rng, 0.8)):
+    if count and chance(rng, 0.7):
         return parts
     at = int(rng.integers(len(parts)))
-    if chance(rng, 0.4):
+    if chance(rng, 0.3):
         del parts[at]
     else:
-        parts.insert(at, new(rng) if new and chance(rng, 0.6) else pick(rng, parts))
+        new = pick(rng, others)
+        parts.insert(at, new if chance(rng, 0.5) else mutate(rng, new))
     return parts
 
 
@@ -65,13 +64,8 @@ def frames(data, at, offset, code, extra):
 
 
 def split_tfrecord(data):
-    """Returns (record, None) of the records of a TFRecord file."""
-    return [(frame[12:-4], None) for frame in frames(data, 0, 0, "<Q", 16)]
-
-
-def join_tfrecord(found):
-    """Returns a TFRecord file of (record, eight bytes that claim another length or None), with right sums."""
-    return b"".join(made.framed(*part) for part in found)
+    """Returns the records of a TFRecord file, with their lengths and sums."""
+    return list(frames(data, 0, 0, "<Q", 16))
 
 
 def split_array_record(data):

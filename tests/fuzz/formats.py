@@ -46,25 +46,27 @@ CONTAINERS = {
     "jpeg": images.JPEG,
     "png": images.PNG,
     "safetensors": Container(containers.split_tensors, containers.join_tensors, contents.tensor),
-    "tfrecord": Container(containers.split_tfrecord, containers.join_tfrecord, contents.framed_record),
+    "tfrecord": Container(containers.split_tfrecord, b"".join, contents.framed_record),
     "array_record": Container(
         containers.split_array_record, containers.join_array_record, contents.record, outside=0.5
     ),
+    "metrics": Container(bytes.splitlines, b"\n".join, hostile_json.line),
     "cifar": Container(containers.split_tar, containers.join_tar, contents.member),
 }
 _IMAGE, _RECORDS = "tests.fuzz.data_targets:image", "tests.fuzz.data_targets:records"
 _RUN = "tests.fuzz.run_targets:"
-_MUTATIONS = {name: container.mutated for name, container in CONTAINERS.items()}
 FORMATS = {
-    "jpeg": Format("jpeg", "*", _of_one(_MUTATIONS["jpeg"], "mutant.jpeg"), _IMAGE),
-    "png": Format("png", "*", _of_one(_MUTATIONS["png"], "mutant.png"), _IMAGE),
+    "jpeg": Format("jpeg", "*", _of_one(CONTAINERS["jpeg"].mutated, "mutant.jpeg"), _IMAGE),
+    "png": Format("png", "*", _of_one(CONTAINERS["png"].mutated, "mutant.png"), _IMAGE),
     "safetensors": Format(
-        "safetensors", "*", _of_one(_MUTATIONS["safetensors"], "mutant.safetensors"), _RUN + "weights"
+        "safetensors", "*", _of_one(CONTAINERS["safetensors"].mutated, "mutant.safetensors"), _RUN + "weights"
     ),
-    "tfrecord": Format("tfrecord", "*/toy-train.tfrecord-*", _of_one(_MUTATIONS["tfrecord"]), _RECORDS),
-    "array_record": Format("array_record", "*/toy-train.array_record-*", _of_one(_MUTATIONS["array_record"]), _RECORDS),
-    "cifar": Format("cifar", "*", _of_one(_MUTATIONS["cifar"]), "tests.fuzz.data_targets:cifar"),
-    "metrics": Format("run", "metrics.jsonl", _of_one(hostile_json.lines), _RUN + "metrics"),
+    "tfrecord": Format("tfrecord", "*/toy-train.tfrecord-*", _of_one(CONTAINERS["tfrecord"].mutated), _RECORDS),
+    "array_record": Format(
+        "array_record", "*/toy-train.array_record-*", _of_one(CONTAINERS["array_record"].mutated), _RECORDS
+    ),
+    "cifar": Format("cifar", "*", _of_one(CONTAINERS["cifar"].mutated), "tests.fuzz.data_targets:cifar"),
+    "metrics": Format("run", "metrics.jsonl", _of_one(CONTAINERS["metrics"].mutated), _RUN + "metrics"),
     "data": Format("run", "data.json", _of_one(hostile_json.mutated), _RUN + "data_file"),
     "config": Format("run", "config.json", _of_one(hostile_json.mutated), _RUN + "config_file"),
     "checkpoint": Format("run", "checkpoints/2/*", contents.checkpoint, _RUN + "checkpoints"),

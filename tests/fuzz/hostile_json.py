@@ -4,7 +4,6 @@ import json
 
 from tests.fuzz import blind
 from tests.fuzz.blind import chance, pick
-from tests.fuzz.containers import edited
 
 # Values as they are written in a file; Python's reader takes NaN and Infinity, too.
 STRINGS = (
@@ -42,10 +41,9 @@ def mutated(rng, data, other=b""):
     return blind.mutated(rng, data, other) if chance(rng, 0.125) else data
 
 
-def lines(rng, data, other=b""):
-    """Returns lines of JSON after mutations of some lines or of their list; three in four end with a newline."""
-    found = edited(rng, data.splitlines(), lambda rng, line: mutated(rng, line, data), lambda rng: pick(rng, LINES))
-    return b"\n".join(found) + pick(rng, (b"\n", b"\n", b"\n", b""))
+def line(rng, data):
+    """Returns a line of a file of JSON documents: a mutant, or bytes that end or break a line."""
+    return mutated(rng, data) if chance(rng, 0.7) else pick(rng, LINES)
 
 
 def _places(holder, depth=0):

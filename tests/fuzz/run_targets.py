@@ -31,14 +31,10 @@ def weights(intact):
     shapes = experiment.variable_shapes
 
     def initialize(place):
-        path = place / "mutant.safetensors"
-        console.say(start.load_weights(str(path), shapes, experiment.model, experiment.source.input_spec).note)
+        path = str(place / "mutant.safetensors")
+        console.say(start.load_weights(path, shapes, experiment.model, experiment.source.input_spec).note)
 
-    def predict(place):
-        path = place / "mutant.safetensors"
-        _classify(path)
-
-    return [initialize, predict]
+    return [initialize, lambda place: _classify(place / "mutant.safetensors")]
 
 
 def metrics(intact):
@@ -48,8 +44,6 @@ def metrics(intact):
         writer = MetricWriter(place / workdir.METRICS, 1, evaluated=False)
         writer.write(2, "train", {"loss": 1.0})
         writer.close()
-        for path in place.glob("events*"):
-            path.unlink()
 
     return [resume]
 
@@ -125,13 +119,12 @@ def _classify(path):
 
 def _remember_shapes():
     """Computes the shapes of each network once: `jax.eval_shape` takes longer than all else that reads weights."""
-    computed = {}
-    evaluate = jax.eval_shape
+    evaluate, computed = jax.eval_shape, {}
 
     def remembered(function, *arguments):
         if not hasattr(function, "__self__"):
             return evaluate(function, *arguments)
-        key = repr((function, arguments[1:]))  # of a method with the network, without the random key
+        key = repr((function, arguments[1:]))  # of a method with the network; the first argument is a random key
         if key not in computed:
             computed[key] = evaluate(function, *arguments)
         return computed[key]
