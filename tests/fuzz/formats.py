@@ -32,16 +32,6 @@ class Format:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _of_one(mutation, mutant_name=None):
-    """Returns the mutant of one of several files, with its name or this one; `mutation` gets another file, too."""
-
-    def mutant(rng, files):
-        name, other = pick(rng, sorted(files)), pick(rng, sorted(files))
-        return {mutant_name or name: mutation(rng, files[name], files[other])}
-
-    return mutant
-
-
 CONTAINERS = {
     "jpeg": images.JPEG,
     "png": images.PNG,
@@ -53,21 +43,30 @@ CONTAINERS = {
     "metrics": Container(bytes.splitlines, b"\n".join, hostile_json.line),
     "cifar": Container(containers.split_tar, containers.join_tar, contents.member),
 }
-_IMAGE, _RECORDS = "tests.fuzz.data_targets:image", "tests.fuzz.data_targets:records"
-_RUN = "tests.fuzz.run_targets:"
+_MUTATIONS = {name: container.mutated for name, container in CONTAINERS.items()}
+_MUTATIONS |= dict.fromkeys(("data", "config"), hostile_json.mutated)
+
+
+def _one(kind, mutant_name=None):
+    """Returns the mutant of one of several files, with its name or this one."""
+
+    def mutant(rng, files):
+        name, other = pick(rng, sorted(files)), pick(rng, sorted(files))
+        return {mutant_name or name: _MUTATIONS[kind](rng, files[name], files[other])}
+
+    return mutant
+
+
+_DATA, _RUN = "tests.fuzz.data_targets:", "tests.fuzz.run_targets:"
 FORMATS = {
-    "jpeg": Format("jpeg", "*", _of_one(CONTAINERS["jpeg"].mutated, "mutant.jpeg"), _IMAGE),
-    "png": Format("png", "*", _of_one(CONTAINERS["png"].mutated, "mutant.png"), _IMAGE),
-    "safetensors": Format(
-        "safetensors", "*", _of_one(CONTAINERS["safetensors"].mutated, "mutant.safetensors"), _RUN + "weights"
-    ),
-    "tfrecord": Format("tfrecord", "*/toy-train.tfrecord-*", _of_one(CONTAINERS["tfrecord"].mutated), _RECORDS),
-    "array_record": Format(
-        "array_record", "*/toy-train.array_record-*", _of_one(CONTAINERS["array_record"].mutated), _RECORDS
-    ),
-    "cifar": Format("cifar", "*", _of_one(CONTAINERS["cifar"].mutated), "tests.fuzz.data_targets:cifar"),
-    "metrics": Format("run", "metrics.jsonl", _of_one(CONTAINERS["metrics"].mutated), _RUN + "metrics"),
-    "data": Format("run", "data.json", _of_one(hostile_json.mutated), _RUN + "data_file"),
-    "config": Format("run", "config.json", _of_one(hostile_json.mutated), _RUN + "config_file"),
+    "jpeg": Format("jpeg", "*", _one("jpeg", "mutant.jpeg"), _DATA + "image"),
+    "png": Format("png", "*", _one("png", "mutant.png"), _DATA + "image"),
+    "safetensors": Format("safetensors", "*", _one("safetensors", "mutant.safetensors"), _RUN + "weights"),
+    "tfrecord": Format("tfrecord", "*/toy-train.tfrecord-*", _one("tfrecord"), _DATA + "records"),
+    "array_record": Format("array_record", "*/toy-train.array_record-*", _one("array_record"), _DATA + "records"),
+    "cifar": Format("cifar", "*", _one("cifar"), _DATA + "cifar"),
+    "metrics": Format("run", "metrics.jsonl", _one("metrics"), _RUN + "metrics"),
+    "data": Format("run", "data.json", _one("data"), _RUN + "data_file"),
+    "config": Format("run", "config.json", _one("config"), _RUN + "config_file"),
     "checkpoint": Format("run", "checkpoints/2/*", contents.checkpoint, _RUN + "checkpoints"),
 }

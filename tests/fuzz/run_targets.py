@@ -79,31 +79,27 @@ def checkpoints(intact):
     _remember_shapes()
     experiment = build(corpus.config())
 
-    def resume(place):
-        _check_checksums(place, intact / "run")
+    def read(place):
+        """Reads a checkpoint with right checksums as resuming or, if its size is odd, as `mixedres.predict` does."""
+        if not checksums_hold(place / STEP):
+            raise ConfigError("the checkpoint is not whole")
+        expected = json.loads((intact / "run" / CHECKSUMS).read_bytes())
+        if json.loads((place / CHECKSUMS).read_bytes()) == expected:
+            for name in expected:
+                same = (place / STEP / name).read_bytes() == (intact / "run" / STEP / name).read_bytes()
+                assert same, f"{name} is another, and its checksum holds"
+        if sum(path.stat().st_size for path in (place / STEP).rglob("*") if path.is_file()) % 2:
+            load.read(place)
+            return
         with contextlib.closing(Checkpoints(place / workdir.CHECKPOINTS)) as saved:
             start.restore(experiment, saved)
-
-    def predict(place):
-        _check_checksums(place, intact / "run")
-        load.read(place)
 
     def end(place):
         """Waits as a process does at its end: what Orbax left half read must not print."""
         time.sleep(0.01)
         gc.collect()
 
-    return [resume, predict, end]
-
-
-def _check_checksums(place, intact):
-    """Raises ConfigError if the checksums do not hold, AssertionError if the intact ones hold for other files."""
-    if not checksums_hold(place / STEP):
-        raise ConfigError("the checkpoint is not whole")
-    expected = json.loads((intact / CHECKSUMS).read_bytes())
-    if json.loads((place / CHECKSUMS).read_bytes()) == expected:
-        for name in expected:
-            assert (place / STEP / name).read_bytes() == (intact / STEP / name).read_bytes(), f"{name} is another"
+    return [read, end]
 
 
 def _classify(path):

@@ -293,3 +293,9 @@ def test_damaged_metadata_are_named(roots, tmp_path):
     (directory / "dataset_info.json").write_text(whole)
     (directory / "features.json").unlink()
     assert f"{directory} has no features.json" in message("toy", tmp_path)
+
+
+def test_sums_of_tfrecord():
+    assert made.masked_crc(b"") == 0xA282EAD8
+    crc = 0xE3069283  # of '123456789', the check value of CRC-32C
+    assert made.masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
