@@ -1,4 +1,4 @@
-"""Mutations of bytes that know nothing of their format."""
+"""Mutations of bytes that know nothing of their format, and the random choices of all mutations."""
 
 import struct
 
@@ -12,7 +12,7 @@ MOST = 4_000_000
 
 
 def generator(seed, name, number):
-    """Returns the random numbers of one mutation: a function of the seed, the format and the mutation's number."""
+    """Returns the random numbers of one mutant: a function of the seed, the format's name and the mutant's number."""
     return np.random.default_rng([seed, *name.encode(), number])
 
 
@@ -22,7 +22,7 @@ def chance(rng, probability):
 
 
 def pick(rng, choices):
-    """Returns one of a sequence, as it is."""
+    """Returns one element of a sequence, with its type unchanged."""
     return choices[int(rng.integers(len(choices)))]
 
 
@@ -32,75 +32,38 @@ def edge_field(rng, code):
 
 
 def mutated(rng, data, other=b""):
-    """Returns `data` after one to four mutations, most often one; `other` is what blocks are spliced in from."""
-    for _ in range(1 + int(rng.choice(4, p=(0.6, 0.2, 0.1, 0.1)))):
-        data = pick(rng, MUTATIONS)(rng, data, other)[:MOST]
+    """Returns `data` after one to four mutations, most often one; `other` is a file to copy blocks from."""
+    for _ in range(pick(rng, (1, 1, 1, 1, 1, 1, 2, 2, 3, 4))):
+        data = once(rng, data, other, pick(rng, list(MUTATIONS)))
     return data
 
 
-def _place(rng, data):
-    """Returns an offset: near the beginning in half of all draws, where headers are."""
-    return int(rng.integers(1 + (min(64, len(data)) if rng.random() < 0.5 else len(data))))
-
-
-def _block(rng, data):
-    """Returns (what is before a block, the block, what is after it)."""
-    start = _place(rng, data)
+def once(rng, data, other, kind):
+    """Returns `data` after the mutation `kind` at a random place; a third of the places are near the beginning."""
+    start = int(rng.integers(1 + min(len(data), pick(rng, (1, 64, 64, len(data), len(data), len(data))))))
     stop = start + int(rng.integers(1, max(2, min(len(data), 4096))))
-    return data[:start], data[start:stop], data[stop:]
+    return (data[:start] + MUTATIONS[kind](rng, data[start:stop], data[stop:], other or data[::-1]))[:MOST]
 
 
-def flip_bits(rng, data, other):
-    flipped = bytearray(data)
-    for _ in range(int(rng.integers(1, 9)) if data else 0):
-        flipped[min(_place(rng, data), len(data) - 1)] ^= 1 << int(rng.integers(8))
-    return bytes(flipped)
+def _flipped(rng, block):
+    bits = np.unpackbits(np.frombuffer(block, np.uint8))
+    if bits.size:
+        bits[rng.integers(bits.size, size=rng.integers(1, 9))] ^= 1
+    return np.packbits(bits).tobytes()
 
 
-def replace_bytes(rng, data, other):
-    start, count = _place(rng, data), int(rng.integers(1, 17))
-    return data[:start] + rng.bytes(len(data[start : start + count])) + data[start + count :]
-
-
-def write_edge(rng, data, other):
-    """Writes an integer at the edge of a type, of 1 to 8 bytes, in either order of bytes."""
-    start, field = _place(rng, data), edge_field(rng, pick(rng, "<>") + pick(rng, "BHIQ"))
-    return data[:start] + field + data[start + len(field) :]
-
-
-def truncate(rng, data, other):
-    """Cuts the end off; one in eight times everything."""
-    return b"" if rng.random() < 0.125 else data[: int(rng.integers(len(data) + 1))]
-
-
-def delete(rng, data, other):
-    before, _, after = _block(rng, data)
-    return before + after
-
-
-def duplicate(rng, data, other):
-    """Repeats a block, up to 64 times."""
-    before, block, after = _block(rng, data)
-    return before + block * int(2 ** rng.integers(1, 7)) + after
-
-
-def insert(rng, data, other):
-    """Inserts random bytes, or one byte many times."""
-    start, count = _place(rng, data), int(2 ** rng.integers(0, 12))
-    new = rng.bytes(count) if rng.random() < 0.5 else bytes([pick(rng, (0, 10, 32, 91, 255))]) * count
-    return data[:start] + new + data[start:]
-
-
-def swap(rng, data, other):
-    """Exchanges two parts that follow each other."""
-    start, middle, stop = sorted(int(rng.integers(len(data) + 1)) for _ in range(3))
-    return data[:start] + data[middle:stop] + data[start:middle] + data[stop:]
-
-
-def splice(rng, data, other):
-    """Joins the beginning of one file and the end of another."""
-    other = other or data[::-1]
-    return data[: int(rng.integers(len(data) + 1))] + other[int(rng.integers(len(other) + 1)) :]
-
-
-MUTATIONS = (flip_bits, replace_bytes, write_edge, truncate, delete, duplicate, insert, swap, splice)
+# What a mutation makes of a block and the rest of the file behind the block.
+MUTATIONS = {
+    "flip bits": lambda rng, block, rest, other: _flipped(rng, block) + rest,
+    "replace bytes": lambda rng, block, rest, other: rng.bytes(len(block[:16])) + block[16:] + rest,
+    "write edge": lambda rng, block, rest, other: (
+        (field := edge_field(rng, pick(rng, "<>") + pick(rng, "BHIQ"))) + (block + rest)[len(field) :]
+    ),
+    "truncate": lambda rng, block, rest, other: b"",
+    "delete": lambda rng, block, rest, other: rest,
+    "repeat": lambda rng, block, rest, other: block * int(2 ** rng.integers(1, 7)) + rest,
+    "insert noise": lambda rng, block, rest, other: rng.bytes(int(2 ** rng.integers(12))) + block + rest,
+    "insert run": lambda rng, block, rest, other: rng.bytes(1) * int(2 ** rng.integers(12)) + block + rest,
+    "move": lambda rng, block, rest, other: rest[:4096] + block + rest[4096:],
+    "splice": lambda rng, block, rest, other: other[int(rng.integers(len(other) + 1)) :],
+}

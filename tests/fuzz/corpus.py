@@ -1,22 +1,13 @@
 """The intact files that mutations start from: small, and made on the spot.
 
-python -m tests.fuzz.corpus DIR
-
-DIR gets jpeg/, png/, safetensors/, cifar/, tfrecord/, array_record/, run/ (of a cifar_resnet8) and small_run/ (of a
-network with few arrays, for what reads a checkpoint thousands of times).
+The folders are jpeg, png, safetensors, cifar, tfrecord, array_record and run. If a mutant has another name than the
+file that was mutated, as images have, an intact file has the name of the mutants.
 """
 
-import contextlib
-import gzip
-import itertools
-import pathlib
-import pickle
-import shutil
-import sys
+import tarfile
 
 import numpy as np
-import pytest
-from PIL import Image
+from PIL import Image, ImageCms, PngImagePlugin
 
 from tests.data import made
 from tests.fuzz import containers
@@ -25,83 +16,72 @@ from tests.train import run_cases
 
 def make(place):
     """Writes everything into `place`, which is created."""
-    images(place)
-    cifar(place / "cifar")
+    made.write_files(place, images())
+    made.write_files(place, {"cifar/cifar-10-binary.tar.gz": cifar()})
     for file_format in ("tfrecord", "array_record"):
         held = {"train": made.examples(4), "validation": made.examples(2)}
         made.prepare(place / file_format, "toy", held, file_format=file_format, shards=1)
-    runs(place)
+    run(place)
 
 
-def images(place):
-    """Writes images of several modes, sizes and variants into ``jpeg`` and ``png``."""
+def images():
+    """Returns images of several modes, sizes and variants by path, with all that may stand beside the pixels."""
     photo = made.photo(40, 56)
-    color, gray = Image.fromarray(photo), Image.fromarray(photo).convert("L")
+    color = Image.fromarray(photo)
+    gray = color.convert("L")
     deep = Image.fromarray(np.arange(32 * 24, dtype=np.uint16).reshape(24, 32) * 80)
-    held = {
-        "color.jpeg": made.encoded(photo),
-        "444.jpeg": made.encoded(photo, subsampling=0, quality=95),
-        "gray.jpeg": made.encoded(gray),
-        "progressive.jpeg": made.encoded(photo, progressive=True),
-        "cmyk.jpeg": made.encoded(photo, mode="CMYK"),
-        "exif.jpeg": made.turned(photo, 6),
-        "restarts.jpeg": made.encoded(photo, restart_marker_blocks=2),
-        "large.jpeg": made.encoded(made.photo(130, 170)),
-        "color.png": made.encoded(photo, "PNG"),
-        "gray.png": made.encoded(gray, "PNG"),
-        "palette.png": made.encoded(color.quantize(16), "PNG"),
-        "transparent.png": made.encoded(color.quantize(16), "PNG", transparency=3),
-        "alpha.png": made.encoded(photo, "PNG", mode="RGBA"),
-        "deep.png": made.encoded(deep, "PNG"),
-        "bits.png": made.encoded(gray, "PNG", mode="1"),
-        "exif.png": made.turned(photo, 6, "PNG"),
-        "animated.png": made.encoded(gray, "PNG", save_all=True, append_images=[gray.rotate(90), gray]),
+    exif, texts = Image.Exif(), PngImagePlugin.PngInfo()
+    exif.update({0x0112: 6, 0x010F: "a camera", 0x8769: {0x9000: b"0230"}, 0x8825: {1: "N", 2: (1.0, 2.0, 3.0)}})
+    for name, text in {"Comment": "\0" * 20_000_000, "Raw profile type exif": exif.tobytes().hex()}.items():
+        texts.add_text(name, text, zip=True)
+    texts.add_itxt("XML:com.adobe.xmp", "<x " * 200)
+    beside = {"exif": exif, "icc_profile": ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()}
+    frames = {"save_all": True, "append_images": [gray.rotate(90), gray]}
+    return {
+        "jpeg/mutant.jpeg": made.encoded(photo),
+        "jpeg/444.jpeg": made.encoded(photo, subsampling=0, quality=95),
+        "jpeg/gray.jpeg": made.encoded(gray),
+        "jpeg/progressive.jpeg": made.encoded(photo, progressive=True),
+        "jpeg/cmyk.jpeg": made.encoded(photo, mode="CMYK"),
+        "jpeg/beside.jpeg": made.encoded(photo, comment=b"text", xmp=b"<x " * 200, **beside),
+        "jpeg/several.jpeg": made.encoded(gray, "MPO", **frames),
+        "jpeg/restarts.jpeg": made.encoded(photo, restart_marker_blocks=2),
+        "jpeg/large.jpeg": made.encoded(made.photo(130, 170)),
+        "png/mutant.png": made.encoded(photo, "PNG"),
+        "png/palette.png": made.encoded(color.quantize(16), "PNG", transparency=3),
+        "png/alpha.png": made.encoded(photo, "PNG", mode="RGBA"),
+        "png/deep.png": made.encoded(deep, "PNG"),
+        "png/bits.png": made.encoded(gray, "PNG", mode="1"),
+        "png/beside.png": made.encoded(photo, "PNG", pnginfo=texts, **beside),
+        "png/animated.png": made.encoded(gray, "PNG", **frames),
     }
-    made.write_files(place, {f"{name.partition('.')[2]}/{name}": content for name, content in held.items()})
 
 
-def cifar(place):
-    """Writes both archives of CIFAR-10, of one image a file; neither is the official one."""
-    binary, python = {}, {}
+def cifar():
+    """Returns the binary archive of CIFAR-10, with one image a file."""
+    found = []
     for label, name in enumerate([*(f"data_batch_{index}" for index in range(1, 6)), "test_batch"]):
-        planes = made.photo(32, 32, seed=label).transpose(2, 0, 1).reshape(1, -1)
-        binary[f"cifar-10-batches-bin/{name}.bin"] = bytes([label]) + planes.tobytes()
-        held = {b"batch_label": b"x", b"labels": [label], b"data": planes, b"filenames": [b"a.png"]}
-        python[f"cifar-10-batches-py/{name}"] = pickle.dumps(held, protocol=2)
-    for name, held in (("binary", binary), ("python", python)):
-        packed = gzip.compress(containers.make_tar(held), 1, mtime=0)
-        made.write_files(place, {f"cifar-10-{name}.tar.gz": packed})
+        record = bytes([label]) + made.photo(32, 32, seed=label).transpose(2, 0, 1).tobytes()
+        member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+        member.size = len(record)
+        found.append((member.tobuf(tarfile.USTAR_FORMAT), record))
+    return containers.join_tar(found)
 
 
-def runs(place):
-    """Writes a run of two steps, one of a smaller network, and weights of the first."""
+def run(place):
+    """Writes a run of two steps, and its weights in three layouts; mutants take the name of the last."""
     from mixedres import convert
-    from mixedres.train import run
+    from mixedres.train.run import train
 
-    run.train(config(), place / "run")
-    with smaller():
-        run.train(config(), place / "small_run")
-    for path in itertools.chain(place.glob("*run/events*"), place.glob("*run/.lock")):
+    train(config(), place / "run")
+    for path in [*place.glob("run/events*"), place / "run" / ".lock"]:
         path.unlink()
     (place / "safetensors").mkdir()
-    for layout in ("torchvision", "transformers", "mixedres"):
-        target = place / "safetensors" / f"{layout}.safetensors"
+    for layout, name in (("torchvision", "first"), ("transformers", "second"), ("mixedres", "mutant")):
+        target = place / "safetensors" / f"{name}.safetensors"
         convert.convert([f"--from={place / 'run'}", f"--to={target}", f"--layout={layout}"])
-    shutil.rmtree(place / "run" / "nonfinite", ignore_errors=True)
 
 
 def config():
     """Returns the config of the runs: two steps."""
     return run_cases.tiny(steps=2, batch_size=8, num_devices=1, data__train_examples=16, data__name="synthetic")
-
-
-@contextlib.contextmanager
-def smaller():
-    """Gives every network a single block of four filters."""
-    with pytest.MonkeyPatch.context() as patch:
-        run_cases.shrink(patch, blocks=1)
-        yield
-
-
-if __name__ == "__main__":
-    make(pathlib.Path(sys.argv[1]))

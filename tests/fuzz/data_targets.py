@@ -1,33 +1,19 @@
 """What commands call on images and data sets, as functions of the folder that holds a mutant. Imports no JAX."""
 
 import functools
+import pathlib
+import tempfile
+
+import numpy as np
 
 from mixedres import data
 from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, DataError, errors
-from mixedres.data.examples import Example
+from mixedres.data.datasets.folder import ImageFolder
 from mixedres.data.images import center_crop, chunks, preprocessing
 
 _SIZE = 24
 _PREPROCESSINGS = ("official", "official_fast", "torch")
-
-
-class _OneImage:
-    """Examples: one image file."""
-
-    name = "images, train"
-
-    def __init__(self, content):
-        self._content = content
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return Example(self._content, 0)
-
-    def file_name(self, index):
-        return "image"
 
 
 def image(corpus):
@@ -36,7 +22,7 @@ def image(corpus):
 
 def predict_image(place):
     """Reads the image as `mixedres.predict` does."""
-    (path,) = place.iterdir()
+    (path,) = place.glob("mutant.*")
     size = path.stat().st_size
     channels, chosen = 1 + 2 * (size % 2), preprocessing.get(_PREPROCESSINGS[size % 3])
     for found in center_crop.center_crops([path], chosen.input_spec(_SIZE, channels), 1):
@@ -46,27 +32,41 @@ def predict_image(place):
 
 def train_on_image(place):
     """Reads the image as training and evaluation do."""
-    (path,) = place.iterdir()
-    content = path.read_bytes()
-    chosen = preprocessing.get(_PREPROCESSINGS[len(content) // 2 % 3])
-    channels, with_exif = 1 + 2 * (len(content) // 6 % 2), bool(len(content) // 12 % 2)
-    reader = chunks.ImageReader(_OneImage(content), (_SIZE, _SIZE, channels), chosen, 1, with_exif, "raise")
-    chunks.TrainChunks(reader, 1, range(1), 0, seed=len(content), flip=True)[0]
+    (path,) = place.glob("mutant.*")
+    size = path.stat().st_size
+    channels, chosen = 1 + 2 * (size // 6 % 2), preprocessing.get(_PREPROCESSINGS[size // 2 % 3])
+    images = ImageFolder("images, train", place, [path.name], np.zeros(1, np.int32))
+    reader = chunks.ImageReader(images, (_SIZE, _SIZE, channels), chosen, 1, bool(size // 12 % 2), "raise")
+    chunks.TrainChunks(reader, 1, range(1), 0, seed=size, flip=True)[0]
     chunks.EvalChunks(reader, 1, range(1))[0]
 
 
 def cifar(corpus):
-    return [train_on_cifar]
+    return [load_cifar, refuse_pickle]
 
 
-def train_on_cifar(place):
+def load_cifar(place):
     """Loads the data set as `mixedres.main` does."""
     with errors("config.data"):
         data.load("cifar10", dir=str(place), image_size=32, batch_size=1)
 
 
+def refuse_pickle(place):
+    """Checks that a pickle that is no official file is refused; it ends the process if it is opened."""
+    (path,) = place.iterdir()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("data_batch_1", "test_batch"):
+            pathlib.Path(folder, name).write_bytes(b"cos\nabort\n(tR." + path.read_bytes())
+        try:
+            load_cifar(folder)
+        except ConfigError as error:
+            assert "data_batch_1 is not the official file" in str(error) and "\n" not in str(error), error
+        else:
+            raise AssertionError("a pickle that is no official file is accepted")
+
+
 def records(corpus):
-    """The targets of a data set whose description, which is intact, is read once."""
+    """Returns the targets of a data set; its description, which is intact, is read once."""
     import tensorflow_datasets as tfds
 
     tfds.builder_from_directory = functools.cache(tfds.builder_from_directory)

@@ -1,4 +1,4 @@
-"""Formats whose readers have the defects that fuzzing must find, one each."""
+"""A reader with the defects that fuzzing must find; mutants are one byte, and a third of them meet the defect."""
 
 import ctypes
 import os
@@ -6,66 +6,34 @@ import time
 import warnings
 
 from mixedres._internal.errors import ConfigError
-from tests.fuzz.formats import Format
-
-CONTENT = b"a mutant"
 
 
-def _only_third(defect):
-    """A target with this defect in its third call."""
-    calls = []
-
-    def target(place):
-        (path,) = place.iterdir()
-        assert path.read_bytes() == CONTENT
-        calls.append(path)
-        if len(calls) == 3:
-            defect()
-
-    return target
+def _raise(error):
+    raise error
 
 
-def refuse():
-    raise ConfigError("it is no such file; name another")
-
-
-def fail():
-    raise KeyError("planted")
-
-
-def break_line():
-    raise ConfigError("two\nlines")
-
-
-def obey_terminal():
-    print("\x1b[31mred")
-
-
-def warn():
-    warnings.warn("planted", UserWarning, stacklevel=1)
-
-
-def hang():
-    time.sleep(60)
-
-
-def crash():
-    ctypes.string_at(0)
-
-
-def hog():
-    return bytearray(2**40)
-
-
-def complain():
-    os.write(2, b"libplanted: warning\n")
-
-
-def _format(defect):
-    return Format(lambda rng, corpus, scratch: {"file": CONTENT}, lambda corpus: [_only_third(defect)])
-
-
-FORMATS = {
-    defect.__name__: _format(defect)
-    for defect in (refuse, fail, break_line, obey_terminal, warn, hang, crash, hog, complain)
+DEFECTS = {
+    "refuse": lambda: _raise(ConfigError("it is no such file; name another")),
+    "break line": lambda: _raise(ConfigError("two\nlines")),
+    "fail": lambda: _raise(KeyError("planted")),
+    "obey terminal": lambda: print("\x1b[31mred"),
+    "warn": lambda: warnings.warn("planted", UserWarning, stacklevel=1),
+    "hang": lambda: time.sleep(60),
+    "crash": lambda: ctypes.string_at(0),
+    "hog": lambda: bytearray(2**40),
+    "complain": lambda: os.write(2, b"libplanted: warning\n"),
 }
+
+
+def mutant(rng, files):
+    return {"file": rng.bytes(1)}
+
+
+def meets_defect(content):
+    return content[0] % 3 == 1
+
+
+def targets(corpus):
+    """Returns the target with the defect that a file of the corpus names."""
+    defect = DEFECTS[(corpus / "defect").read_text()]
+    return [lambda place: meets_defect((place / "file").read_bytes()) and defect()]

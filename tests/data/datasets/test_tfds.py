@@ -13,7 +13,6 @@ from mixedres.data import load
 from mixedres.data.datasets import tfds
 from mixedres.data.images import decode
 from tests.data import made
-from tests.fuzz import containers
 
 HELD = {"train": made.examples(23), "validation": made.examples(7)}
 FORMATS = ("array_record", "tfrecord")
@@ -227,7 +226,7 @@ def test_tfrecord_files_of_another_length(roots, tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert f"{path} is cut off after 7 records" in message("toy", tmp_path)
-    path.write_bytes(whole + containers.framed(b"one more"))
+    path.write_bytes(whole + made.framed(b"one more"))
     assert f"{path} has 9 records, not the 8 that its data set names" in message("toy", tmp_path)
 
 
@@ -294,3 +293,9 @@ def test_damaged_metadata_are_named(roots, tmp_path):
     (directory / "dataset_info.json").write_text(whole)
     (directory / "features.json").unlink()
     assert f"{directory} has no features.json" in message("toy", tmp_path)
+
+
+def test_sums_of_tfrecord():
+    assert made.masked_crc(b"") == 0xA282EAD8
+    crc = 0xE3069283  # of '123456789', the check value of CRC-32C
+    assert made.masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
