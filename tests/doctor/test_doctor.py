@@ -168,7 +168,7 @@ def lost_fraction(row, log2_scale):
     return sum(mass for exponent, mass in masses.items() if exponent + log2_scale < -25) / sum(masses.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recommended_scale_agrees_with_the_sweep(tmp_path, capsys):
     """Some layer loses over 5 % of its gradients at just those scales at which runs of the sweep ended badly."""
     sweep = json.loads((ROOT / "experiments" / "results" / "sweep_loss_scale.json").read_text())

@@ -125,7 +125,7 @@ SWEEP = Sweep(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sweep_becomes_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     monkeypatch.setattr(runs, "RESULTS", tmp_path)

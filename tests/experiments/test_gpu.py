@@ -22,7 +22,7 @@ def command(*arguments, **options):
     return subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tiny_form_runs_every_part(tmp_path):
     done = command("--device=cpu", "--name=try", f"--out={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -112,11 +112,12 @@ def test_decoding_threads_share_one_limit_of_memory(place):
 def started(place, *options):
     """A process that trains for long, in a group of its own, with its output in ``place/log``."""
     made.write_noise(place / "images", 16, 16, "PNG", count=20)
-    command = [sys.executable, "-m", "mixedres.main", "--config=folder:fp32,model=cifar_resnet8,steps=1000000"]
+    # What started the tests may ignore SIGHUP, as nohup does, and then so would this process.
+    command = ["env", "--default-signal=HUP", sys.executable, "-m", "mixedres.main"]
+    command += ["--config=folder:fp32,model=cifar_resnet8,steps=1000000"]
     command += [f"--config.data.dir={place}/images", "--config.data.image_size=8", "--config.batch_size=8"]
     command += ["--config.num_devices=1", "--config.eval_every=0", f"--workdir={place}/run", *options]
     with (place / "log").open("w") as log:
-        # What started the tests may ignore SIGHUP, as nohup does, and then so would this process.
         process = subprocess.Popen(
             command,
             env=environment(),
@@ -124,7 +125,6 @@ def started(place, *options):
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         try:
             yield process

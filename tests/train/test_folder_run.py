@@ -43,7 +43,7 @@ def run(*arguments, cwd):
 SMALL = ("--config.data.image_size=32", "--config.batch_size=32", "--config.model.name=cifar_resnet8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_folder_of_photographs_is_learned(photographs, tmp_path):
     done = run(f"--config.data.dir={photographs}", *SMALL, "--config.epochs=16", "--config.eval_every=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
