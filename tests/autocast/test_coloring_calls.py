@@ -162,6 +162,7 @@ def test_product_with_highest_precision_stays_float32():
         return lax.dot(x, W, precision=lax.Precision.HIGHEST), lax.dot(x, W)
 
     assert colors(precise, X) == "dot f32, dot f16"
+    assert colors(lambda x: lax.dot(x, W, precision=lax.Precision.HIGH), X) == "dot f16"  # which is less than float32
     np.testing.assert_array_equal(autocast(precise)(X)[0], precise(X)[0])
     (note,) = explain(precise)(X).notes
     assert note.startswith("1 of 2 operations of the allow list are not cast: precision=")

@@ -167,13 +167,13 @@ def test_gate_gradient_summed_over_positions_under_a_loss_scale(dtype, scale):
 
 
 @HALF
-def test_gradient_of_a_maximum_with_5000_ties(dtype):
+def test_gradient_of_a_maximum_with_3000_ties(dtype):
     def largest(y, x, w, v):
-        return ((x @ w + y).max(axis=0, keepdims=True) @ v).sum() * 1024  # 1 / 5000 is subnormal in float16
+        return ((x @ w + y).max(axis=0, keepdims=True) @ v).sum() * 1024  # 1 / 3000 has few digits in float16
 
-    args = jnp.ones((5000, 1)), jnp.ones((5000, 2)), jnp.ones((2, 1)), jnp.ones((1, 1))
+    args = jnp.ones((3000, 1)), jnp.ones((3000, 2)), jnp.ones((2, 1)), jnp.ones((1, 1))
     got = jax.jit(jax.grad(autocast(largest, dtype)))(*args)
-    assert_close(got, jnp.full((5000, 1), 1024 / 5000), rounding(dtype))
+    assert_close(got, jnp.full((3000, 1), 1024 / 3000), rounding(dtype))
     assert float(got.sum()) == pytest.approx(1024, rel=rounding(dtype))
 
 

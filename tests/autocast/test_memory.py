@@ -92,6 +92,7 @@ def test_activation_stays_float32_with_a_float32_reader_or_large_slope():
         return norm(x @ down, *affine[2:])
 
     assert ("tanh", "float16") in decisions(lambda x: jnp.tanh(normed(x)) @ up, X)
+    assert ("erf", "float16") in decisions(lambda x: jax.lax.erf(normed(x)) @ up, X)
     assert ("sin", "float32") in decisions(lambda x: jnp.sin(1000 * normed(x)) @ up, X)
     assert ("tanh", "float32") in decisions(lambda x: (jnp.tanh(normed(x)), jnp.tanh(normed(x)) @ up)[0], X)
 
