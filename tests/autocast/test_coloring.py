@@ -219,3 +219,10 @@ def test_bfloat16_may_square_between_products():
 
     assert colors(squared, X) == "dot f16, square f32, dot f16"
     assert colors(squared, X, dtype=jnp.bfloat16) == "dot bf16, square bf16, dot bf16"
+
+
+@pytest.mark.parametrize(("count", "color"), [(2048, "f16"), (2049, "f32")])
+def test_maximum_is_half_up_to_2048_elements(count, color):
+    """Its derivative counts the elements that attain it, and float16 counts to 2048."""
+    found = colors(lambda x: lax.reduce_max(x @ W, (0,))[None] @ W, jnp.ones((count, 4)))
+    assert f"reduce_max {color}" in found
