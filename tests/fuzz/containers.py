@@ -109,19 +109,21 @@ def join_tensors(found):
 
 
 def split_tar(data):
-    """Returns (header, contents) of the members of a packed tar file."""
-    data, found, at = gzip.decompress(data), [], 0
-    while data[at : at + 1].strip(b"\0"):
-        size = int(data[at + 124 : at + 135], 8)
-        found.append((data[at : at + 512], data[at + 512 : at + 512 + size]))
-        at += 512 + -(-size // 512) * 512
+    """Returns the members of a packed tar file, each a header of 512 bytes and contents."""
+    tar, found, at = gzip.decompress(data), [], 0
+    while tar[at : at + 512].strip(b"\0"):
+        stop = at + 512 + int(tar[at + 124 : at + 135], 8)
+        found.append(tar[at:stop])
+        at = stop + -stop % 512
     return found
 
 
 def join_tar(found):
-    """Returns a packed tar file of these members, whose headers have right sums."""
+    """Returns a packed tar file of these members, with right sizes and sums."""
     tar = b""
-    for header, content in found:
-        total = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-        tar += header[:148] + b"%06o\0 " % total + header[156:] + content + bytes(-len(content) % 512)
+    for member in found:
+        member = member.ljust(512, b"\0")
+        head = member[:124] + b"%011o\0" % (len(member) - 512) + member[136:148]
+        total = sum(head) + 8 * ord(" ") + sum(member[156:512])
+        tar += head + b"%06o\0 " % total + member[156:] + bytes(-len(member) % 512)
     return gzip.compress(tar + bytes(1024), 1, mtime=0)

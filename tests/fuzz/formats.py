@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from tests.fuzz import containers, contents, hostile_json, images
+from tests.fuzz import blind, containers, contents, hostile_json, images
 from tests.fuzz.blind import pick
 from tests.fuzz.containers import Container
 
@@ -41,7 +41,7 @@ CONTAINERS = {
         containers.split_array_record, containers.join_array_record, contents.record, outside=0.5
     ),
     "metrics": Container(bytes.splitlines, b"\n".join, hostile_json.line),
-    "cifar": Container(containers.split_tar, containers.join_tar, contents.member),
+    "cifar": Container(containers.split_tar, containers.join_tar, blind.mutated),
 }
 _MUTATIONS = {name: container.mutated for name, container in CONTAINERS.items()}
 _MUTATIONS |= dict.fromkeys(("data", "config"), hostile_json.mutated)
