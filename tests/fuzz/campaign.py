@@ -12,7 +12,6 @@ import pkgutil
 import resource
 import sys
 import tempfile
-from concurrent.futures.process import BrokenProcessPool
 from unittest import mock
 
 from mixedres._internal import process
@@ -47,10 +46,10 @@ def fuzz(name, chosen, corpus, numbers, kept, *, seed=0, seconds=10.0):
             pool = pool or _pool(chosen.targets, corpus, intact, pathlib.Path(scratch), seconds)
             try:
                 verdicts[number] = pool.submit(_read, changes).result()
-            except BrokenProcessPool:
+            except Exception as error:  # the process ended, or cannot go on
                 pool = pool.shutdown()  # the next mutant gets another process
                 errors = pathlib.Path(scratch, "stderr").read_text(errors="backslashreplace")
-                verdicts[number] = Verdict("failed", f"the process ended: {errors[:5000]}")
+                verdicts[number] = Verdict("failed", f"{error}\n{errors[:5000]}")
             if verdicts[number].outcome == "failed":
                 write(kept / f"{name}-{seed}-{number}", changes)
                 failures += 1

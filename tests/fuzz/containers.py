@@ -53,19 +53,12 @@ def edited(rng, parts, others, mutate):
 
 
 def frames(data, at, offset, code, extra):
-    """Yields the parts of a file that follow each other from `at` on.
-
-    A part has a length at `offset`, packed by the `struct` code, and is that long and `extra` bytes longer.
-    """
+    """Returns the parts of a file from `at` on; the length of a part, less `extra` bytes, is packed at `offset`."""
+    found = []
     while at < len(data):
-        stop = at + struct.unpack_from(code, data, at + offset)[0] + extra
-        yield data[at:stop]
-        at = stop
-
-
-def split_tfrecord(data):
-    """Returns the records of a TFRecord file, with their lengths and sums."""
-    return list(frames(data, 0, 0, "<Q", 16))
+        found.append(data[at : at + struct.unpack_from(code, data, at + offset)[0] + extra])
+        at += len(found[-1])
+    return found
 
 
 def split_array_record(data):

@@ -1,6 +1,7 @@
 """The formats that are fuzzed: which files are mutated, how, and what reads them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from tests.fuzz import blind, containers, contents, hostile_json, images
@@ -32,11 +33,12 @@ class Format:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+_tfrecord = functools.partial(containers.frames, at=0, offset=0, code="<Q", extra=16)
 CONTAINERS = {
     "jpeg": images.JPEG,
     "png": images.PNG,
     "safetensors": Container(containers.split_tensors, containers.join_tensors, contents.tensor),
-    "tfrecord": Container(containers.split_tfrecord, b"".join, contents.framed_record),
+    "tfrecord": Container(_tfrecord, b"".join, contents.framed_record),
     "array_record": Container(
         containers.split_array_record, containers.join_array_record, contents.record, outside=0.5
     ),
