@@ -12,7 +12,6 @@ import pkgutil
 import resource
 import sys
 import tempfile
-from concurrent.futures.process import BrokenProcessPool
 from unittest import mock
 
 from mixedres._internal import process
@@ -23,12 +22,8 @@ from tests.fuzz.judge import Verdict, judge
 MEMORY = 2 * 2**30
 # Failures after which a format is given up.
 MOST_FAILURES = 20
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
-    "XDG_CACHE_HOME": os.devnull,  # no index of a mutant stays behind
-    "MALLOC_ARENA_MAX": "2",  # each arena takes address space
-}
+# No index of a mutant stays behind; each arena of malloc takes address space.
+_ENVIRONMENT = {"XDG_CACHE_HOME": os.devnull, "MALLOC_ARENA_MAX": "2"}
 
 
 def fuzz(name, chosen, corpus, numbers, kept, *, seed=0, seconds=10.0):
@@ -51,15 +46,13 @@ def fuzz(name, chosen, corpus, numbers, kept, *, seed=0, seconds=10.0):
             pool = pool or _pool(chosen.targets, corpus, intact, pathlib.Path(scratch), seconds)
             try:
                 verdicts[number] = pool.submit(_read, changes).result()
-            except BrokenProcessPool:
+            except Exception as error:  # the process ended, or cannot go on
                 pool = pool.shutdown()  # the next mutant gets another process
                 errors = pathlib.Path(scratch, "stderr").read_text(errors="backslashreplace")
-                verdicts[number] = Verdict("failed", errors[-20_000:], f"the process ended: {errors[:100]}")
+                verdicts[number] = Verdict("failed", f"{error}\n{errors[:5000]}")
             if verdicts[number].outcome == "failed":
+                write(kept / f"{name}-{seed}-{number}", changes)
                 failures += 1
-                write(kept / f"{name}-{seed}-{number}" / "input", changes)
-                report = "\n".join(verdicts[number])
-                write(kept / f"{name}-{seed}-{number}", {"report.txt": report.encode(errors="backslashreplace")})
             if failures == MOST_FAILURES:
                 break
         if pool:

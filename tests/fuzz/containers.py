@@ -53,19 +53,12 @@ def edited(rng, parts, others, mutate):
 
 
 def frames(data, at, offset, code, extra):
-    """Yields the parts of a file that follow each other from `at` on.
-
-    A part has a length at `offset`, packed by the `struct` code, and is that long and `extra` bytes longer.
-    """
+    """Returns the parts of a file from `at` on; the length of a part, less `extra` bytes, is packed at `offset`."""
+    found = []
     while at < len(data):
-        stop = at + struct.unpack_from(code, data, at + offset)[0] + extra
-        yield data[at:stop]
-        at = stop
-
-
-def split_tfrecord(data):
-    """Returns the records of a TFRecord file, with their lengths and sums."""
-    return list(frames(data, 0, 0, "<Q", 16))
+        found.append(data[at : at + struct.unpack_from(code, data, at + offset)[0] + extra])
+        at += len(found[-1])
+    return found
 
 
 def split_array_record(data):
@@ -109,19 +102,21 @@ def join_tensors(found):
 
 
 def split_tar(data):
-    """Returns (header, contents) of the members of a packed tar file."""
-    data, found, at = gzip.decompress(data), [], 0
-    while data[at : at + 1].strip(b"\0"):
-        size = int(data[at + 124 : at + 135], 8)
-        found.append((data[at : at + 512], data[at + 512 : at + 512 + size]))
-        at += 512 + -(-size // 512) * 512
+    """Returns the members of a packed tar file, each a header of 512 bytes and contents."""
+    tar, found, at = gzip.decompress(data), [], 0
+    while tar[at : at + 512].strip(b"\0"):
+        stop = at + 512 + int(tar[at + 124 : at + 135], 8)
+        found.append(tar[at:stop])
+        at = stop + -stop % 512
     return found
 
 
 def join_tar(found):
-    """Returns a packed tar file of these members, whose headers have right sums."""
+    """Returns a packed tar file of these members, with right sizes and sums."""
     tar = b""
-    for header, content in found:
-        total = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-        tar += header[:148] + b"%06o\0 " % total + header[156:] + content + bytes(-len(content) % 512)
+    for member in found:
+        member = member.ljust(512, b"\0")
+        head = member[:124] + b"%011o\0" % (len(member) - 512) + member[136:148]
+        total = sum(head) + 8 * ord(" ") + sum(member[156:512])
+        tar += head + b"%06o\0 " % total + member[156:] + bytes(-len(member) % 512)
     return gzip.compress(tar + bytes(1024), 1, mtime=0)

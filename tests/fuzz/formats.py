@@ -1,9 +1,10 @@
 """The formats that are fuzzed: which files are mutated, how, and what reads them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
-from tests.fuzz import containers, contents, hostile_json, images
+from tests.fuzz import blind, containers, contents, hostile_json, images
 from tests.fuzz.blind import pick
 from tests.fuzz.containers import Container
 
@@ -32,16 +33,17 @@ class Format:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+_tfrecord = functools.partial(containers.frames, at=0, offset=0, code="<Q", extra=16)
 CONTAINERS = {
     "jpeg": images.JPEG,
     "png": images.PNG,
     "safetensors": Container(containers.split_tensors, containers.join_tensors, contents.tensor),
-    "tfrecord": Container(containers.split_tfrecord, b"".join, contents.framed_record),
+    "tfrecord": Container(_tfrecord, b"".join, contents.framed_record),
     "array_record": Container(
         containers.split_array_record, containers.join_array_record, contents.record, outside=0.5
     ),
     "metrics": Container(bytes.splitlines, b"\n".join, hostile_json.line),
-    "cifar": Container(containers.split_tar, containers.join_tar, contents.member),
+    "cifar": Container(containers.split_tar, containers.join_tar, blind.mutated),
 }
 _MUTATIONS = {name: container.mutated for name, container in CONTAINERS.items()}
 _MUTATIONS |= dict.fromkeys(("data", "config"), hostile_json.mutated)

@@ -46,12 +46,12 @@ def line(rng, data):
     return mutated(rng, data) if chance(rng, 0.7) else pick(rng, LINES)
 
 
-def _places(holder, depth=0):
-    """Yields (dictionary or list, key or index) of every value inside a document, down to a depth of 50."""
-    if isinstance(holder, dict | list) and depth < 50:
+def _places(holder):
+    """Yields (dictionary or list, key or index) of every value inside a document."""
+    if isinstance(holder, dict | list):
         for key in holder if isinstance(holder, dict) else range(len(holder)):
             yield holder, key
-            yield from _places(holder[key], depth + 1)
+            yield from _places(holder[key])
 
 
 def _changed(rng, tree):

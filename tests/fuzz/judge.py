@@ -21,7 +21,6 @@ class Verdict(NamedTuple):
 
     outcome: str
     text: str = ""
-    signature: str = ""  # tells one defect from others
 
 
 def judge(command):
@@ -40,32 +39,25 @@ def judge(command):
             warnings.catch_warnings(record=True) as caught,
         ):
             status = command_line.run("fuzz", lambda _: command(), ())
-    except BaseException as error:  # whatever it is, a user would see a traceback
-        return Verdict("failed", traceback.format_exc(), _signature(error))
+    except BaseException:  # whatever it is, a user would see a traceback
+        return Verdict("failed", traceback.format_exc())
     if caught:
         first = caught[0]
-        where = f"warning {first.category.__name__} {first.filename}:{first.lineno}"
-        return Verdict("failed", f"{where}: {first.message}", where)
+        where = f"{first.filename}:{first.lineno}"
+        return Verdict("failed", f"{where}: {first.category.__name__}: {first.message}")
     if noise := os.pread(2, 2000, written).decode(errors="backslashreplace"):
-        return Verdict("failed", f"a library wrote on stderr: {noise}", f"written: {noise[:60]!r}")
+        return Verdict("failed", f"a library wrote on stderr: {noise}")
     printed, line = (stream.buffer.getvalue().decode("utf-8") for stream in (out, err))
     for stream, text in (("stdout", printed), ("stderr", line)):
         if found := _CONTROL.search(text):
             shown = text[max(0, found.start() - 200) : found.end() + 50]
-            return Verdict("failed", f"{stream} has a control character: {shown!r}", f"control character on {stream}")
+            return Verdict("failed", f"{stream} has a control character: {shown!r}")
         if text and max(map(len, text.split("\n"))) > LONGEST_LINE:
-            return Verdict("failed", f"{stream} has a line of {len(text)} characters: {text[:300]!r}", f"long {stream}")
+            return Verdict("failed", f"{stream} has a line of {len(text)} characters: {text[:300]!r}")
     if status == 0:
-        return Verdict("accepted") if not line else Verdict("failed", f"printed {line!r}", "printed on stderr")
+        return Verdict("accepted") if not line else Verdict("failed", f"printed {line!r}")
     if line.count("\n") != 1 or not line.startswith("fuzz: "):
-        return Verdict("failed", f"not one line: {line!r}", "not one line")
+        return Verdict("failed", f"not one line: {line!r}")
     if line.startswith("fuzz: stdout: "):
-        return Verdict("failed", f"an error of a file is taken for one of the output: {line}", "OSError without a name")
+        return Verdict("failed", f"an error of a file is taken for one of the output: {line}")
     return Verdict("refused", line)
-
-
-def _signature(error):
-    """Returns the kind of an exception and its innermost place in mixedres."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/mixedres/" in frame.filename] or frames
-    return f"{type(error).__name__} at {own[-1].filename.rpartition('/mixedres/')[2]}:{own[-1].lineno}"

@@ -89,8 +89,7 @@ def checkpoints(intact):
                 same = (place / STEP / name).read_bytes() == (intact / "run" / STEP / name).read_bytes()
                 assert same, f"{name} is another, and its checksum holds"
         if sum(path.stat().st_size for path in (place / STEP).rglob("*") if path.is_file()) % 2:
-            load.read(place)
-            return
+            return load.read(place)
         with contextlib.closing(Checkpoints(place / workdir.CHECKPOINTS)) as saved:
             start.restore(experiment, saved)
 
@@ -104,7 +103,7 @@ def checkpoints(intact):
 
 def _classify(path):
     """Makes the classifier as `mixedres.predict` does, and prints the classes of an image."""
-    options = {"labels": None, "precision": None, "image_size": None, "preprocessing": None}
+    options = dict.fromkeys(("labels", "precision", "image_size", "preprocessing"))
     chosen = from_args(argparse.Namespace(source=str(path), **options))
     for note in chosen.notes:
         console.say(f"note: {note}")
