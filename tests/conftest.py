@@ -75,6 +75,17 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 100)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def temporary_files(tmp_path_factory):
+    """Lets what libraries leave among temporary files go with the directories of the tests."""
+    directory = tmp_path_factory.getbasetemp() / "t"  # short: sockets in it have at most 107 characters
+    directory.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(directory))
+        patch.setattr(tempfile, "tempdir", str(directory))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
     """Drops compiled programs after a module that left a worker large; most of them no other module uses."""
