@@ -35,7 +35,7 @@ def fuzz(name, chosen, corpus, numbers, kept, *, seed=0, seconds=10.0):
       corpus: a folder with the intact files.
       numbers: a range; a mutant is a function of the seed, the name, its number and the intact files.
       kept: a folder that gets the mutants that fail, as NAME-SEED-NUMBER.
-      seed: of the mutants.
+      seed: an integer from 0 on.
       seconds: the most wall time that a command may take for a mutant.
     """
     verdicts, failures, pool, intact = {}, 0, None, chosen.intact(corpus)

@@ -1,20 +1,19 @@
 """Files that consist of parts: mutations change parts or their list, and lengths and checksums are right again."""
 
-import dataclasses
 import gzip
 import json
 import pathlib
 import struct
 import tempfile
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tests.data import made
 from tests.fuzz import blind
 from tests.fuzz.blind import chance, pick
 
 
-@dataclasses.dataclass(frozen=True)
-class Container:
+class Container(NamedTuple):
     """A format whose files consist of parts.
 
     Attributes:
@@ -30,26 +29,22 @@ class Container:
     outside: float = 0.2
 
     def mutated(self, rng, data, other):
-        """Returns a mutant of a file; parts and blocks of another file are inserted."""
+        """Returns a file after mutations of up to three parts, a change of the list of parts, or both.
+
+        Parts and blocks of another file are inserted.
+        """
         if chance(rng, self.outside):
             return blind.mutated(rng, data, other)
-        return self.join(edited(rng, self.split(data), self.split(other), self.mutate))
-
-
-def edited(rng, parts, others, mutate):
-    """Returns the parts after mutations of up to three of them, a change of their list, or both."""
-    parts, count = list(parts), pick(rng, (0, 1, 1, 1, 2, 3))
-    for at in rng.permutation(len(parts))[:count]:
-        parts[at] = mutate(rng, parts[at])
-    if count and chance(rng, 0.7):
-        return parts
-    at = int(rng.integers(len(parts)))
-    if chance(rng, 0.3):
-        del parts[at]
-    else:
-        new = pick(rng, others)
-        parts.insert(at, new if chance(rng, 0.5) else mutate(rng, new))
-    return parts
+        parts, count = self.split(data), pick(rng, (0, 1, 1, 1, 2, 3))
+        for at in rng.permutation(len(parts))[:count]:
+            parts[at] = self.mutate(rng, parts[at])
+        if not count or chance(rng, 0.3):
+            at, new = int(rng.integers(len(parts))), pick(rng, self.split(other))
+            if chance(rng, 0.3):
+                del parts[at]
+            else:
+                parts.insert(at, new if chance(rng, 0.5) else self.mutate(rng, new))
+        return self.join(parts)
 
 
 def frames(data, at, offset, code, extra):

@@ -1,16 +1,15 @@
 """The formats that are fuzzed: which files are mutated, how, and what reads them."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tests.fuzz import blind, containers, contents, hostile_json, images
 from tests.fuzz.blind import pick
 from tests.fuzz.containers import Container
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """A format.
 
     Attributes:

@@ -39,11 +39,9 @@ def test_mutants_depend_on_seed_format_and_number():
 
 
 def is_read(read, data):
-    """Returns whether a function reads the data; documents that are too deep for Python are valid."""
+    """Returns whether a function returns something for the data, without an exception."""
     try:
         return read(data) is not False
-    except RecursionError:
-        return True
     except Exception:
         return False
 

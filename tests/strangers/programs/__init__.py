@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 Loss = Callable[..., jax.Array]
+BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
 # What each module needs to be installed; the distribution comes first.
 MODULES = {
     "hugging_face": ("transformers", "flax"),
@@ -105,6 +106,21 @@ def normal(seed, *shape, scale=1.0):
 def integers(seed, below, *shape):
     """Uniform integers from 0 on, int32."""
     return jax.random.randint(jax.random.key(seed), shape, 0, below)
+
+
+def words(below=WORDS):
+    """Words and their labels, (BATCH, TIME) int32."""
+    return integers(1, below, BATCH, TIME), integers(2, below, BATCH, TIME)
+
+
+def rows(*shape, time=TIME):
+    """Sequences (BATCH, time, *shape) and a class at every place, (BATCH, time, *shape[:-1])."""
+    return normal(1, BATCH, time, *shape), integers(2, CLASSES, BATCH, time, *shape[:-1])
+
+
+def images(*shape):
+    """Images (BATCH, *shape) and their classes, (BATCH,)."""
+    return normal(1, BATCH, *shape), integers(2, CLASSES, BATCH)
 
 
 def matrices(seed, **shapes):

@@ -1,14 +1,15 @@
 """Equinox: modules split into arrays and the rest; by hand, arrays and inputs are cast to half, as its users do."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from tests.strangers.programs import by_hand, cross_entropy, integers, normal, program
+from tests.strangers.programs import by_hand, cross_entropy, images, integers, normal, program, rows, words
 
-BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
+TIME, SIZE, WORDS, CLASSES = 16, 32, 64, 10
 
 
 def module(network, x, labels):
@@ -43,54 +44,44 @@ class Block(eqx.Module):
         return x + jax.vmap(lambda row: self.down(jax.nn.gelu(self.up(row))))(y)
 
 
-class Gpt(eqx.Module):
-    """Words and learned positions, causal blocks, a head."""
+class Transformer(eqx.Module):
+    """An embedding, learned positions, two blocks, a norm and a head."""
 
-    embed: eqx.nn.Embedding
+    embed: eqx.Module
     positions: jax.Array
     blocks: list[Block]
     norm: eqx.nn.LayerNorm
     head: eqx.nn.Linear
 
-    def __init__(self, key):
-        keys = jax.random.split(key, 5)
-        self.embed = eqx.nn.Embedding(WORDS, SIZE, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (TIME, SIZE))
+    def __init__(self, embed, places, outputs):
+        keys = jax.random.split(jax.random.key(0), 5)
+        self.embed = embed(key=keys[0])
+        self.positions = jax.random.normal(keys[1], (places, SIZE))
         self.blocks = [Block(k) for k in keys[2:-1]]
         self.norm = eqx.nn.LayerNorm(SIZE)
-        self.head = eqx.nn.Linear(SIZE, WORDS, key=keys[-1])
+        self.head = eqx.nn.Linear(SIZE, outputs, key=keys[-1])
 
-    def __call__(self, tokens):
-        x = jax.vmap(self.embed)(tokens) + self.positions
-        mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
+    def features(self, x, mask=None):
+        x = x + self.positions
         for block in self.blocks:
             x = block(x, mask)
-        return jax.vmap(self.head)(jax.vmap(self.norm)(x))
+        return jax.vmap(self.norm)(x)
 
 
-class ViT(eqx.Module):
-    """Patches by a convolution, learned positions, blocks, the mean."""
+class Gpt(Transformer):
+    """Causal, with a word at every place."""
 
-    patches: eqx.nn.Conv2d
-    positions: jax.Array
-    blocks: list[Block]
-    norm: eqx.nn.LayerNorm
-    head: eqx.nn.Linear
+    def __call__(self, tokens):
+        mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
+        return jax.vmap(self.head)(self.features(jax.vmap(self.embed)(tokens), mask))
 
-    def __init__(self, key):
-        keys = jax.random.split(key, 5)
-        self.patches = eqx.nn.Conv2d(3, SIZE, 4, 4, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (16, SIZE))
-        self.blocks = [Block(k) for k in keys[2:-1]]
-        self.norm = eqx.nn.LayerNorm(SIZE)
-        self.head = eqx.nn.Linear(SIZE, CLASSES, key=keys[-1])
+
+class ViT(Transformer):
+    """Patches by a convolution; the mean has the class."""
 
     def __call__(self, image):
-        patches = self.patches(image)
-        x = patches.reshape(len(patches), -1).T + self.positions
-        for block in self.blocks:
-            x = block(x)
-        return self.head(jax.vmap(self.norm)(x).mean(0))
+        patches = self.embed(image)
+        return self.head(self.features(patches.reshape(len(patches), -1).T).mean(0))
 
 
 class Recurrent(eqx.Module):
@@ -99,8 +90,8 @@ class Recurrent(eqx.Module):
     cell: Any
     head: eqx.nn.Linear
 
-    def __init__(self, kind, key):
-        keys = jax.random.split(key)
+    def __init__(self, kind):
+        keys = jax.random.split(jax.random.key(0))
         self.cell = kind(SIZE, SIZE, key=keys[0])
         self.head = eqx.nn.Linear(SIZE, CLASSES, key=keys[1])
 
@@ -115,32 +106,16 @@ class Recurrent(eqx.Module):
         return jax.vmap(self.head)(jax.lax.scan(step, start, x)[1])
 
 
-def recurrent(kind):
-    """A recurrent network with a class at every step."""
-    x, labels = normal(1, BATCH, TIME, SIZE), integers(2, CLASSES, BATCH, TIME)
-    return module(Recurrent(kind, jax.random.key(0)), x, labels)
-
-
-def vit():
-    """A vision transformer."""
-    return module(ViT(jax.random.key(0)), normal(1, BATCH, 3, 16, 16), integers(2, CLASSES, BATCH))
-
-
-def gpt():
-    """A causal transformer."""
-    return module(Gpt(jax.random.key(0)), integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME))
-
-
-def mlp():
-    """A multilayer perceptron with softplus."""
-    network = eqx.nn.MLP(SIZE, CLASSES, 64, 3, jax.nn.softplus, key=jax.random.key(0))
-    return module(network, normal(1, 32, SIZE), integers(2, CLASSES, 32))
-
-
 PROGRAMS = {
-    "Equinox ViT": vit,
-    "Equinox GPT": gpt,
-    "Equinox LSTM": lambda: recurrent(eqx.nn.LSTMCell),
-    "Equinox GRU": lambda: recurrent(eqx.nn.GRUCell),
-    "Equinox MLP": mlp,
+    "Equinox ViT": lambda: module(
+        ViT(functools.partial(eqx.nn.Conv2d, 3, SIZE, 4, 4), 16, CLASSES), *images(3, 16, 16)
+    ),
+    "Equinox GPT": lambda: module(Gpt(functools.partial(eqx.nn.Embedding, WORDS, SIZE), TIME, WORDS), *words()),
+    "Equinox LSTM": lambda: module(Recurrent(eqx.nn.LSTMCell), *rows(SIZE)),
+    "Equinox GRU": lambda: module(Recurrent(eqx.nn.GRUCell), *rows(SIZE)),
+    "Equinox MLP": lambda: module(
+        eqx.nn.MLP(SIZE, CLASSES, 64, 3, jax.nn.softplus, key=jax.random.key(0)),
+        normal(1, 32, SIZE),
+        integers(2, CLASSES, 32),
+    ),
 }

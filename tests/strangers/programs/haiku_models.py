@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from tests.strangers.programs import cross_entropy, integers, normal, program
+from tests.strangers.programs import cross_entropy, images, integers, normal, program, words
 
 BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
 NORMS = (hk.LayerNorm, hk.BatchNorm)
@@ -58,7 +58,7 @@ def transformer():
             x = x + hk.dropout(hk.next_rng_key(), 0.1, hk.Linear(SIZE)(y))
         return hk.Linear(WORDS)(hk.LayerNorm(-1, True, True)(x))
 
-    return network(function, integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME))
+    return network(function, *words())
 
 
 def recurrent(kind):
@@ -78,9 +78,9 @@ def recurrent(kind):
 def resnet():
     """The blocks of a small ResNet v1 in training."""
 
-    def function(images):
+    def function(x):
         make = hk.nets.ResNet.BlockGroup
-        x = jax.nn.relu(norm(hk.Conv2D(16, 3, with_bias=False)(images)))
+        x = jax.nn.relu(norm(hk.Conv2D(16, 3, with_bias=False)(x)))
         for channels, stride in ((16, 1), (32, 2)):
             options = {"resnet_v2": False, "bottleneck": False, "use_projection": stride > 1}
             x = make(channels, 1, stride, {"create_scale": True, "create_offset": True, "decay_rate": 0.9}, **options)(
@@ -91,7 +91,7 @@ def resnet():
     def norm(x):
         return hk.BatchNorm(True, True, 0.9)(x, is_training=True)
 
-    return network(function, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))
+    return network(function, *images(16, 16, 3))
 
 
 PROGRAMS = {

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import keras
 from keras import layers
 
-from tests.strangers.programs import cross_entropy, integers, normal, program
-
-BATCH, TIME, SIZE, CLASSES = 4, 16, 32, 10
+from tests.strangers.programs import CLASSES, SIZE, TIME, cross_entropy, images, integers, normal, program, rows
 
 
 def network(make, x, labels):
@@ -31,10 +29,10 @@ def recurrent(kind):
     """A recurrent layer and a class at every step."""
 
     def make(dtype):
-        rows = kind(SIZE, return_sequences=True, dtype=dtype)
-        return keras.Sequential([keras.Input((TIME, SIZE)), rows, layers.Dense(CLASSES, dtype=dtype)])
+        recurrent = kind(SIZE, return_sequences=True, dtype=dtype)
+        return keras.Sequential([keras.Input((TIME, SIZE)), recurrent, layers.Dense(CLASSES, dtype=dtype)])
 
-    return network(make, normal(1, BATCH, TIME, SIZE), integers(2, CLASSES, BATCH, TIME))
+    return network(make, *rows(SIZE))
 
 
 def transformer():
@@ -51,7 +49,7 @@ def transformer():
             x = layers.Add(dtype=dtype)([x, layers.Dropout(0.1, dtype=dtype)(layers.Dense(SIZE, dtype=dtype)(y))])
         return keras.Model(inputs, layers.Dense(CLASSES, dtype=dtype)(layers.LayerNormalization(dtype=dtype)(x)))
 
-    return network(make, normal(1, BATCH, TIME, SIZE), integers(2, CLASSES, BATCH, TIME))
+    return network(make, *rows(SIZE))
 
 
 def mlp():
@@ -76,7 +74,7 @@ def convolutions():
         x = layers.Conv2D(SIZE, 1, dtype=dtype)(layers.MaxPooling2D(dtype=dtype)(x))
         return keras.Model(inputs, layers.Dense(CLASSES, dtype=dtype)(layers.GlobalAveragePooling2D(dtype=dtype)(x)))
 
-    return network(make, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))
+    return network(make, *images(16, 16, 3))
 
 
 PROGRAMS = {

@@ -7,9 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tests.strangers.programs import cross_entropy, integers, normal, program, square
-
-BATCH, TIME, SIZE, CLASSES = 4, 12, 32, 10
+from tests.strangers.programs import BATCH, CLASSES, SIZE, cross_entropy, images, normal, program, rows, square
 
 
 def module(make, objective, *args):
@@ -90,25 +88,16 @@ class Recurrent(nn.Module):
         return nn.Dense(CLASSES, dtype=self.dtype)(nn.RNN(self.cell(dtype=self.dtype))(x))
 
 
-def mixer():
-    """An MLP-Mixer."""
-    return module(Mixer, cross_entropy, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))
-
-
-def u_net():
-    """A diffusion model's U-Net."""
-    return module(UNet, square, normal(1, BATCH, 8, 8, 3), jnp.arange(4.0), normal(2, BATCH, 8, 8, 3))
-
-
 def recurrent(cell, *shape):
-    """A recurrent network on a sequence (BATCH, TIME, *shape) with a class at every place of it."""
-    x, labels = normal(1, BATCH, TIME, *shape), integers(2, CLASSES, BATCH, TIME, *shape[:-1])
-    return module(lambda half: Recurrent(cell, half), cross_entropy, x, labels)
+    """A recurrent network on a sequence of twelve places with a class at every place."""
+    return module(lambda half: Recurrent(cell, half), cross_entropy, *rows(*shape, time=12))
 
 
 PROGRAMS = {
-    "MLP-Mixer": mixer,
-    "diffusion U-Net": u_net,
+    "MLP-Mixer": lambda: module(Mixer, cross_entropy, *images(16, 16, 3)),
+    "diffusion U-Net": lambda: module(
+        UNet, square, normal(1, BATCH, 8, 8, 3), jnp.arange(4.0), normal(2, BATCH, 8, 8, 3)
+    ),
     "RNN OptimizedLSTMCell": lambda: recurrent(lambda dtype: nn.OptimizedLSTMCell(SIZE, dtype=dtype), SIZE),
     "RNN LSTMCell": lambda: recurrent(lambda dtype: nn.LSTMCell(SIZE, dtype=dtype), SIZE),
     "RNN GRUCell": lambda: recurrent(lambda dtype: nn.GRUCell(SIZE, dtype=dtype), SIZE),

@@ -30,28 +30,26 @@ def ctc():
     return under(loss, 1 + integers(2, CLASSES - 1, 4, 4), time=12)
 
 
-def kl():
+def kl(logits, targets):
     """The divergence of predictions from soft targets."""
-    targets = jax.nn.softmax(normal(2, ROWS, CLASSES))
-    return under(lambda y, to: optax.losses.kl_divergence(jax.nn.log_softmax(y), to), targets)
+    return optax.losses.kl_divergence(jax.nn.log_softmax(logits), targets)
 
 
-def triplet():
+def triplet(outputs, _):
     """Anchors, positives and negatives are thirds of the batch."""
-    loss = optax.losses.triplet_margin_loss
-    return under(lambda y, _: loss(*jnp.split(y, 3), margin=8.0), normal(2, 1))
+    return optax.losses.triplet_margin_loss(*jnp.split(outputs, 3), margin=8.0)
 
 
 LABELS = ROWS, CLASSES
 PROGRAMS = {
     "optax ctc": ctc,
     "optax sigmoid focal": lambda: under(optax.losses.sigmoid_focal_loss, 1.0 * (normal(2, *LABELS) > 0)),
-    "optax kl": kl,
+    "optax kl": lambda: under(kl, jax.nn.softmax(normal(2, *LABELS))),
     "optax cosine": lambda: under(optax.losses.cosine_distance, normal(2, *LABELS)),
     "optax huber": lambda: under(optax.losses.huber_loss, normal(2, *LABELS)),
     "optax log_cosh": lambda: under(optax.losses.log_cosh, normal(2, *LABELS)),
     "optax ntxent": lambda: under(optax.losses.ntxent, integers(2, 8, ROWS)),
-    "optax triplet": triplet,
+    "optax triplet": lambda: under(triplet, normal(2, 1)),
     "optax multiclass hinge": lambda: under(optax.losses.multiclass_hinge_loss, integers(2, CLASSES, ROWS)),
     "optax sparsemax": lambda: under(optax.losses.multiclass_sparsemax_loss, integers(2, CLASSES, ROWS)),
 }

@@ -4,9 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.attention import dot_product_attention_weights
 
-from tests.strangers.programs import cross_entropy, integers, normal, program
-
-BATCH, TIME, SIZE, WORDS, CLASSES = 4, 16, 32, 64, 10
+from tests.strangers.programs import CLASSES, SIZE, WORDS, cross_entropy, images, program, words
 
 
 def attention(query, key, value, **options):
@@ -73,14 +71,7 @@ def module(kind, x, labels):
     return program(model, cross_entropy, params, rest, x, labels)
 
 
-def transformer():
-    """A transformer over words."""
-    return module(Transformer, integers(1, WORDS, BATCH, TIME), integers(2, WORDS, BATCH, TIME))
-
-
-def resnet():
-    """A residual network over images."""
-    return module(ResNet, normal(1, BATCH, 16, 16, 3), integers(2, CLASSES, BATCH))
-
-
-PROGRAMS = {"NNX transformer": transformer, "NNX ResNet": resnet}
+PROGRAMS = {
+    "NNX transformer": lambda: module(Transformer, *words()),
+    "NNX ResNet": lambda: module(ResNet, *images(16, 16, 3)),
+}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.strangers.programs import by_hand, cross_entropy, integers, matrices, normal, program, square
+from tests.strangers.programs import by_hand, cross_entropy, images, matrices, normal, program, square
 
 BATCH, TIME, SIZE, CLASSES = 4, 16, 32, 10
 ROWS = BATCH * TIME
@@ -228,8 +228,7 @@ def pooled_convolutions():
         x = lax.reduce_window(x, 0.0, lax.add, window, window, "VALID") / 4
         return x.mean((2, 3)) @ params["head"]
 
-    labels = integers(2, CLASSES, BATCH)
-    return program(by_hand(model), cross_entropy, params, normal(1, BATCH, 3, 16, 16), labels)
+    return program(by_hand(model), cross_entropy, params, *images(3, 16, 16))
 
 
 POLICIES = jax.checkpoint_policies
