@@ -11,8 +11,7 @@ from tests.data import batch_cases as cases
 from tests.data.batch_cases import take
 
 
-def loaded(**options):
-    return cluttered_digits.load(**options)
+loaded = cluttered_digits.load
 
 
 def test_sizes_and_labels_equal_the_digits():

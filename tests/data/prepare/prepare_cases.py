@@ -23,8 +23,9 @@ def command(tars, data_dir, *more):
     return ["imagenet2012", f"--manual_dir={tars}", f"--data_dir={data_dir}", "--partial", *more]
 
 
-def failed_line(capsys):
-    """What is on stderr: one line and no traceback."""
+def failed(capsys, status, arguments):
+    """Returns the one line on stderr of a command that ends with this exit status."""
+    assert main(arguments) == status
     text = capsys.readouterr().err
     assert text.startswith("mixedres: ") and text.count("\n") == 1, text
     return text
@@ -62,10 +63,9 @@ def imagenet_tars(directory, files=None):
     directory.mkdir(parents=True, exist_ok=True)
     inner = {}
     for wnid in WNIDS:
-        path = directory / "inner"
-        tar(path, {name: data for name, data in files["train"].items() if name.startswith(wnid)})
-        inner[f"{wnid}.tar"] = path.read_bytes()
-        path.unlink()
+        tar(directory / "inner", {name: data for name, data in files["train"].items() if name.startswith(wnid)})
+        inner[f"{wnid}.tar"] = (directory / "inner").read_bytes()
+    (directory / "inner").unlink()
     tar(directory / "ILSVRC2012_img_train.tar", inner)
     tar(directory / "ILSVRC2012_img_val.tar", files["validation"])
     return directory
