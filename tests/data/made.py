@@ -48,6 +48,10 @@ def photo(height, width, seed=0, channels=3):
     return np.clip(127 + 30 * np.stack(waves, -1), 0, 255).astype(np.uint8)
 
 
+def noise(height, width, channels=3):
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
+
+
 def plain(height, width, color):
     """One color all over."""
     return np.broadcast_to(np.uint8(color), (height, width, 3))
@@ -79,33 +83,29 @@ def psnr(a, b):
     return 20 * np.log10(255 / np.sqrt((difference(a, b) ** 2).mean()))
 
 
-def bilinear(part, size):
-    """Between the four nearest pixels, with their centres at halves; float64."""
-
-    def weights(length):
-        at = np.clip((np.arange(size) + 0.5) * length / size - 0.5, 0, length - 1)
-        low = np.minimum(at.astype(int), max(length - 2, 0))
-        matrix = np.zeros((size, length))
-        matrix[np.arange(size), low] = 1 - (at - low)
-        matrix[np.arange(size), np.minimum(low + 1, length - 1)] += at - low
-        return matrix
-
-    return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
-
-
-def legacy(image, sides):
-    """As TensorFlow 1: pixel i of n lies at i * length / n, and what lies beyond the edge is the edge; float64."""
+def linear(image, sides, places):
+    """Interpolates between the four nearest pixels; pixel i of n lies at `places(i, length, n)`; float64."""
 
     def weights(length, count):
-        at = np.arange(count) * length / count
+        at = np.clip(places(np.arange(count), length, count), 0, length - 1)
         low = at.astype(int)
         matrix = np.zeros((count, length))
         matrix[np.arange(count), low] = 1 - (at - low)
         matrix[np.arange(count), np.minimum(low + 1, length - 1)] += at - low
         return matrix
 
-    y, x = (weights(length, count) for length, count in zip(image.shape[:2], sides, strict=True))
+    y, x = map(weights, image.shape[:2], sides)
     return np.einsum("iy,yxc,jx->ijc", y, image.astype(np.float64), x)
+
+
+def bilinear(part, size):
+    """Interpolates with the centers of pixels at halves."""
+    return linear(part, (size, size), lambda index, length, count: (index + 0.5) * length / count - 0.5)
+
+
+def legacy(image, sides):
+    """Interpolates as TensorFlow 1: pixel i of n lies at i * length / n, and what lies beyond the edge is the edge."""
+    return linear(image, sides, lambda index, length, count: index * length / count)
 
 
 def average(part, size):
@@ -221,6 +221,15 @@ def prepare_layouts(root, held):
         records = [models_record(**example) for example in parts]
         write_tfrecord(root / "models" / f"{split}-00000-of-00002", records[:5])
         write_tfrecord(root / "models" / f"{split}-00001-of-00002", records[5:])
+
+
+class Part(list):
+    """The examples of one part of a data set."""
+
+    name = "made"
+
+    def file_name(self, index):
+        return ""
 
 
 def colored(index, count):

@@ -127,18 +127,14 @@ def lay(root, *directories):
         (root / directory / "dataset_info.json").write_text("{}")
 
 
-def test_newest_version_is_taken(tmp_path):
+def test_newest_finished_version_is_taken(tmp_path):
     lay(tmp_path, "toy/1.9.0", "toy/1.10.0", "toy/1.2.30", "toy/0.99.99", "other/7.0.0")
+    lay(tmp_path, "toy/1.10.0.incomplete7AC3F1", "toy/1.11.0.incomplete7AC3F1")
     (tmp_path / "toy/2.0.0").mkdir()  # nothing in it
     assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.10.0"
     assert tfds.find("toy:1.9.0", tmp_path) == tmp_path / "toy/1.9.0"
     with pytest.raises(ValueError, match=r"has no version 2\.0\.0, only 0\.99\.99, 1\.2\.30, 1\.9\.0, 1\.10\.0$"):
         tfds.find("toy:2.0.0", tmp_path)
-
-
-def test_unfinished_version_is_not_taken(tmp_path):
-    lay(tmp_path, "toy/1.0.0", "toy/1.0.0.incomplete7AC3F1")
-    assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.0.0"
 
 
 def test_configs_of_a_data_set_are_chosen_by_name(tmp_path):

@@ -177,27 +177,15 @@ def test_flip_option_changes_only_flips(photos):
 
 
 def test_gray_images_have_one_channel():
-    class Gray:
-        name = "gray"
-
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, index):
-            return Example(made.encoded(made.photo(32, 32, index, channels=1), "PNG"), index)
-
-        def file_name(self, index):
-            return ""
-
+    photos = [made.photo(32, 32, index, channels=1) for index in range(6)]
+    part = made.Part(Example(made.encoded(photo, "PNG"), index) for index, photo in enumerate(photos))
     names = tuple("abcdef")
-    data_set = Dataset(Gray(), Gray(), names, channels=1)
+    data_set = Dataset(part, part, names, channels=1)
     source = loader.Loader(data_set, 28, preprocessing.get("torch"), 6)
     assert source.image_shape == (28, 28, 1) and source.class_names == names
     assert source.mean == (pytest.approx(114.495),) and source.std == (pytest.approx(57.63),)
     [batch] = source.eval_batches(6)
-    for index in range(6):
-        reference = made.photo(32, 32, index, channels=1)[2:30, 2:30]
-        np.testing.assert_array_equal(batch["image"][index], reference)
+    np.testing.assert_array_equal(batch["image"], [photo[2:30, 2:30] for photo in photos])
     assert take(source, 3, 2)[1]["image"].shape == (3, 28, 28, 1)
 
 
