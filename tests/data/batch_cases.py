@@ -11,13 +11,13 @@ import pytest
 from mixedres.data import Shard
 
 
-def take(source, batch_size, count, shard=Shard.all(), **options):
+def take(source, batch_size, count, **options):
     """Returns the first training batches, whose types and shapes must be those of the source."""
-    with contextlib.closing(source.train_batches(batch_size, **{"seed": 0, "shard": shard, **options})) as batches:
+    with contextlib.closing(source.train_batches(batch_size, **{"seed": 0, **options})) as batches:
         found = list(itertools.islice(batches, count))
     for batch in found:
         assert {key: value.dtype for key, value in batch.items()} == {"image": source.image_dtype, "label": np.int32}
-        assert batch["image"].shape == (batch_size // shard.count, *source.image_shape)
+        assert batch["image"].shape == (batch_size // options.get("shard", Shard.all()).count, *source.image_shape)
         assert batch["image"].flags["C_CONTIGUOUS"]
     return found
 
@@ -55,7 +55,8 @@ def check_continuation(source, batch_size, count, firsts, again=None):
     # Far along the run, without having to read what lies before.
     [late] = take(source, batch_size, 1, seed=5, first_step=10**9)
     assert same([late], take(again, batch_size, 1, seed=5, first_step=10**9))
-    assert not any(same([late], [batch]) for batch in whole)
+    [other] = take(source, batch_size, 1, seed=6)
+    assert not any(same([found], [batch]) for found in (late, other) for batch in whole)
     examples = source.train_examples
     with pytest.raises(ValueError, match=f"batch_size {examples + 1} is more than the {examples} training images"):
         take(source, examples + 1, 1)

@@ -53,7 +53,6 @@ def noise(height, width, channels=3):
 
 
 def plain(height, width, color):
-    """One color all over."""
     return np.broadcast_to(np.uint8(color), (height, width, 3))
 
 
@@ -74,7 +73,6 @@ def turned(image, orientation, kind="JPEG", **options):
 
 
 def difference(a, b):
-    """Absolute, pixel by pixel."""
     assert a.shape == b.shape
     return np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
 
@@ -246,16 +244,13 @@ def write_folder(root, count=50, part="train"):
     for index in range(count):
         label = index * len(CLASSES) // count
         height, width = sizes[index % len(sizes)]
-        pixels = plain(height, width, colored(index, count))
-        name = root / part / CLASSES[label] / f"{index:03d}.jpg"
-        name.parent.mkdir(parents=True, exist_ok=True)
+        pixels = plain(height, width, colored(index, count)).copy()
+        name = f"{CLASSES[label]}/{index:03d}.{'png' if index == 7 else 'jpg'}"
         if index == 7:
-            name = name.with_suffix(".png")
-            name.write_bytes(encoded(pixels.copy(), "PNG"))
+            data = encoded(pixels, "PNG")
         elif index == 11:
-            name.write_bytes(turned(pixels.copy(), 6, quality=95))
+            data = turned(pixels, 6, quality=95)
         else:
-            # A step from dark to bright inside, so that crops and flips are seen.
-            pixels = pixels.copy()
-            pixels[:, : width // 3, 2] = 30
-            name.write_bytes(encoded(pixels, quality=95))
+            pixels[:, : width // 3, 2] = 30  # a step from dark to bright inside, so that crops and flips are seen
+            data = encoded(pixels, quality=95)
+        write_files(root / part, {name: data})

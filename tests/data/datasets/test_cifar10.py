@@ -79,7 +79,6 @@ FORMS = {
 
 
 def pack(root, form, files=None):
-    """Writes the archive."""
     folder, archive, make = FORMS[form]
     with tarfile.open(root / archive, "w:gz") as tar:
         directory = tarfile.TarInfo(folder)

@@ -187,12 +187,6 @@ def test_file_names_outside_utf8_are_kept(tmp_path):
     assert name in [example["file_name"] for example in source]
 
 
-def test_missing_part_is_refused(tmp_path, capsys):
-    cases.image_folder(tmp_path / "pics")
-    assert "no folder 'holdout'" in cases.failed(capsys, 2, command(tmp_path, "--eval_split=holdout"))
-    assert not (tmp_path / "data/pets").exists()
-
-
 def test_changed_options_change_the_plan(tmp_path, monkeypatch, capsys):
     cases.image_folder(tmp_path / "pics")
     (tmp_path / "data/pets/1.0.0.incomplete").mkdir(parents=True)

@@ -121,6 +121,7 @@ def test_unwritable_directory_is_refused(tars, tmp_path, capsys):
         (["folder", "--from=.", "--data_dir=d"], ["--name"]),
         (["folder", "--from=nowhere", "--data_dir=d", "--name=a"], ["nowhere is no directory"]),
         (["folder", "--from=.", "--data_dir=../d", "--name=a"], ["no class folders"]),
+        (["folder", "--from=.", "--data_dir=../d", "--name=a", "--eval_split=holdout"], ["no folder 'holdout'"]),
     ],
 )
 def test_command_line(tmp_path, monkeypatch, capsys, arguments, words):
