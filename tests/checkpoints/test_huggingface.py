@@ -21,8 +21,6 @@ MICROSOFT = {
     "resample": 3,
     "size": {"shortest_edge": 224},
 }
-
-
 CROPPED = {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
 
 

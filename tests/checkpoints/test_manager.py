@@ -68,28 +68,21 @@ def test_slow_disk_delays_nothing_and_saves_the_newest_state_next(saved, slow):
     assert int(saved.restore_newest(LIKE)[0]["step"]) == 3
 
 
-def test_waiting_copy_keeps_the_state_of_its_step(saved, slow):
+def test_waiting_copy_keeps_the_state_and_record_of_its_step(saved, slow):
     step = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + 1, x), donate_argnums=0)
     saved.save(1, state(1), {})
-    current = state(2)
-    saved.save(2, current, {})
-    current = jax.block_until_ready(step(current))  # overwrites the memory of the one that waits
-    slow.set()
-    saved.finish()
-    np.testing.assert_array_equal(saved.restore_newest(LIKE)[0]["params"]["kernel"], np.full((4, 3), 2.0))
-
-
-def test_waiting_copy_keeps_the_record_of_its_step(saved, slow):
     means = Average()
-    saved.save(1, state(1), {})
     means.add({"loss": 2.0, "top1": 1.0, "grads_finite": 1.0})
-    record = {"line": means.state()}
-    saved.save(2, state(2), record)
+    current, record = state(2), {"line": means.state()}
+    saved.save(2, current, record)
+    current = jax.block_until_ready(step(current))  # overwrites the memory of the one that waits
     means.add({"loss": 100.0, "top1": 0.0, "grads_finite": 1.0})
     record["line"]["all"].append("more")
     slow.set()
     saved.finish()
-    assert saved.restore_newest(LIKE)[1] == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
+    restored, kept, _ = saved.restore_newest(LIKE)
+    np.testing.assert_array_equal(restored["params"]["kernel"], np.full((4, 3), 2.0))
+    assert kept == {"line": {"applied": [1, 2.0, 1.0], "all": [1, 2.0, 1.0]}}
 
 
 def test_failed_save_blocks_no_later_save(saved, monkeypatch):
@@ -143,10 +136,8 @@ def test_failed_save_keeps_earlier_and_later_checkpoints(tmp_path, monkeypatch, 
 
 
 def test_best_is_never_pushed_out_of_the_queue(saved, slow):
-    saved.save(1, state(1), {})
-    saved.save(2, state(2), {}, best=2)
-    saved.save(3, state(3), {}, best=2)
-    saved.save(4, state(4), {}, best=2)  # takes the place of 3; neither waits for the disk
+    for step in (1, 2, 3, 4):  # 4 takes the place of 3; neither waits for the disk
+        saved.save(step, state(step), {}, best=2 if step > 1 else None)
     assert [step for step, *_ in saved._waiting] == [2, 4]
     saved.save(5, state(5), {}, best=5)
     assert [step for step, *_ in saved._waiting] == [5]

@@ -85,15 +85,11 @@ def without(variables, part):
     return {name: value for name, value in variables.items() if part not in name}
 
 
-def in_half(variables, name):
-    return variables | {name: variables[name].astype(np.float16)}
-
-
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
         ({"conv2_block1_preact_bn/gamma": normal(4)}, "ResNet V2 of keras.applications, which is another network"),
-        (in_half(small_r1(), "scope/conv2d_3/kernel"), "scope/conv2d_3/kernel (float16)"),
+        (small_r1() | {"scope/conv2d_3/kernel": np.float16(normal(3, 3, 3, 4))}, "scope/conv2d_3/kernel (float16)"),
         ({"expanded_conv/depthwise/kernel": normal(3)}, "no ResNet of TensorFlow's official models"),
         (without(small_r1(), "conv2d_9"), "6 convolutions, 7 batch norms and 1 dense"),
         (without(small_r1(), "conv2d_5/") | {"scope/conv2d_5/bias": normal(4)}, "scope/conv2d_5/kernel"),
@@ -177,15 +173,6 @@ def test_layouts_of_keras_files(tmp_path):
     np.testing.assert_array_equal(new["conv1_bn/moving_variance"], gamma + 3)
 
 
-def test_half_of_a_file_of_keras(tmp_path):
-    with h5py.File(tmp_path / "whole.h5", "w") as file:
-        file["conv1_conv/conv1_conv/kernel:0"] = normal(7, 7, 3, 64)
-    whole = (tmp_path / "whole.h5").read_bytes()
-    (tmp_path / "half.h5").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(checkpoints.WeightsError, match="no whole file of Keras'"):
-        checkpoints.read(tmp_path / "half.h5")
-
-
 APPLICATIONS = """
 import sys
 import keras, numpy as np
@@ -207,7 +194,6 @@ keras.applications.ResNet50V2(weights=None).save_weights(sys.argv[1] + "/v2.weig
 
 @pytest.mark.slow
 def test_weights_of_keras_applications_predict_the_same(tmp_path, monkeypatch):
-    """Its logits from its files; images there are blue, green and red."""
     pytest.importorskip("keras", reason="needs Keras: pip install 'mixedres[examples]'")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     command = [sys.executable, "-c", APPLICATIONS, str(tmp_path)]

@@ -1,6 +1,7 @@
 """What the batches of every source must be: continued at any step, divided among hosts, masked in evaluation."""
 
 import contextlib
+import functools
 import itertools
 import math
 
@@ -11,8 +12,14 @@ from mixedres.data import Shard
 
 
 def take(source, batch_size, count, **options):
+    """Returns the first training batches, whose types and shapes must be those of the source."""
     with contextlib.closing(source.train_batches(batch_size, **{"seed": 0, **options})) as batches:
-        return list(itertools.islice(batches, count))
+        found = list(itertools.islice(batches, count))
+    for batch in found:
+        assert {key: value.dtype for key, value in batch.items()} == {"image": source.image_dtype, "label": np.int32}
+        assert batch["image"].shape == (batch_size // options.get("shard", Shard.all()).count, *source.image_shape)
+        assert batch["image"].flags["C_CONTIGUOUS"]
+    return found
 
 
 def same(a, b):
@@ -40,7 +47,7 @@ def check_epochs(found, examples, seed=0, epochs=3):
 
 
 def check_continuation(source, batch_size, count, firsts, again=None):
-    """A batch is a function of seed and step, in the source `again` as well."""
+    """A batch is a function of seed and step, in the source `again` as well; no batch is larger than the data."""
     again = again or source
     whole = take(source, batch_size, count, seed=5)
     for first in firsts:
@@ -48,7 +55,11 @@ def check_continuation(source, batch_size, count, firsts, again=None):
     # Far along the run, without having to read what lies before.
     [late] = take(source, batch_size, 1, seed=5, first_step=10**9)
     assert same([late], take(again, batch_size, 1, seed=5, first_step=10**9))
-    assert not any(same([late], [batch]) for batch in whole)
+    [other] = take(source, batch_size, 1, seed=6)
+    assert not any(same([found], [batch]) for found in (late, other) for batch in whole)
+    examples = source.train_examples
+    with pytest.raises(ValueError, match=f"batch_size {examples + 1} is more than the {examples} training images"):
+        take(source, examples + 1, 1)
 
 
 def check_hosts(source, batch_size, hosts, firsts):
@@ -65,10 +76,9 @@ def check_hosts(source, batch_size, hosts, firsts):
     assert same(joined(parts), list(source.eval_batches(batch_size)))
     assert sum(batch["mask"].sum() for part in parts for batch in part) == source.eval_examples
     if hosts > 1:
-        with pytest.raises(ValueError, match=f"batch_size {batch_size + 1} is not a multiple of the {hosts} hosts"):
-            take(source, batch_size + 1, 1, shard=shards[0])
-        with pytest.raises(ValueError, match=f"batch_size {batch_size + 1} is not a multiple of the {hosts} hosts"):
-            list(source.eval_batches(batch_size + 1, shard=shards[0]))
+        for batches in (functools.partial(source.train_batches, seed=0), source.eval_batches):
+            with pytest.raises(ValueError, match=f"batch_size {batch_size + 1} is not a multiple of the {hosts} hosts"):
+                next(batches(batch_size + 1, shard=shards[0]))
 
 
 def evaluated(source, batch_size):

@@ -48,8 +48,11 @@ def photo(height, width, seed=0, channels=3):
     return np.clip(127 + 30 * np.stack(waves, -1), 0, 255).astype(np.uint8)
 
 
+def noise(height, width, channels=3):
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
+
+
 def plain(height, width, color):
-    """One color all over."""
     return np.broadcast_to(np.uint8(color), (height, width, 3))
 
 
@@ -70,7 +73,6 @@ def turned(image, orientation, kind="JPEG", **options):
 
 
 def difference(a, b):
-    """Absolute, pixel by pixel."""
     assert a.shape == b.shape
     return np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
 
@@ -79,33 +81,29 @@ def psnr(a, b):
     return 20 * np.log10(255 / np.sqrt((difference(a, b) ** 2).mean()))
 
 
-def bilinear(part, size):
-    """Between the four nearest pixels, with their centres at halves; float64."""
-
-    def weights(length):
-        at = np.clip((np.arange(size) + 0.5) * length / size - 0.5, 0, length - 1)
-        low = np.minimum(at.astype(int), max(length - 2, 0))
-        matrix = np.zeros((size, length))
-        matrix[np.arange(size), low] = 1 - (at - low)
-        matrix[np.arange(size), np.minimum(low + 1, length - 1)] += at - low
-        return matrix
-
-    return np.einsum("iy,yxc,jx->ijc", weights(part.shape[0]), part.astype(np.float64), weights(part.shape[1]))
-
-
-def legacy(image, sides):
-    """As TensorFlow 1: pixel i of n lies at i * length / n, and what lies beyond the edge is the edge; float64."""
+def linear(image, sides, places):
+    """Interpolates between the four nearest pixels; pixel i of n lies at `places(i, length, n)`; float64."""
 
     def weights(length, count):
-        at = np.arange(count) * length / count
+        at = np.clip(places(np.arange(count), length, count), 0, length - 1)
         low = at.astype(int)
         matrix = np.zeros((count, length))
         matrix[np.arange(count), low] = 1 - (at - low)
         matrix[np.arange(count), np.minimum(low + 1, length - 1)] += at - low
         return matrix
 
-    y, x = (weights(length, count) for length, count in zip(image.shape[:2], sides, strict=True))
+    y, x = map(weights, image.shape[:2], sides)
     return np.einsum("iy,yxc,jx->ijc", y, image.astype(np.float64), x)
+
+
+def bilinear(part, size):
+    """Interpolates with the centers of pixels at halves."""
+    return linear(part, (size, size), lambda index, length, count: (index + 0.5) * length / count - 0.5)
+
+
+def legacy(image, sides):
+    """Interpolates as TensorFlow 1: pixel i of n lies at i * length / n, and what lies beyond the edge is the edge."""
+    return linear(image, sides, lambda index, length, count: index * length / count)
 
 
 def average(part, size):
@@ -223,6 +221,15 @@ def prepare_layouts(root, held):
         write_tfrecord(root / "models" / f"{split}-00001-of-00002", records[5:])
 
 
+class Part(list):
+    """The examples of one part of a data set."""
+
+    name = "made"
+
+    def file_name(self, index):
+        return ""
+
+
 def colored(index, count):
     """A color that tells which image it was, after JPEG, too."""
     return (40 + 170 * index // max(count - 1, 1), 255 * (index % 2), 128)
@@ -237,16 +244,13 @@ def write_folder(root, count=50, part="train"):
     for index in range(count):
         label = index * len(CLASSES) // count
         height, width = sizes[index % len(sizes)]
-        pixels = plain(height, width, colored(index, count))
-        name = root / part / CLASSES[label] / f"{index:03d}.jpg"
-        name.parent.mkdir(parents=True, exist_ok=True)
+        pixels = plain(height, width, colored(index, count)).copy()
+        name = f"{CLASSES[label]}/{index:03d}.{'png' if index == 7 else 'jpg'}"
         if index == 7:
-            name = name.with_suffix(".png")
-            name.write_bytes(encoded(pixels.copy(), "PNG"))
+            data = encoded(pixels, "PNG")
         elif index == 11:
-            name.write_bytes(turned(pixels.copy(), 6, quality=95))
+            data = turned(pixels, 6, quality=95)
         else:
-            # A step from dark to bright inside, so that crops and flips are seen.
-            pixels = pixels.copy()
-            pixels[:, : width // 3, 2] = 30
-            name.write_bytes(encoded(pixels, quality=95))
+            pixels[:, : width // 3, 2] = 30  # a step from dark to bright inside, so that crops and flips are seen
+            data = encoded(pixels, quality=95)
+        write_files(root / part, {name: data})

@@ -172,8 +172,6 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
         (["{picture}", "--labels=none.txt"], "--labels=none.txt cannot be read"),
         (["{picture}", "--from=none"], "none does not exist"),
         (["{picture}", "--from=empty"], "empty holds neither model.safetensors nor"),
-        (["{picture}", "--from=cut.safetensors"], "cut.safetensors is no whole safetensors file"),
-        (["{picture}", "--from=other.safetensors"], "other.safetensors holds no ResNet of the layouts"),
         (["{picture}", "--from=begun"], "begun has no checkpoint yet; train first"),
         (["{picture}", "--from=~nobody-of-this-name/run"], "~nobody-of-this-name/run: there is no user"),
         (["{picture}", "--nonsense"], "unrecognized arguments: --nonsense"),
@@ -186,9 +184,6 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_pa
     (tmp_path / "labels.txt").write_text("one")
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     shutil.copy(place / "run" / "config.json", tmp_path / "begun")
-    checkpoints.write(tmp_path / "cut.safetensors", {"a": np.zeros(100, np.float32)})
-    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-50])
-    checkpoints.write(tmp_path / "other.safetensors", {"encoder.weight": np.zeros(3, np.float32)})
     before = sorted(tmp_path.rglob("*"))
     picture = predict.find(str(place / "images" / "val"))[0]
     given = [argument.format(picture=picture) for argument in arguments]
@@ -232,7 +227,6 @@ def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, ca
 
 
 def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
-    """Runs of before had no input in their data.json."""
     shutil.copytree(place / "run", tmp_path / "run")
     recorded = json.loads((tmp_path / "run" / "data.json").read_text())
     del recorded["input"]
@@ -244,13 +238,6 @@ def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
     assert any("does not say what its input is; taking --image_size=24" in note for note in found.notes)
 
 
-def test_another_preprocessing_keeps_the_size(place):
-    parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser)
-    found = classifier.from_args(parser.parse_args([f"--from={place / 'run'}", "--preprocessing=official"]))
-    assert found.spec.shape == (24, 24, 3) and found.spec.std == (1.0,) * 3
-
-
 def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     given = [f"--from={place / 'run'}", "--preprocessing=official", "--precision=fp32"]
     picture, out = predict.find(str(place / "images" / "val"))[0], tmp_path / "sheet.png"
@@ -259,7 +246,8 @@ def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     arguments.add_arguments(parser)
     chosen = classifier.from_args(parser.parse_args(given))
     square = center_crop.center_crop(pathlib.Path(picture).read_bytes(), chosen.spec)
-    assert status == 0 and square.dtype == np.float32
+    assert status == 0 and square.dtype == np.float32 and chosen.spec.std == (1.0,) * 3
+    assert square.shape == chosen.spec.shape == (24, 24, 3)  # the size stays that of the run
     expected = np.asarray(chosen.probabilities(chosen.variables, square[None]))[0]
     for guess in json.loads(lines[0])["top"]:
         assert guess["probability"] == pytest.approx(expected[guess["index"]], abs=1e-6)
@@ -281,7 +269,6 @@ def test_damaged_checkpoint_is_noted(place, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_closed_pipe_and_full_disk_end_without_traceback(place):
-    """As head does; and a disk may be full."""
     command = [sys.executable, "-m", "mixedres.predict", f"--from={place / 'run'}", str(place / "images" / "val")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     for target, status, words in (("| true", 1, ""), ("> /dev/full", 1, "stdout: No space left on device")):

@@ -20,7 +20,6 @@ from tests.data import made
 SIZES = {"data_batch_1": 4, "data_batch_2": 3, "data_batch_3": 1, "data_batch_4": 2, "data_batch_5": 5, "test_batch": 3}
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
-
 RNG = np.random.default_rng(0)
 # {file: (planes (n, 3072), labels)}
 FILES = {
@@ -32,10 +31,8 @@ FILES = {
 def expected(*names):
     """Images and labels as the format is described: row after row of red, then of green, then of blue."""
     planes, labels = (np.concatenate([FILES[name][part] for name in names]) for part in (0, 1))
-    images = np.zeros((len(planes), 32, 32, 3), np.uint8)
-    for y, x, c in np.ndindex(32, 32, 3):
-        images[:, y, x, c] = planes[:, 1024 * c + 32 * y + x]
-    return images, labels
+    y, x, c = np.indices((32, 32, 3))
+    return planes[:, 1024 * c + 32 * y + x], labels
 
 
 EXPECTED = (*expected(*(f"data_batch_{i}" for i in range(1, 6))), *expected("test_batch"))
@@ -82,7 +79,6 @@ FORMS = {
 
 
 def pack(root, form, files=None):
-    """Writes the archive."""
     folder, archive, make = FORMS[form]
     with tarfile.open(root / archive, "w:gz") as tar:
         directory = tarfile.TarInfo(folder)
@@ -102,28 +98,9 @@ def official(monkeypatch):
     monkeypatch.setattr(cifar10, "MD5", digests)
 
 
-def prepare(root, file_format):
-    features = {"id": Text(), "image": Image(shape=(32, 32, 3)), "label": ClassLabel(names=NAMES)}
-    train, train_labels, test, test_labels = EXPECTED
-    splits = {
-        part: [
-            {"id": f"{part}_{i}", "image": made.encoded(image, "PNG"), "label": int(label)}
-            for i, (image, label) in enumerate(zip(images, labels, strict=True))
-        ]
-        for part, images, labels in (("train", train, train_labels), ("test", test, test_labels))
-    }
-    rest = {"version": "3.0.2", "shards": 1}
-    made.prepare(root, "cifar10", splits, file_format=file_format, features=FeaturesDict(features), **rest)
-
-
-def loaded(root):
+def check(root):
     source = load("cifar10", dir=str(root), image_size=32, batch_size=2, pad=4, flip=True)
     assert isinstance(source, InMemory)
-    return source
-
-
-def check(root):
-    source = loaded(root)
     found = (source.train_images, source.train_labels, source.eval_images, source.eval_labels)
     for ours, theirs in zip(found, EXPECTED, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -147,7 +124,16 @@ def test_archive_and_unpacked_folder_load_the_same_images(tmp_path, form):
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_prepared_copy_loads_the_same_images(tmp_path, monkeypatch, file_format):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    prepare(tmp_path, file_format)
+    features = {"id": Text(), "image": Image(shape=(32, 32, 3)), "label": ClassLabel(names=NAMES)}
+    splits = {
+        part: [
+            {"id": f"{part}_{i}", "image": made.encoded(image, "PNG"), "label": int(label)}
+            for i, (image, label) in enumerate(zip(images, labels, strict=True))
+        ]
+        for part, images, labels in (("train", *EXPECTED[:2]), ("test", *EXPECTED[2:]))
+    }
+    rest = {"file_format": file_format, "version": "3.0.2", "shards": 1}
+    made.prepare(tmp_path, "cifar10", splits, features=FeaturesDict(features), **rest)
     check(tmp_path)
 
 
@@ -157,7 +143,7 @@ def test_images_keep_the_order_of_the_files(tmp_path):
 
 
 def message(root):
-    return made.message(loaded, root)
+    return made.message(load, "cifar10", dir=str(root), image_size=32, batch_size=2)
 
 
 class Evil:
@@ -233,12 +219,6 @@ def test_missing_file_is_named(tmp_path, form, name):
         assert message(tmp_path) == f"{tmp_path / folder / name}{suffix} cannot be read: No such file or directory"
 
 
-def check_refused(root, files, words):
-    made.write_files(root, files)
-    text = message(root)
-    assert text.startswith(words) and text.endswith("; download it again")
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -249,7 +229,9 @@ def check_refused(root, files, words):
     ],
 )
 def test_binary_files_of_something_else(tmp_path, data, words):
-    check_refused(tmp_path, binary() | {"data_batch_2.bin": data}, words)
+    made.write_files(tmp_path, binary() | {"data_batch_2.bin": data})
+    text = message(tmp_path)
+    assert text.startswith(words) and text.endswith("; download it again")
 
 
 @pytest.mark.parametrize("size", [16, 31, 64, 224])

@@ -5,14 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from mixedres.data import Shard, load
+from mixedres.data import load
 from mixedres.data.datasets import cluttered_digits, digits
 from tests.data import batch_cases as cases
 from tests.data.batch_cases import take
 
-
-def loaded(**options):
-    return cluttered_digits.load(**options)
+loaded = cluttered_digits.load
 
 
 def test_sizes_and_labels_equal_the_digits():
@@ -39,13 +37,9 @@ def test_every_epoch_is_a_permutation_drawn_anew():
     assert len({image.tobytes() for image in images}) == len(images) == 2 * 1437
 
 
-def test_rows_depend_on_nothing_but_themselves():
-    source = loaded(image_size=16)
-    [whole] = take(source, 12, 1)
-    for index in range(3):
-        part = next(source.train_batches(12, seed=0, shard=Shard(index, 3)))
-        for name in whole:
-            np.testing.assert_array_equal(part[name], whole[name][4 * index : 4 * index + 4])
+@pytest.mark.parametrize("hosts", [3, 4])
+def test_hosts_have_the_rows_of_the_global_batch(hosts):
+    cases.check_hosts(loaded(image_size=16), 120, hosts, firsts=(0,))
 
 
 def test_test_images_are_thirty_fixed_draws_of_each_digit():
@@ -57,10 +51,6 @@ def test_test_images_are_thirty_fixed_draws_of_each_digit():
     np.testing.assert_array_equal(labels, np.repeat(source.test_labels, 30))
     np.testing.assert_array_equal(images, loaded(image_size=16).test_images)
     assert len({image.tobytes() for image in images}) == 10_800
-    parts = [list(source.eval_batches(1000, shard=Shard(index, 4))) for index in range(4)]
-    for whole, *shards in zip(found, *parts, strict=True):
-        for name in whole:
-            np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), whole[name])
 
 
 def test_no_test_digit_is_in_a_training_image():

@@ -29,24 +29,15 @@ def rows(images, labels):
     return [np.uint8(image).tobytes() + bytes([label]) for image, label in pairs]
 
 
-def test_two_parts_are_disjoint_and_together_the_whole():
-    source = loaded(8)
-    train = rows(source.train_images, source.train_labels)
-    test = rows(source.eval_images, source.eval_labels)
-    assert (len(train), len(test)) == (1437, 360)
-    assert (source.train_examples, source.eval_examples) == (1437, 360)
-    images, labels = original()
-    assert sorted(train + test) == sorted(rows(15 * images, labels))
-    # No image is there twice, so that the line above says disjoint, too.
-    assert len(set(train + test)) == 1797
-
-
-def test_examples_keep_the_order_of_scikit_learn():
+def test_parts_are_disjoint_whole_and_in_the_order_of_scikit_learn():
     images, labels = original()
     place = {row: i for i, row in enumerate(rows(15 * images, labels))}
     source = loaded(8)
-    for part, targets in ((source.train_images, source.train_labels), (source.eval_images, source.eval_labels)):
-        places = [place[row] for row in rows(part, targets)]
+    train = [place[row] for row in rows(source.train_images, source.train_labels)]
+    test = [place[row] for row in rows(source.eval_images, source.eval_labels)]
+    assert (len(train), len(test)) == (source.train_examples, source.eval_examples) == (1437, 360)
+    assert sorted(train + test) == list(range(1797))
+    for places in (train, test):
         assert places == sorted(places)
         assert places != list(range(places[0], places[0] + len(places)))  # a block has one writer
 

@@ -180,76 +180,67 @@ def test_class_of_one_image_is_only_for_training(tmp_path):
     assert set(names(data_set, "eval")) == {"b"}
     text = f"{tmp_path / 'c'} has one image a class, which leaves none to test with"
     one_folder(tmp_path / "c", {"a": 1, "b": 1})
-    assert message(tmp_path / "c") == text
-
-
-def message(root, **options):
-    return made.message(folder.scan, root, **options)
+    assert made.message(folder.scan, tmp_path / "c") == text
 
 
 def test_missing_folder_is_refused(tmp_path):
     expected = f"no folder {tmp_path}/x; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg"
-    assert message(tmp_path / "x") == expected
+    assert made.message(folder.scan, tmp_path / "x") == expected
     fill(tmp_path, "file")
-    assert message(tmp_path / "file").startswith(f"no folder {tmp_path}/file;")
-
-
-def test_empty_folder(tmp_path):
-    example = f"put the images in one folder a class, as in {tmp_path}/cat/1.jpg"
-    assert message(tmp_path) == f"{tmp_path} has no class folders; {example}"
-    fill(tmp_path, "1.jpg", ".hidden/2.jpg")
-    assert message(tmp_path) == f"{tmp_path} has images but no class folders; {example}"
-
-
-def test_parts_without_classes(tmp_path):
-    fill(tmp_path, "train/1.jpg", "val/2.jpg")
-    assert message(tmp_path).startswith(f"{tmp_path}/train has images but no class folders;")
-    fill(tmp_path, "train/a/1.jpg")
-    assert message(tmp_path).startswith(f"{tmp_path}/val has images but no class folders;")
+    assert made.message(folder.scan, tmp_path / "file").startswith(f"no folder {tmp_path}/file;")
 
 
 def test_classes_without_images(tmp_path):
     fill(tmp_path, "a/1.jpg", "b/readme.txt")
     extensions = ".jfif, .jpeg, .jpg, .png, .webp"
-    assert message(tmp_path) == (
+    assert made.message(folder.scan, tmp_path) == (
         f"{tmp_path} has 1 class folder without an image ({extensions}): b; fill or remove them"
     )
     for index in range(7):
         (tmp_path / f"c{index}").mkdir()
-    assert "8 class folders" in message(tmp_path) and ": b, c0, c1, c2, c3 and 3 more;" in message(tmp_path)
+    assert "8 class folders" in made.message(
+        folder.scan, tmp_path
+    ) and ": b, c0, c1, c2, c3 and 3 more;" in made.message(folder.scan, tmp_path)
 
 
-def test_test_classes_unknown_to_training_are_refused(tmp_path):
-    fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "val/z/1.jpg")
-    assert message(tmp_path) == (
-        f"{tmp_path}/val has 1 class that {tmp_path}/train does not have: z; "
-        "the classes of the evaluation must be among those of the training"
-    )
-    fill(tmp_path, "val/y/1.jpg")
-    assert f"{tmp_path}/val has 2 classes that {tmp_path}/train does not have: y, z;" in message(tmp_path)
+LOOSE = "has images but no class folders; put the images in one folder a class, as in"
+AMONG = "the classes of the evaluation must be among those of the training"
+REFUSED = {
+    "": "{0} has no class folders; put the images in one folder a class, as in {0}/cat/1.jpg",
+    "1.jpg .hidden/2.jpg": f"{{0}} {LOOSE} {{0}}/cat/1.jpg",
+    "train/1.jpg val/2.jpg": f"{{0}}/train {LOOSE} {{0}}/train/cat/1.jpg",
+    "train/a/1.jpg val/2.jpg": f"{{0}}/val {LOOSE} {{0}}/val/cat/1.jpg",
+    "train/a/1.jpg val/a/1.jpg val/z/1.jpg": f"{{0}}/val has 1 class that {{0}}/train does not have: z; {AMONG}",
+    "train/a/1.jpg val/z/1.jpg val/y/1.jpg": f"{{0}}/val has 2 classes that {{0}}/train does not have: y, z; {AMONG}",
+    "val/a/1.jpg x/a/1.jpg": "{0} has a folder val, but no folder train beside it; if val is a class, name it "
+    "otherwise, else name the other part with --config.data.train_split=FOLDER",
+}
 
 
-def test_evaluation_without_training(tmp_path):
-    fill(tmp_path, "val/a/1.jpg", "x/a/1.jpg")
-    assert message(tmp_path) == (
-        f"{tmp_path} has a folder val, but no folder train beside it; if val is a class, name it otherwise, else name "
-        "the other part with --config.data.train_split=FOLDER"
-    )
+@pytest.mark.parametrize("paths", REFUSED)
+def test_folders_without_classes_or_training_are_refused(tmp_path, paths):
+    fill(tmp_path, *paths.split())
+    assert made.message(folder.scan, tmp_path) == REFUSED[paths].format(tmp_path)
 
 
 @pytest.mark.parametrize("option", ["train_split", "eval_split"])
 def test_missing_part_lists_the_folders(tmp_path, option):
     fill(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "file")
-    assert message(tmp_path, **{option: "learn"}) == f"{tmp_path} has no folder 'learn'; it has train, val"
+    assert (
+        made.message(folder.scan, tmp_path, **{option: "learn"})
+        == f"{tmp_path} has no folder 'learn'; it has train, val"
+    )
     (tmp_path / "empty").mkdir()
-    assert message(tmp_path / "empty", **{option: "learn"}).endswith("has no folder 'learn'; it has none")
+    assert made.message(folder.scan, tmp_path / "empty", **{option: "learn"}).endswith(
+        "has no folder 'learn'; it has none"
+    )
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
 def test_fraction_that_leaves_no_image_is_refused(tmp_path, share):
     one_folder(tmp_path, {"a": 4})
     text = f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {share}"
-    assert text in message(tmp_path, eval_fraction=share)
+    assert text in made.message(folder.scan, tmp_path, eval_fraction=share)
 
 
 def test_name_in_another_encoding(tmp_path):

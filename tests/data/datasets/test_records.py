@@ -164,6 +164,8 @@ def test_example_is_image_label_and_name():
     assert held[0] == (b"pixels", 7) and held.file_name(0) == "ä.jpg" and len(held) == 1
     other = single(example(a=[b"pixels"], b=[7], c=[b"\xff.jpg"]), image="a", label="b", file_name="c", first_label=1)
     assert other[0] == (b"pixels", 6) and other.file_name(0) == "�.jpg"
+    assert single(example(image=[b"x"], label=[1]), file_name=None).file_name(0) == ""
+    assert single(example(image=[b"x"], label=[1], file_name=[])).file_name(0) == ""
 
 
 @pytest.mark.parametrize(
@@ -181,11 +183,6 @@ def test_example_is_image_label_and_name():
 def test_records_of_something_else(record, words):
     assert made.message(lambda: single(record)[0]) == words
     assert single(record).file_name(0) == ""
-
-
-def test_record_without_a_name():
-    assert single(example(image=[b"x"], label=[1]), file_name=None).file_name(0) == ""
-    assert single(example(image=[b"x"], label=[1], file_name=[])).file_name(0) == ""
 
 
 def test_offsets_point_at_the_records(tmp_path):

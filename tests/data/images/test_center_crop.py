@@ -66,12 +66,6 @@ def test_input_spec_survives_json():
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
-@pytest.mark.parametrize("key, value", [("mean", [10**400, 1, 1]), ("shape", [float("inf"), 8, 3])])
-def test_inconsistent_input_spec_is_refused(key, value):
-    known = preprocessing.get("torch").input_spec(8).to_json()
-    made.message(InputSpec.from_json, known | {key: value})
-
-
 def test_spec_of_an_older_file():
     for resize, antialias in (("area", True), ("linear", False)):
         spec = InputSpec((8, 8, 1), resize=resize)
@@ -87,6 +81,8 @@ WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
 def test_json_numbers_that_are_no_spec_are_refused(key, value):
     good = preprocessing.get("torch").input_spec(224).to_json()
+    for change in ({key: value}, {"mean": [10**400, 1, 1]}, {"shape": [float("inf"), 8, 3]}):
+        made.message(InputSpec.from_json, good | change)
     with pytest.raises(ValueError, match="is not a shape with a normalization"):
         InputSpec(**(good | {key: value}))
     with pytest.raises(ValueError, match="does not say how images become squares"):

@@ -26,6 +26,12 @@ def opened(root, **options):
 def take(source, count, **options):
     with contextlib.closing(source.train_batches(40, seed=3, **options)) as batches:
         return list(itertools.islice(batches, count))
+
+def left():
+    end = time.monotonic() + 20
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.05)
+    return [process.pid for process in multiprocessing.active_children()]
 """
 
 
@@ -59,11 +65,7 @@ def test_worker_processes_make_the_batches_of_threads(root, tmp_path):
         # Another number of workers goes on where the last stopped; a batch is a chunk of 32 rows and one of 8.
         result["one"] = digest(take(one, 3, first_step=1)) == whole[1:4]
         result["eval"] = digest(one.eval_batches(8)) == digest(threads.eval_batches(8))
-        end = time.monotonic() + 20
-        while multiprocessing.active_children() and time.monotonic() < end:
-            time.sleep(0.05)
-        left = [process.pid for process in multiprocessing.active_children()]
-        result["left"] = left + runs.left_in_shared_memory(before)
+        result["left"] = left() + runs.left_in_shared_memory(before)
         print(json.dumps(result))
     """
     result, stderr = run(tmp_path, code, root)
@@ -104,14 +106,10 @@ def test_killed_worker_ends_the_run(root, tmp_path):
                 next(batches)
         except DataError as error:
             result["error"] = str(error)
-        end = time.monotonic() + 20
-        while multiprocessing.active_children() and time.monotonic() < end:
-            time.sleep(0.05)
-        result["left"] = len(multiprocessing.active_children())
-        print(json.dumps(result))
+        print(json.dumps(result | {"left": left()}))
     """
     result, _ = run(tmp_path, code, root)
-    assert result["children"] == 2 and result["left"] == 0
+    assert result["children"] == 2 and result["left"] == []
     assert result["error"].startswith("a process that decodes images was killed; where memory ran out, set fewer")
     assert "--config.data.workers" in result["error"] and "\n" not in result["error"]
 

@@ -22,10 +22,6 @@ def trained(data, box, size, *, mirror=False, channels=3, apply_exif=False):
     return out
 
 
-def noise(height, width, channels=3, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
-
-
 def reference(pixels, new_height, new_width):
     """The whole image resized, pixel after pixel in Python's floats."""
     height, width, channels = pixels.shape
@@ -49,7 +45,7 @@ SIDES = [(20, 31), (31, 20), (16, 16), (9, 40), (37, 37), (64, 47), (5, 4)]
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize("channels", [3, 1])
 def test_evaluation_against_loops(sides, channels):
-    pixels = noise(*sides, channels)
+    pixels = made.noise(*sides, channels)
     data = made.encoded(pixels, "PNG")
     for size, resized in ((14, 16), (21, 24), (16, 18)):
         new = [int(np.float32(side) * (np.float32(resized) / np.float32(min(sides)))) for side in sides]
@@ -64,7 +60,7 @@ def test_evaluation_against_loops(sides, channels):
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("mirror", [False, True])
 def test_training_against_loops(box, channels, mirror):
-    pixels = noise(20, 31, channels)
+    pixels = made.noise(20, 31, channels)
     data = made.encoded(pixels, "PNG")
     y, x, height, width = box
     part = pixels[y : y + height, x : x + width]
@@ -96,7 +92,7 @@ def test_pixels_computed_by_hand():
 
 
 def test_image_of_the_resized_size_keeps_every_pixel():
-    pixels = noise(256, 300)
+    pixels = made.noise(256, 300)
     np.testing.assert_array_equal(evaluated(made.encoded(pixels, "PNG"), 224), pixels[16:240, 38:262])
 
 

@@ -205,10 +205,6 @@ def cut(data, box, size, interpolation=cv2.INTER_LINEAR, mirror=False, channels=
     return out
 
 
-def noise(height, width, channels=3, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
-
-
 def part_of(pixels, box):
     y, x, height, width = box
     return pixels[y : y + height, x : x + width]
@@ -220,7 +216,7 @@ BOXES = [(0, 0, 50, 70), (3, 5, 31, 20), (10, 20, 16, 16), (0, 0, 4, 60), (7, 1,
 @pytest.mark.parametrize("box", BOXES)
 @pytest.mark.parametrize("channels", [3, 1])
 def test_enlarging_interpolates_and_shrinking_averages(box, channels):
-    pixels = noise(50, 70, channels)
+    pixels = made.noise(50, 70, channels)
     data, part = made.encoded(pixels, "PNG"), part_of(pixels, box)
     for size in (16, 27, 31, 32, 40):
         if min(box[2:]) < 2 * size:  # none so small that it would be decoded smaller
@@ -235,7 +231,7 @@ def test_enlarging_interpolates_and_shrinking_averages(box, channels):
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_mirrored_image_equals_the_flipped_pixels(interpolation, channels, kind):
-    data = made.encoded(noise(50, 70, channels), kind)
+    data = made.encoded(made.noise(50, 70, channels), kind)
     for box, size in (((3, 5, 31, 20), 17), ((0, 0, 50, 70), 24), ((0, 0, 50, 70), 60)):
         plain, mirrored = (cut(data, box, size, interpolation, mirror, channels) for mirror in (False, True))
         np.testing.assert_array_equal(mirrored, plain[:, ::-1])

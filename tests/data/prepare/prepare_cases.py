@@ -14,8 +14,7 @@ from mixedres.data.prepare import __main__
 from tests.data.made import encoded, photo, write_files
 
 SKIP = {"image": tfds.decode.SkipDecoding()}
-WNIDS = ("n01440764", "n02105855", "n15075141")  # the first, one in the middle, and the last
-LABELS = {"n01440764": 0, "n02105855": 230, "n15075141": 999}
+LABELS = {"n01440764": 0, "n02105855": 230, "n15075141": 999}  # the first, one in the middle, and the last
 VALIDATION_LABELS = (65, 970, 230, 809, 516)  # of ILSVRC2012_val_00000001.JPEG to 5, as published
 
 
@@ -23,8 +22,9 @@ def command(tars, data_dir, *more):
     return ["imagenet2012", f"--manual_dir={tars}", f"--data_dir={data_dir}", "--partial", *more]
 
 
-def failed_line(capsys):
-    """What is on stderr: one line and no traceback."""
+def failed(capsys, status, arguments):
+    """Returns the one line on stderr of a command that ends with this exit status."""
+    assert main(arguments) == status
     text = capsys.readouterr().err
     assert text.startswith("mixedres: ") and text.count("\n") == 1, text
     return text
@@ -42,7 +42,7 @@ def imagenet_files():
     """{split: {file name: bytes}}; among the training images one is CMYK, one PNG, and one gray."""
     train = {
         f"{wnid}_{index * 7}.JPEG": encoded(photo(24, 30, 100 * cls + index), quality=90)
-        for cls, wnid in enumerate(WNIDS)
+        for cls, wnid in enumerate(LABELS)
         for index in range(9)
     }
     train["n01440764_7.JPEG"] = encoded(photo(24, 30, 1), mode="CMYK", quality=95)
@@ -61,11 +61,10 @@ def imagenet_tars(directory, files=None):
     files = files or imagenet_files()
     directory.mkdir(parents=True, exist_ok=True)
     inner = {}
-    for wnid in WNIDS:
-        path = directory / "inner"
-        tar(path, {name: data for name, data in files["train"].items() if name.startswith(wnid)})
-        inner[f"{wnid}.tar"] = path.read_bytes()
-        path.unlink()
+    for wnid in LABELS:
+        tar(directory / "inner", {name: data for name, data in files["train"].items() if name.startswith(wnid)})
+        inner[f"{wnid}.tar"] = (directory / "inner").read_bytes()
+    (directory / "inner").unlink()
     tar(directory / "ILSVRC2012_img_train.tar", inner)
     tar(directory / "ILSVRC2012_img_val.tar", files["validation"])
     return directory

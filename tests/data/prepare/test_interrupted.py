@@ -42,8 +42,9 @@ def test_second_start_writes_only_missing_shards(whole, tars, tmp_path, monkeypa
         return write_shard(path, records, progress)
 
     monkeypatch.setattr(writer, "_write_shard", failing)
-    assert main(cases.command(tars, tmp_path)) == 1
-    assert "No space left on device; the same command continues" in cases.failed_line(capsys)
+    assert "No space left on device; the same command continues" in cases.failed(
+        capsys, 1, cases.command(tars, tmp_path)
+    )
     assert not (tmp_path / "imagenet2012/5.1.0").exists()
     assert not tfds.builder("imagenet2012", data_dir=tmp_path, file_format="array_record").is_prepared()
     assert version.list_all_versions(tmp_path / "imagenet2012") == []
@@ -73,14 +74,12 @@ def test_unlisted_or_missing_shard_is_written_again(whole, tars, tmp_path, monke
 
 def test_changed_plan_is_refused_with_the_differences(tars, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(writer, "_write_shards", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
-    assert main(cases.command(tars, tmp_path)) == 1
-    cases.failed_line(capsys)
+    cases.failed(capsys, 1, cases.command(tars, tmp_path))
     files = cases.imagenet_files()
     files["train"]["n01440764_0.JPEG"] += b"\0"
     other = cases.imagenet_tars(tmp_path / "other", files)
     before = cases.read_shards(tmp_path / "imagenet2012/5.1.0.incomplete")
-    assert main(cases.command(other, tmp_path)) == 2
-    line = cases.failed_line(capsys)
+    line = cases.failed(capsys, 2, cases.command(other, tmp_path))
     assert f"source was '{tars}', is now '{other}'" in line and "splits.train.digest" in line
     assert "splits.validation" not in line
     assert f"remove {tmp_path}/imagenet2012/5.1.0.incomplete" in line
@@ -91,8 +90,7 @@ def test_foreign_files_are_left_alone(tars, tmp_path, capsys):
     incomplete = tmp_path / "imagenet2012/5.1.0.incomplete"
     incomplete.mkdir(parents=True)
     (incomplete / "thesis.txt").write_text("all of it")
-    assert main(cases.command(tars, tmp_path)) == 2
-    assert "holds files but no plan.json" in cases.failed_line(capsys)
+    assert "holds files but no plan.json" in cases.failed(capsys, 2, cases.command(tars, tmp_path))
     assert (incomplete / "thesis.txt").read_text() == "all of it"
 
 
@@ -101,8 +99,7 @@ def test_two_processes_do_not_meet(tars, tmp_path, capsys):
     incomplete.mkdir(parents=True)
     with (incomplete / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(cases.command(tars, tmp_path)) == 2
-    assert "is being written by another process" in cases.failed_line(capsys)
+        assert "is being written by another process" in cases.failed(capsys, 2, cases.command(tars, tmp_path))
     assert main(cases.command(tars, tmp_path)) == 0
 
 

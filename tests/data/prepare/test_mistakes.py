@@ -11,14 +11,12 @@ from tests.data.prepare.prepare_cases import main
 
 def test_second_preparation_writes_nothing(tars, prepared, capsys):
     before = cases.read_shards(prepared / "imagenet2012/5.1.0")
-    assert main(cases.command(tars, prepared)) == 2
-    assert "imagenet2012/5.1.0 is already prepared" in cases.failed_line(capsys)
+    assert "imagenet2012/5.1.0 is already prepared" in cases.failed(capsys, 2, cases.command(tars, prepared))
     assert cases.read_shards(prepared / "imagenet2012/5.1.0") == before
 
 
 def test_incomplete_imagenet(tars, tmp_path, capsys):
-    assert main(cases.command(tars, tmp_path)[:3]) == 2
-    line = cases.failed_line(capsys)
+    line = cases.failed(capsys, 2, cases.command(tars, tmp_path)[:3])
     assert "27 of 1,281,167 train images and 5 of 50,000 validation images" in line and "--partial" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -29,8 +27,7 @@ def test_missing_imagenet_tar_is_named(tars, tmp_path, capsys, missing):
     name = "ILSVRC2012_img_val.tar" if missing == "train" else "ILSVRC2012_img_train.tar"
     os.symlink(tars / name, tmp_path / "some" / name)
     arguments = cases.command(tmp_path / "some", tmp_path)
-    assert main(arguments[:3]) == 2
-    line = cases.failed_line(capsys)
+    line = cases.failed(capsys, 2, arguments[:3])
     assert f"no ILSVRC2012_img_{missing}.tar in {tmp_path}/some" in line and "--partial" in line
     assert main(arguments) == 0
     counts = {part["name"]: part["shardLengths"] for part in cases.info(tmp_path / "imagenet2012/5.1.0")["splits"]}
@@ -39,8 +36,7 @@ def test_missing_imagenet_tar_is_named(tars, tmp_path, capsys, missing):
 
 def test_folder_without_tars_is_refused(tmp_path, capsys):
     for more in ([], ["--partial"]):
-        assert main(["imagenet2012", f"--manual_dir={tmp_path}", f"--data_dir={tmp_path}", *more]) == 2
-        line = cases.failed_line(capsys)
+        line = cases.failed(capsys, 2, ["imagenet2012", f"--manual_dir={tmp_path}", f"--data_dir={tmp_path}", *more])
         words = ("ILSVRC2012_img_train.tar", str(tmp_path), "register at https://image-net.org", "--manual_dir")
         assert all(word in line for word in words), line
 
@@ -51,8 +47,7 @@ def test_truncated_tar_is_refused(tars, tmp_path, capsys):
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(data[: at + 100])
     os.symlink(tars / "ILSVRC2012_img_val.tar", tmp_path / "ILSVRC2012_img_val.tar")
     arguments = cases.command(tmp_path, tmp_path / "data")
-    assert main(arguments[:3]) == 1
-    assert "ILSVRC2012_img_train.tar is cut off or damaged" in cases.failed_line(capsys)
+    assert "ILSVRC2012_img_train.tar is cut off or damaged" in cases.failed(capsys, 1, arguments[:3])
     assert main(arguments) == 0
     found = set(cases.stored(tmp_path / "data"))
     assert found == {f"n01440764_{i * 7}.JPEG" for i in range(9)} | {f"n02105855_{i * 7}.JPEG" for i in range(3)}
@@ -72,16 +67,14 @@ def test_tars_of_something_else(tars, tmp_path, capsys, file, data, words):
         os.symlink(tars / name, tmp_path / name)
     (tmp_path / file).unlink()
     (tmp_path / file).touch() if data is None else cases.tar(tmp_path / file, data)
-    assert main(cases.command(tmp_path, tmp_path)[:3]) == 1
-    assert words in cases.failed_line(capsys)
+    assert words in cases.failed(capsys, 1, cases.command(tmp_path, tmp_path)[:3])
 
 
 def test_damaged_image_is_named(tmp_path, capsys):
     files = cases.imagenet_files()
     files["validation"]["ILSVRC2012_val_00000002.JPEG"] = b"no image at all"
     tars = cases.imagenet_tars(tmp_path, files)
-    assert main(cases.command(tars, tmp_path)) == 1
-    line = cases.failed_line(capsys)
+    line = cases.failed(capsys, 1, cases.command(tars, tmp_path))
     assert f"ILSVRC2012_val_00000002.JPEG in {tmp_path}/ILSVRC2012_img_val.tar: it is not an image" in line
     assert main(cases.command(tars, tmp_path, "--on_error=skip")) == 0
     output = capsys.readouterr()
@@ -105,10 +98,8 @@ sys.exit(main(sys.argv))"""
 
 def test_unwritable_directory_is_refused(tars, tmp_path, capsys):
     (tmp_path / "imagenet2012").write_text("")
-    assert main(cases.command(tars, tmp_path)) == 1
-    assert f"{tmp_path}/imagenet2012" in cases.failed_line(capsys)
-    assert main(cases.command(tars, tmp_path / "imagenet2012")) == 2
-    assert "is a file; give a directory" in cases.failed_line(capsys)
+    assert f"{tmp_path}/imagenet2012" in cases.failed(capsys, 1, cases.command(tars, tmp_path))
+    assert "is a file; give a directory" in cases.failed(capsys, 2, cases.command(tars, tmp_path / "imagenet2012"))
 
 
 @pytest.mark.parametrize(
@@ -130,12 +121,12 @@ def test_unwritable_directory_is_refused(tars, tmp_path, capsys):
         (["folder", "--from=.", "--data_dir=d"], ["--name"]),
         (["folder", "--from=nowhere", "--data_dir=d", "--name=a"], ["nowhere is no directory"]),
         (["folder", "--from=.", "--data_dir=../d", "--name=a"], ["no class folders"]),
+        (["folder", "--from=.", "--data_dir=../d", "--name=a", "--eval_split=holdout"], ["no folder 'holdout'"]),
     ],
 )
 def test_command_line(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    line = cases.failed_line(capsys)
+    line = cases.failed(capsys, 2, arguments)
     assert all(word in line for word in words), line
     assert list(tmp_path.iterdir()) == []
 

@@ -23,11 +23,10 @@ def test_resume_drops_broken_lines_and_lines_after_the_checkpoint(tmp_path):
 
 def events(directory):
     """The events of each file, oldest file first."""
-    return [list(run_cases.events(path)) for path in sorted(directory.glob(workdir.EVENTS), key=file_number)]
-
-
-def file_number(path):
-    return int(path.suffix[1:])
+    return [
+        list(run_cases.events(path))
+        for path in sorted(directory.glob(workdir.EVENTS), key=lambda path: int(path.suffix[1:]))
+    ]
 
 
 def test_resume_purges_tensorboard_events(tmp_path):
