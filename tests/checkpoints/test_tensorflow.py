@@ -129,16 +129,11 @@ def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, word
 
 
 @pytest.mark.parametrize(
-    ("names", "given"),
-    [
-        (["model.ckpt-1.index"], "model.ckpt-1"),
-        (["checkpoint"], ""),
-        (["saved_model.pb"], ""),
-    ],
+    ("name", "given"), [("model.ckpt-1.index", "model.ckpt-1"), ("checkpoint", ""), ("saved_model.pb", "")]
 )
-def test_missing_tensorflow_names_the_extra(names, given, tmp_path, monkeypatch):
+def test_missing_tensorflow_names_the_extra(name, given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    made.write_files(tmp_path, dict.fromkeys(names, b""))
+    (tmp_path / name).touch()
     with pytest.raises(checkpoints.WeightsError, match=r"pip install 'mixedres\[tf\]' to read it"):
         checkpoints.read(tmp_path / given)
 
