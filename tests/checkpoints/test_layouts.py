@@ -10,12 +10,11 @@ import pytest
 from mixedres import checkpoints, models
 from mixedres.models import name_of
 
-POLICY = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
-
 
 def network(name="cifar_resnet8", classes=10, version=None):
     """Variables of a network, of random numbers in every leaf."""
-    model = models.create(name, num_classes=classes, policy=POLICY, version=version)
+    policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
+    model = models.create(name, num_classes=classes, policy=policy, version=version)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)

@@ -4,7 +4,6 @@ Whole networks of the official models are in tests/original; here are keras.appl
 be.
 """
 
-import shutil
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ import pytest
 
 from mixedres import checkpoints, convert, main, models, precision
 from mixedres.checkpoints import load, tensorflow_files, tensorflow_names
+from tests.data import made
 
 RNG = np.random.default_rng(0)
 
@@ -102,14 +102,6 @@ def test_unknown_variables_are_refused(variables, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def made(folder, names):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(b"")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("names", "given", "words"),
     [
@@ -124,7 +116,9 @@ def made(folder, names):
     ],
 )
 def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, words, tmp_path, capsys):
-    folder = made(tmp_path / "given", names)
+    folder = tmp_path / "given"
+    folder.mkdir()
+    made.write_files(folder, dict.fromkeys(names, b""))
     command = ["--config=digits:fp32,model=cifar_resnet8,steps=1", f"--config.init_from={folder / given}"]
     assert main.main(["mixedres", *command, f"--workdir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
@@ -135,16 +129,11 @@ def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, word
 
 
 @pytest.mark.parametrize(
-    ("names", "given"),
-    [
-        (["model.ckpt-1.index"], "model.ckpt-1"),
-        (["checkpoint"], ""),
-        (["saved_model.pb"], ""),
-    ],
+    ("name", "given"), [("model.ckpt-1.index", "model.ckpt-1"), ("checkpoint", ""), ("saved_model.pb", "")]
 )
-def test_missing_tensorflow_names_the_extra(names, given, tmp_path, monkeypatch):
+def test_missing_tensorflow_names_the_extra(name, given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    made(tmp_path, names)
+    (tmp_path / name).touch()
     with pytest.raises(checkpoints.WeightsError, match=r"pip install 'mixedres\[tf\]' to read it"):
         checkpoints.read(tmp_path / given)
 
@@ -222,22 +211,19 @@ def written(tmp_path_factory):
 
     def save(name, variables):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            made = [tf.compat.v1.get_variable(key, initializer=value) for key, value in variables.items()]
+            held = [tf.compat.v1.get_variable(key, initializer=value) for key, value in variables.items()]
             session.run(tf.compat.v1.global_variables_initializer())
-            tf.compat.v1.train.Saver(made).save(session, str(folder / name / "model.ckpt"))
+            tf.compat.v1.train.Saver(held).save(session, str(folder / name / "model.ckpt"))
 
     save("whole", small_r1() | {"global_step": np.int64(3), "scope/conv2d_3/kernel/Momentum": normal(3, 3, 3, 4)})
     save("slots", {f"{key}/Momentum": value for key, value in small_r1().items()})
     save("half", {key: value.astype(np.float16) for key, value in small_r1().items()})
     save("dense", {"dense/kernel": normal(3, 4), "dense/bias": normal(4)})
     save("cut", small_r1())
-    made(folder / "frozen", ["saved_model.pb"])
-    made(folder / "gone", [])
-    (folder / "gone" / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-2"\n')
-    (folder / "saved" / "variables").mkdir(parents=True)
-    (folder / "saved" / "saved_model.pb").touch()
+    files = {"gone/checkpoint": b'model_checkpoint_path: "model.ckpt-2"\n', "frozen/saved_model.pb": b""}
     for path in (folder / "whole").glob("model.ckpt.*"):
-        shutil.copy(path, folder / "saved" / "variables" / path.name.replace("model.ckpt", "variables"))
+        files["saved/variables/" + path.name.replace("model.ckpt", "variables")] = path.read_bytes()
+    made.write_files(folder, files | {"saved/saved_model.pb": b""})
     data = folder / "cut" / "model.ckpt.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
     return folder

@@ -23,10 +23,9 @@ def take(source, batch_size, count, **options):
 
 
 def same(a, b):
-    def equal(x, y):
-        return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
-
-    return len(a) == len(b) and all(map(equal, a, b))
+    pairs = list(zip(a, b, strict=False))
+    keys_agree = len(a) == len(b) and all(x.keys() == y.keys() for x, y in pairs)
+    return keys_agree and all(np.array_equal(x[key], y[key]) for x, y in pairs for key in x)
 
 
 def joined(parts):

@@ -196,14 +196,8 @@ def prepare(root, name, splits, *, file_format="array_record", features=None, ve
             path = directory / f"{last}-{split}.{file_format}-{shard:05d}-of-{shards:05d}"
             write = write_tfrecord if file_format == "tfrecord" else write_array_record
             write(path, part)
-        infos.append(
-            tfds.core.SplitInfo(
-                name=split,
-                shard_lengths=[len(part) for part in parts],
-                num_bytes=sum(map(len, records)),
-                filename_template=template,
-            )
-        )
+        sizes = {"shard_lengths": list(map(len, parts)), "num_bytes": sum(map(len, records))}
+        infos.append(tfds.core.SplitInfo(name=split, filename_template=template, **sizes))
     tfds.folder_dataset.write_metadata(data_dir=directory, features=features, split_infos=infos, check_data=False)
     info = json.loads((directory / "dataset_info.json").read_text())
     info["fileFormat"] = file_format

@@ -112,7 +112,6 @@ def report(dtype="float16", kept="", log2_scale=10):
     ],
 )
 def test_doctor_takes_overrides_of_the_config(preset, found, lines):
-    """Each begins with these words."""
     told = examine.overrides(found, run_cases.tiny(preset))
     assert len(told) >= len(lines) and all(a.startswith(b) for a, b in zip(told, lines, strict=False))
 

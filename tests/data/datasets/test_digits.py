@@ -29,7 +29,7 @@ def rows(images, labels):
     return [np.uint8(image).tobytes() + bytes([label]) for image, label in pairs]
 
 
-def test_parts_are_disjoint_whole_and_in_the_order_of_scikit_learn():
+def test_parts_are_disjoint_whole_and_ordered_as_in_scikit_learn():
     images, labels = original()
     place = {row: i for i, row in enumerate(rows(15 * images, labels))}
     source = loaded(8)

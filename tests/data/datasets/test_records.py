@@ -206,10 +206,9 @@ def test_truncation_at_any_byte_is_found(tmp_path):
             records.offsets(tmp_path / "file")
 
 
-HUGE = struct.pack("<QI", 2**64 - 1, 0)
-
-
-@pytest.mark.parametrize("data", [b"\xff\xd8 an image, say, of some length", HUGE + bytes(20)])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xd8 an image, say, of some length", struct.pack("<QI", 2**64 - 1, 0) + bytes(20)]
+)
 def test_something_else_is_no_tfrecord(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ValueError, match="is cut off after 0 records, or is no TFRecord file"):

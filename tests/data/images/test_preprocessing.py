@@ -275,13 +275,17 @@ def test_large_crops_decoded_smaller_look_the_same(kind, box, size, shrink, inte
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_crop_box_refers_to_the_upright_image(orientation):
-    pixels = made.photo(90, 140, seed=2)
-    data = made.turned(made.Image.fromarray(pixels), orientation, quality=95, subsampling=0)
-    upright = decode.decode(data, decode.header(data, apply_exif=True))
-    for box, size in (((11, 22, 40, 60), 24), ((4, 8, 80, 72), 16)):
-        found = cut(data, box, size, cv2.INTER_AREA, apply_exif=True)
-        assert made.psnr(found, made.average(part_of(upright, box), size)) > 30
+@pytest.mark.parametrize(("box", "size"), [((11, 22, 40, 60), 24), ((4, 8, 80, 72), 16)])
+def test_crop_box_refers_to_the_upright_image(orientation, box, size):
+    data = made.turned(made.Image.fromarray(made.photo(90, 140, seed=2)), orientation, quality=95, subsampling=0)
+    head, exact = decode.header(data, apply_exif=True), np.zeros((size, size, 3), np.float32)
+    upright, fast = (part_of(decode.decode(data, head, fast_dct=fast), box) for fast in (False, True))
+    found = cut(data, box, size, cv2.INTER_AREA, apply_exif=True)
+    assert made.psnr(found, made.average(upright, size)) > 30
+    for mirror in (False, True):
+        squares.random_square(data, head, Box(*box), exact, resize="official", mirror=mirror)
+        expected = made.legacy(fast[:, ::-1] if mirror else fast, (size, size))
+        np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
 
 
 def test_published_numbers():
