@@ -29,10 +29,8 @@ SMALL = (
 SPEEDS = {"examples_per_second", "data_wait"}
 PARTIAL = "*.orbax-checkpoint-tmp*"
 SHARED_MEMORY = Path("/dev/shm")
-# Seconds in which everything that a run started must be gone.
-PATIENCE = 10.0
-# Seconds in which shared memory of another program goes: a run beside this one keeps some to its end.
-PATIENCE_WITH_OTHERS = 120.0
+# Seconds in which everything that a run started must be gone, on a machine with other work.
+PATIENCE = 60.0
 
 
 def command(options, workdir):
@@ -184,12 +182,21 @@ def shared_memory():
 
 
 def left_in_shared_memory(before):
-    """Returns what is there now, was not before, and stays: what another program has just made goes in time."""
+    """Returns what is there now, was not before, and stays although no process uses it."""
     left = shared_memory() - before
-    deadline = time.monotonic() + PATIENCE_WITH_OTHERS
-    while (left := {path for path in left if path.exists()}) and time.monotonic() < deadline:
+    deadline = time.monotonic() + PATIENCE
+    while (left := {path for path in left if path.exists() and not _is_used(path)}) and time.monotonic() < deadline:
         time.sleep(0.05)
     return sorted(map(str, left))
+
+
+def _is_used(path):
+    """Returns whether a process, such as another run beside this one, has mapped a file."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if str(path) in maps.read_text():
+                return True
+    return False
 
 
 def outcome(workdir):
