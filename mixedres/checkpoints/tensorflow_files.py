@@ -65,7 +65,9 @@ def read_checkpoint(path: pathlib.Path) -> dict[str, np.ndarray]:
         wanted = {key: name for key, name in floats.items() if not _NOT_OF_THE_NETWORK.search(key)}
         found = {name: reader.get_tensor(key) for key, name in wanted.items()}
     except Exception as error:  # its readers fail in many ways
-        raise WeightsError(f"{path} is no whole checkpoint of TensorFlow ({one_line(error)}); copy it again") from None
+        is_folder = path.is_dir() and not is_saved_model  # its file 'checkpoint' may have the path of before a move
+        advice = "name the files without .index, such as model.ckpt-1234" if is_folder else "copy it again"
+        raise WeightsError(f"{path} is no whole checkpoint of TensorFlow ({one_line(error)}); {advice}") from None
     if not found:
         what = f"the state of an optimizer alone ({min(floats.values())} ...)" if floats else "no float variables"
         raise WeightsError(f"{path} holds {what}; name a checkpoint with the network's variables")

@@ -59,6 +59,12 @@ def _environment():
     return {key: value for key, value in os.environ.items() if not key.startswith(("XLA_", "JAX_"))}
 
 
+def newest(folder):
+    """The prefix of the checkpoint in a folder that was moved; its file 'checkpoint' has the path of before."""
+    (index,) = (folder / "checkpoint").glob("*.index")
+    return index.with_suffix("")
+
+
 def experiment_of(case, checkpoint):
     """The experiment of a recipe on the case's batch, and its state with the weights of the original's checkpoint."""
     config = resolve(case.recipe, "fp32")
@@ -119,7 +125,7 @@ def quickly(jitted, *args):
 def test_logits_in_evaluation(name, limit, found):
     """From the checkpoint and from the SavedModel."""
     case, folder = cases.ALL[name], found(name)
-    experiment, state, initial = experiment_of(case, folder / "checkpoint")
+    experiment, state, initial = experiment_of(case, newest(folder))
     saved = start.load_weights(str(folder / "saved_model"), experiment.variable_shapes, experiment.model)
     jax.tree.map(np.testing.assert_array_equal, saved.variables, initial.variables)
     apply = jax.jit(lambda variables, images: experiment.model.apply(variables, images, train=False))
@@ -142,7 +148,7 @@ LIMITS = {
 def test_two_steps_equal_the_original(name, found):
     """Logits in training, gradients with L2, statistics, rates and weights."""
     case, folder, limits = cases.ALL[name], found(name), LIMITS[name]
-    experiment, state, _ = experiment_of(case, folder / "checkpoint")
+    experiment, state, _ = experiment_of(case, newest(folder))
     theirs = np.load(folder / "found.npz")
     batch = {"image": case.images, "label": case.labels}
     measured = {}
