@@ -15,6 +15,7 @@ LEFT = {
     "diffrax Tsit5, RecursiveCheckpoint": "sums of products in the solver",
     "diffrax Tsit5, Backsolve": "sums of products in the solver",
     "optimistix fixed point": "sums of products in the solver",
+    "jax odeint": "sums of products in the solver",
     "optax ctc": "sums of products with one-hot vectors",
     "optax multiclass hinge": "sums of products with one-hot vectors",
     "optax sparsemax": "sums of products with one-hot vectors",
@@ -28,7 +29,7 @@ LEAN = {
     *("Equinox ViT", "Equinox GPT", "Equinox LSTM", "Equinox GRU", "Keras LSTM", "Keras GRU"),
 }
 # Gradients whose error differs from that of the own half mode by chance: a relu flips, a solver takes another step.
-BY_CHANCE = {"diffrax Tsit5, Backsolve"}
+BY_CHANCE = {"diffrax Tsit5, Backsolve", "Haiku ResNet, training"}
 # At least one of each library, and of each kind of rule: convolutions, norms, dropout, scan, while, custom_vjp,
 # checkpoint, ragged and sorted products, factorizations, complex numbers.
 CHOSEN = {
