@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from mixedres.models import fused
 from mixedres.models.fused.statistics import _parts, channel_sums
 from mixedres.models.operations import max_pool
+from tests.models.networks import relative
 
 EPSILON = 1e-3  # large enough that forgetting it, or adding it elsewhere, shows
 SHAPES = {"map": (4, 6, 5, 7), "large": (2, 16, 18, 3), "vector": (48, 5)}
@@ -78,11 +79,6 @@ def in_half(kinds, shape, half):
     """The same with maps in half and vectors in float32."""
     args = zip(arguments(kinds, shape), kinds, strict=True)
     return [x.astype(jnp.dtype(half) if kind == "m" else np.float32) for x, kind in args]
-
-
-def relative(actual, expected):
-    expected = np.asarray(expected, np.float64)
-    return np.abs(np.asarray(actual, np.float64) - expected).max() / np.abs(expected).max()
 
 
 def with_gradients(fn, g, *args):
