@@ -83,7 +83,7 @@ class Case:
 def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step, and the sizes of the network's parameters."""
     experiment = build(command_flags.parse(["aot", *case.arguments]).config)
-    experiment = experiment.on(make_mesh(GPUS[case.gpu].devices()))
+    experiment = dataclasses.replace(experiment, mesh=make_mesh(GPUS[case.gpu].devices()))
     with without_cache():
         compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
     return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}

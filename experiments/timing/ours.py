@@ -90,7 +90,7 @@ class Prediction(Ours):
         spec = InputSpec(task.images.shape[1:], task.mean, task.std)
         variables = {"params": task.params, "batch_stats": task.batch_stats}
         names = tuple(map(str, range(task.num_classes)))
-        network = Classifier(task.model, model, chosen, spec, names, variables).on(device.platform)
+        network = Classifier(task.model, model, chosen, spec, names, variables)
         mesh = make_mesh([device])
         whole, self._split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
         run = jax.jit(network.probabilities, in_shardings=(whole, self._split), out_shardings=self._split)

@@ -179,19 +179,19 @@ def bodies(eqn: Equation) -> list[Any]:
     return list(_jaxprs(tuple(eqn.params.values())))
 
 
-def equations(jaxpr: Any, *, every_platform: bool = False) -> Iterator[Equation]:
+def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool = False) -> Iterator[Equation]:
     """Yields all equations of a jaxpr and of the jaxprs in the parameters of its equations.
 
     Args:
       jaxpr: closed or open.
-      every_platform: yield the equations of all branches of a `lax.platform_dependent`; False: of its default branch
-        alone, if there is one.
+      platform: the platform whose branch of a `lax.platform_dependent` is entered; see `platform_branch`.
+      every_platform: enter all branches of a `lax.platform_dependent`, whatever `platform` is.
     """
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
-        chosen = None if every_platform else platform_branch(eqn, None)
+        chosen = None if every_platform else platform_branch(eqn, platform)
         for inner in bodies(eqn) if chosen is None else [eqn.params["branches"][chosen]]:
-            yield from equations(inner, every_platform=every_platform)
+            yield from equations(inner, platform, every_platform=every_platform)
 
 
 def platform_branch(eqn: Equation, platform: str | None) -> int | None:

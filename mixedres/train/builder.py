@@ -85,7 +85,6 @@ def build(config: ConfigDict) -> Experiment:
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
     options = config.model.to_dict()
-    platform = mesh.devices.flat[0].platform
     fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].device_kind)
     with errors("config.model"):
         model = models.create(
@@ -96,7 +95,6 @@ def build(config: ConfigDict) -> Experiment:
             unbiased=config.batch_norm.unbiased,
             axis_name=AXIS if config.batch_norm.sync else None,
             fused=fused,
-            platform=platform,
             **chosen.network_options,
         )
     steps_per_epoch = source.train_examples // batch_size

@@ -166,11 +166,6 @@ class Experiment:
         apply_fn = self.precision.rewrite(self.model.apply)
         return step.jit_eval_step(self.mesh, apply_fn=apply_fn, normalize=self.normalize_fn)
 
-    def on(self, mesh: jax.sharding.Mesh) -> Experiment:
-        """This experiment on the devices of another mesh, with the network in the form for them."""
-        model = self.model.clone(platform=mesh.devices.flat[0].platform)
-        return dataclasses.replace(self, mesh=mesh, model=model)
-
     def in_precision(self, chosen: Precision) -> Experiment:
         """This experiment with the network in another precision, and the same config and loss scale."""
         fused = self.model.fused and chosen.why_not_fusable is None
