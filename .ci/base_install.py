@@ -15,7 +15,7 @@ names = sorted({found.metadata["Name"].lower() for found in importlib.metadata.d
 print(len(names), "packages:", *names)
 assert len(names) <= 10
 
-from mixedres import autocast, numerics, precision  # noqa: E402
+from mixedres import amp, numerics, precision  # noqa: E402
 
 
 def blocks(page):
@@ -41,7 +41,7 @@ report = numerics.examine(loss, {"w": jnp.eye(4)}, jnp.ones((2, 4)))
 print(report)
 report.to_html("report.html")
 finding = numerics.first_nonfinite(jax.grad(loss), {"w": jnp.eye(4)}, jnp.full((2, 4), jnp.inf))
-assert finding.origin is not None and "16" in str(precision.get("fp16").policy) and autocast.LEVELS
+assert finding.origin is not None and "16" in str(precision.get("fp16").policy) and amp.LEVELS
 
 commands = {
     "main": ["--config=digits:fp16"],

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from mixedres import numerics
-from mixedres.autocast import autocast, explain
+from mixedres.amp import autocast, explain
 
 
 def network():

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from mixedres import numerics, precision
-from mixedres.autocast import autocast, explain
+from mixedres.amp import autocast, explain
 
 WIDTH, LAYER = 64, {"qkv": (3, 64, 192), "out": (3, 64, 64), "up": (3, 64, 256), "down": (3, 256, 64)}
 SHAPES = {"embed": (8, WIDTH), "position": (8, WIDTH), "head": (WIDTH, 10), **LAYER}

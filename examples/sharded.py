@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
 from mixedres import numerics, precision
-from mixedres.autocast import autocast, explain
+from mixedres.amp import autocast, explain
 
 SPECS = {"up": P(None, "model"), "down": P("model", None), "head": P()}
 

@@ -13,7 +13,7 @@ import optax
 from transformers import FlaxGPT2LMHeadModel, GPT2Config
 
 from mixedres import numerics, precision
-from mixedres.autocast import autocast, explain
+from mixedres.amp import autocast, explain
 
 WORDS, LENGTH, BATCH = 16, 16, 64
 SIZES = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 2}

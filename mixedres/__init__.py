@@ -1,7 +1,18 @@
-"""Half-precision training of ResNets in JAX/Flax.
+"""Half-precision training of ResNets in JAX/Flax, and precision tools for any JAX program.
 
-``mixedres.autocast``, ``mixedres.precision`` (presets, loss scales, the optax wrapper) and ``mixedres.numerics`` stand
-alone: they need neither flax nor the trainer.
+`mixedres.amp`, `mixedres.precision` (presets, loss scales, the optax wrapper) and `mixedres.numerics` need neither flax
+nor the trainer. Importing this package imports nothing heavy: each name is imported when it is first used.
 """
 
+from typing import TYPE_CHECKING
+
+from mixedres._internal.lazy import importer
+
+if TYPE_CHECKING:
+    from mixedres import amp, data, models, numerics, precision, train
+    from mixedres.amp import autocast, explain
+
 __version__ = "0.1.0"
+__all__ = ["amp", "autocast", "data", "explain", "models", "numerics", "precision", "train"]
+
+__getattr__ = importer(__name__, {"autocast": "amp", "explain": "amp"})

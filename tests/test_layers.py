@@ -14,7 +14,7 @@ PACKAGE = ROOT / "mixedres"
 # The whole rule of imports: a line imports only from lines above it, and no unit of a line knows another of that line.
 LAYERS = (
     ("_internal",),
-    ("autocast", "numerics", "models", "data"),
+    ("amp", "numerics", "models", "data"),
     ("precision",),
     ("config",),
     ("checkpoints",),
@@ -25,7 +25,7 @@ LAYERS = (
 # Imports from outside the standard library: what a unit needs. Units that are not here may import what `train` brings.
 NEEDS = {
     "_internal": {"jax", "jaxlib", "numpy", "tqdm"},
-    "autocast": {"jax", "numpy"},
+    "amp": {"jax", "numpy"},
     "numerics": {"jax", "numpy", "flax"},
     "models": {"jax", "flax", "jmp"},
     "data": {"PIL", "absl", "array_record", "cv2", "google", "google_crc32c", "grain", "numpy", "scipy"}
@@ -95,7 +95,7 @@ def test_libraries_are_imported_only_by_the_listed_files():
         if file.startswith("_internal/") and "jax" in roots:
             assert file in {f"_internal/{name}.py" for name in ("jax_compat", "tree", "mesh")}, file
         if "flax" in roots:
-            assert file.startswith("models/") or file == "numerics/linen.py", file
+            assert file.startswith("models/") or file == "numerics/_linen.py", file
         if "tensorflow" in roots:
             assert file in ("export/saved_model.py", "checkpoints/tensorflow_files.py"), file
         private = {name for name in imports(path) if "._src" in name or name.startswith("jaxlib")}
@@ -193,12 +193,12 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] == "tensorf
         ("mixedres.data", "numpy", ["grain", "tensorflow_datasets", "array_record", "cv2", "PIL", "simplejpeg"]),
         ("mixedres.data", "numpy", ["mixedres.config", *(f"mixedres.data.{name}" for name in ("datasets", "images"))]),
         # flax and optax import others (orbax, absl); only what the module adds to them counts.
-        ("mixedres.autocast", "jax", ["flax", "jmp", "optax", "absl", "ml_collections", "mixedres.precision"]),
+        ("mixedres.amp", "jax", ["flax", "jmp", "optax", "absl", "ml_collections", "mixedres.precision"]),
         ("mixedres.numerics", "jax", ["flax", "jmp", "optax", "absl", "ml_collections", "mixedres.precision"]),
         ("mixedres.precision", "optax, jmp", ["flax", "ml_collections", "orbax", "sklearn", "tensorboardX"]),
         ("mixedres.models", "flax.linen, jmp", ["orbax", "sklearn", "ml_collections", "mixedres.precision"]),
         (
-            "mixedres.predict.predictions",
+            "mixedres.predict.inference",
             "flax.linen, jmp, optax, orbax.checkpoint",
             ["mixedres.train", "tensorboardX", "mixedres.doctor"],
         ),

@@ -1,6 +1,6 @@
 """An extension of griffe, which reads the docstrings of the API reference.
 
-It handles three habits of this code: a function named as its module (`mixedres.autocast.explain`), a constant whose
+It handles three habits of this code: a function named as its module (`mixedres.amp.explain`), a constant whose
 description is the comment above it, and an entry that describes several parameters (`low, high: bounds`).
 """
 

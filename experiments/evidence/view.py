@@ -34,7 +34,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import recorded, unflatten
 from mixedres.data.datasets import cluttered_digits
 from mixedres.data.datasets.cluttered_digits import DRAWS
-from mixedres.doctor.examine import examine
+from mixedres.doctor.examination import examine
 
 # What a file of evidence has of its sweep.
 KEPT = ("question", "sweep", "model", "data", "date", "processor", "device", "versions", "notes")

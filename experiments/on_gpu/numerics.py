@@ -19,7 +19,7 @@ from mixedres._internal.names import PRESETS
 from mixedres._internal.tree import named_leaves
 from mixedres.data import Batch
 from mixedres.models import normalize
-from mixedres.numerics.exponents import BINS, exponents
+from mixedres.numerics._exponents import BINS, exponents
 from mixedres.train import losses, start, step
 from mixedres.train.experiment import Experiment
 

@@ -28,7 +28,7 @@ from mixedres._internal import environment
 from mixedres.data.datasets import folder
 from mixedres.data.images import loader, preprocessing, worker_processes
 from mixedres.predict.classifier import Classifier
-from mixedres.predict.predictions import predictions
+from mixedres.predict.inference import predictions
 
 IMAGES, SIZES, BATCH = 1000, (16, 32), 64
 

@@ -32,7 +32,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import flags as command_flags
 from mixedres.train import optimizers, start
 from mixedres.train.builder import build
-from mixedres.train.debug import compare
+from mixedres.train.debug import comparison
 from mixedres.train.experiment import Experiment
 
 NETWORK = {"model.name": "cifar_resnet20", "data.name": "synthetic", "data.image_size": 32, "data.num_classes": 10}
@@ -95,7 +95,7 @@ def prepare(given: Experiment) -> tuple[list[Step], list[str]]:
     sgd = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1), weight_decay=1e-4)
     batch = given.shard_batch(next(iter(given.source.train_batches(given.batch_size, seed=0, first_step=0))))
     on_cpu = given.devices[0].platform == "cpu"
-    shadow = compare.in_float32(given, compare.IN_FLOAT32 if on_cpu else compare.IN_BFLOAT16)
+    shadow = comparison.in_float32(given, comparison.IN_FLOAT32 if on_cpu else comparison.IN_BFLOAT16)
     programs, failed = [], []
 
     def attempt(kind: type[Step], name: str, function: Any, state: Any, options: dict[str, Any] | None = None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from mixedres import autocast, precision
+from mixedres import amp, precision
 from mixedres._internal.errors import errors
 
 
@@ -48,5 +48,5 @@ def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
     level = options.pop("level")
     moves = {key: {name.strip() for name in text.split(",")} for key, text in options.items() if text.strip()}
     if moves:
-        autocast.Lists().replace(moves)  # raises here, so that the message names config.autocast
+        amp.Lists().replace(moves)  # raises here, so that the message names config.autocast
     return {"lists": moves or None, "level": level}

@@ -47,7 +47,7 @@ def doctor(given: Sequence[str]) -> None:
     """
     options = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
-    from mixedres.doctor.examine import examine, overrides
+    from mixedres.doctor.examination import examine, overrides
 
     report = examine(options.config, options.workdir, options.steps, options.compare)
     console.show("", *report.to_text(problems_only=True).splitlines())

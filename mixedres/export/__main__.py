@@ -32,7 +32,7 @@ def export(given: Sequence[str]) -> None:
     # Imported here so that --help and a mistake in the command need not wait for JAX.
     from mixedres._internal.environment import versions
     from mixedres.export import files
-    from mixedres.export.export import PLATFORMS, exported, write
+    from mixedres.export.network import PLATFORMS, exported, write
     from mixedres.predict.classifier import from_args
 
     chosen = from_args(options)

@@ -1,6 +1,6 @@
 """ResNets as Flax modules that take jmp policies."""
 
-from mixedres.models.create import INITIALIZERS, NAMES, OPTIONS, check_options, create, default_version, name_of
+from mixedres.models.factory import INITIALIZERS, NAMES, OPTIONS, check_options, create, default_version, name_of
 from mixedres.models.layers import module_paths, policy_at
 from mixedres.models.resnet import ResNet
 

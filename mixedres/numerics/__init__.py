@@ -1,12 +1,12 @@
 """Examines the numbers inside a function: ranges of tensors, and where they stop being finite; needs only jax."""
 
-from mixedres.numerics.examine import TensorCounts, examine
-from mixedres.numerics.exponents import Exponents, exponents
-from mixedres.numerics.nonfinite.finding import ArrayRecord, Finding, Origin
-from mixedres.numerics.nonfinite.first_nonfinite import first_nonfinite
-from mixedres.numerics.report import Comparison, Report
-from mixedres.numerics.rows import TensorRow
-from mixedres.numerics.taps import tap
+from mixedres.numerics._examine import TensorCounts, examine
+from mixedres.numerics._exponents import Exponents, exponents
+from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding, Origin
+from mixedres.numerics._nonfinite.search import first_nonfinite
+from mixedres.numerics._report import Comparison, Report
+from mixedres.numerics._rows import TensorRow
+from mixedres.numerics._taps import tap
 
 __all__ = [
     "ArrayRecord",

@@ -1,8 +1,8 @@
-"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.autocast`."""
+"""Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.amp`."""
 
-from mixedres.precision.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, make_loss_scale
-from mixedres.precision.loss_scaled import LossScaledState, Rewritten, enable_rewrite, loss_scaled
-from mixedres.precision.presets import PRESETS, Precision, get, parse_policy
+from mixedres.precision._loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, make_loss_scale
+from mixedres.precision._loss_scaled import LossScaledState, Rewritten, enable_rewrite, loss_scaled
+from mixedres.precision._presets import PRESETS, Precision, get, parse_policy
 
 __all__ = [
     "PRESETS",

@@ -12,7 +12,7 @@ def __getattr__(name: str) -> Any:
 
         return Classifier
     if name == "predictions":
-        from mixedres.predict.predictions import predictions
+        from mixedres.predict.inference import predictions
 
         return predictions
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from mixedres.predict.arguments import add_arguments
 
 if TYPE_CHECKING:
     from mixedres.predict.contact_sheet import Cell
-    from mixedres.predict.predictions import Prediction
+    from mixedres.predict.inference import Prediction
 
 DESCRIPTION = """\
 Classifies images with the network of a run or with weights of other libraries.
@@ -45,7 +45,7 @@ def predict(given: Sequence[str]) -> None:
     # Imported here so that --help and a mistake in the command need not wait for JAX.
     from mixedres.predict import contact_sheet
     from mixedres.predict.classifier import from_args
-    from mixedres.predict.predictions import predictions
+    from mixedres.predict.inference import predictions
 
     paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.images))))
     chosen = from_args(options)

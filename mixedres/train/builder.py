@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from mixedres import data, models, precision
 from mixedres._internal.errors import ConfigError, errors
 from mixedres._internal.mesh import AXIS, check_devices, make_mesh
-from mixedres.autocast.keep_float32 import nearest
+from mixedres.amp._keep import nearest
 from mixedres.config import validate
 from mixedres.config.keys import duration_in_steps
 from mixedres.config.precision import precision_of

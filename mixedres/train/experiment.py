@@ -20,8 +20,7 @@ from mixedres.data import Batch as HostBatch
 from mixedres.data import Shard
 from mixedres.models import kernel_layout, normalize
 from mixedres.precision import Precision
-from mixedres.train import optimizers, step
-from mixedres.train.debug import counts
+from mixedres.train import counts, optimizers, step
 from mixedres.train.gradients import Metrics, StepOptions
 
 

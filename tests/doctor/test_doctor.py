@@ -9,9 +9,9 @@ import pytest
 from mixedres import train
 from mixedres.config import flags
 from mixedres.doctor import __main__ as doctor
-from mixedres.doctor import examine
+from mixedres.doctor import examination
 from mixedres.numerics import Comparison, Report
-from mixedres.numerics.rows import LOST, log2_of_scale
+from mixedres.numerics._rows import LOST, log2_of_scale
 from tests import ROOT
 from tests.train import run_cases
 
@@ -112,7 +112,7 @@ def report(dtype="float16", kept="", log2_scale=10):
     ],
 )
 def test_doctor_takes_overrides_of_the_config(preset, found, lines):
-    told = examine.overrides(found, run_cases.tiny(preset))
+    told = examination.overrides(found, run_cases.tiny(preset))
     assert len(told) >= len(lines) and all(a.startswith(b) for a, b in zip(told, lines, strict=False))
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from mixedres._internal.jax_compat import equations
-from mixedres.autocast import autocast
+from mixedres.amp import autocast
 from mixedres.precision import DynamicLossScale, StaticLossScale
 from tests import ROOT
 

@@ -17,14 +17,14 @@ from PIL import Image
 from mixedres.checkpoints import load
 from mixedres.config import flatten
 from mixedres.data import InputSpec
-from mixedres.data.images import center_crop
+from mixedres.data.images import crops
 from mixedres.export import __main__ as export
-from mixedres.export import export as exporting
+from mixedres.export import network as exporting
 from mixedres.export import saved_model
 from mixedres.predict import __main__ as predict
 from mixedres.predict import arguments as options
 from mixedres.predict import classifier
-from tests.autocast import graphs
+from tests.amp import graphs
 from tests.data import made
 from tests.train import run_cases
 
@@ -80,7 +80,7 @@ def images_of(place, count):
     """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
     paths = predict.find(str(place / "images" / "val"))[:count]
-    return paths, np.stack([center_crop.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
+    return paths, np.stack([crops.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
 @pytest.mark.interop
@@ -128,7 +128,7 @@ def test_folder_explains_itself(place, only_jax, tmp_path, capsys):
         for shown, name in names.items():
             code = code.replace(shown, repr(str(tmp_path / name)))
         exec(compile(code, "README.md", "exec"), {})
-        seen = center_crop.center_crop((tmp_path / "cat.png").read_bytes(), InputSpec.from_json(facts["input"]))
+        seen = crops.center_crop((tmp_path / "cat.png").read_bytes(), InputSpec.from_json(facts["input"]))
         assert made.difference(np.load(tmp_path / "x.npy")[0], seen).mean() < 1.5  # its decoder and filter are others
 
 
@@ -151,7 +151,7 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
     for sides in ((90, 70), (20, 18), (33, 33)):
         Image.fromarray(made.photo(*sides, seed=3)).save(path)
         exec(compile(code, "README.md", "exec"), {})
-        seen, shown = center_crop.center_crop(path.read_bytes(), chosen.spec), np.load(tmp_path / "x.npy")
+        seen, shown = crops.center_crop(path.read_bytes(), chosen.spec), np.load(tmp_path / "x.npy")
         assert seen.dtype == shown.dtype == np.float32
         np.testing.assert_array_equal(shown[0], seen)
     assert alone(only_jax, "-c", DRIVER, tmp_path / "to", tmp_path / "x.npy") is not None
@@ -213,7 +213,7 @@ def test_tensorflow_sees_the_official_pixels(place):
         for kind in ("JPEG", "PNG"):
             data = made.encoded(made.photo(height, width, index), kind)
             square = saved_model._square(tf.constant(data), spec).numpy()
-            np.testing.assert_array_equal(square, center_crop.center_crop(data, spec))
+            np.testing.assert_array_equal(square, crops.center_crop(data, spec))
 
 
 def _network(place, precision):

@@ -10,7 +10,7 @@ from mixedres import data
 from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, DataError, errors
 from mixedres.data.datasets.folder import ImageFolder
-from mixedres.data.images import center_crop, chunks, preprocessing
+from mixedres.data.images import chunks, crops, preprocessing
 
 _SIZE = 24
 _PREPROCESSINGS = ("official", "official_fast", "torch")
@@ -25,7 +25,7 @@ def predict_image(place):
     (path,) = place.glob("mutant.*")
     size = path.stat().st_size
     channels, chosen = 1 + 2 * (size % 2), preprocessing.get(_PREPROCESSINGS[size % 3])
-    for found in center_crop.center_crops([path], chosen.input_spec(_SIZE, channels), 1):
+    for found in crops.center_crops([path], chosen.input_spec(_SIZE, channels), 1):
         if isinstance(found, str):
             raise ConfigError(f"{path}: {found}")
 

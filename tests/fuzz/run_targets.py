@@ -16,7 +16,7 @@ from mixedres.checkpoints.manager import Checkpoints
 from mixedres.config import recorded
 from mixedres.predict import __main__ as predict_command
 from mixedres.predict.classifier import from_args
-from mixedres.predict.predictions import Prediction
+from mixedres.predict.inference import Prediction
 from mixedres.train import start
 from mixedres.train.builder import build
 from mixedres.train.metrics.writers import MetricWriter

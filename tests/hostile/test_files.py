@@ -15,7 +15,7 @@ from PIL import Image
 from mixedres import checkpoints, main
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres.data.datasets import cifar10, records, tfds
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 from mixedres.predict import __main__ as predict
 from mixedres.train.builder import build
 from tests.data import made
@@ -223,10 +223,10 @@ def test_jpeg_too_small_for_its_pixels_is_refused(place):
     file = io.BytesIO()
     Image.new("L", (1024, 1024)).save(file, "JPEG", progressive=True, optimize=True, quality=1)
     whole = file.getvalue()
-    assert decode.header(whole).width == 1024
+    assert decoding.header(whole).width == 1024
     forged = whole.replace(struct.pack(">HH", 1024, 1024), struct.pack(">HH", 13377, 13377))
     with pytest.raises(ValueError, match="bytes cannot hold 13377x13377 pixels"):
-        decode.header(forged)
+        decoding.header(forged)
 
 
 def test_endless_class_name_is_refused(place):

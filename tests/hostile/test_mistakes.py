@@ -12,9 +12,9 @@ import mixedres
 from mixedres import main, replay
 from mixedres._internal.errors import ConfigError
 from mixedres.config import flags
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 from mixedres.train import compilation
-from mixedres.train.distributed.join import is_here
+from mixedres.train.distributed.startup import is_here
 from tests import ROOT
 from tests.hostile.commands import assert_one_line, run, run_here
 
@@ -91,4 +91,4 @@ def test_image_of_floating_point_numbers_is_refused(place):
     file = io.BytesIO()
     Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(file, "TIFF")
     with pytest.raises(ValueError, match="floating-point numbers"):
-        decode.decode(file.getvalue(), decode.header(file.getvalue()))
+        decoding.decode(file.getvalue(), decoding.header(file.getvalue()))

@@ -16,7 +16,7 @@ from PIL import Image
 from mixedres import data
 from mixedres._internal.errors import DataError, Stopped
 from mixedres.checkpoints import workdir
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 from mixedres.data.sources import Synthetic
 from mixedres.predict import __main__ as predict
 from mixedres.train import run
@@ -76,9 +76,9 @@ def test_signal_while_no_batch_comes_ends_the_run(place):
 def test_image_with_too_many_pixels_is_refused(place):
     file = io.BytesIO()
     Image.new("L", (200, 100)).save(file, "PNG")
-    assert decode.header(file.getvalue(), max_pixels=20000).width == 200
+    assert decoding.header(file.getvalue(), max_pixels=20000).width == 200
     with pytest.raises(ValueError, match="200x100 pixels; at least 4 a side and at most 19,999 in all"):
-        decode.header(file.getvalue(), max_pixels=19999)
+        decoding.header(file.getvalue(), max_pixels=19999)
     for part in ("train", "val"):
         made.write_noise(place / part, 16, 16, "PNG", count=4)
         (place / part / "cat" / "large.png").write_bytes(file.getvalue())
@@ -88,7 +88,7 @@ def test_image_with_too_many_pixels_is_refused(place):
 
 def test_decoding_threads_share_one_limit_of_memory(place):
     """What is under way never takes more than there is room for, and a too large image goes alone."""
-    room, lock, under_way, most = decode._Room(100), threading.Lock(), [], []
+    room, lock, under_way, most = decoding._Room(100), threading.Lock(), [], []
 
     def work(size):
         with room.of(size):

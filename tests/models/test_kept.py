@@ -12,9 +12,9 @@ import pytest
 from mixedres import precision
 from mixedres.models import create, module_paths, policy_at
 from mixedres.models.layers import Conv
-from mixedres.numerics.nonfinite.finding import module_path
+from mixedres.numerics._nonfinite.finding import module_path
+from tests.amp.graphs import SHORT, dtypes_by
 from tests.arrays import normal
-from tests.autocast.graphs import SHORT, dtypes_by
 from tests.models.networks import small
 
 IMAGES = normal(0, (2, 16, 16, 3))

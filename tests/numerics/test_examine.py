@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 
 from mixedres import numerics
-from mixedres.numerics import examine, linen, taps
-from mixedres.numerics.rows import FLUSHING
+from mixedres.numerics import _linen, _taps, examine
+from mixedres.numerics._rows import FLUSHING
 from tests.arrays import normal
 from tests.numerics import cases
 from tests.numerics.cases import F16, F32
@@ -114,7 +114,7 @@ def test_shared_and_lifted_modules_and_trees():
 def test_gradients_of_a_tapped_network_are_bit_identical():
     case = cases.resnet()
     plain = jax.jit(jax.value_and_grad(case.loss(F16)))(case.params, case.batch, 8.0)
-    tapped = jax.jit(taps.value_and_grad(linen.tapped(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
+    tapped = jax.jit(_taps.value_and_grad(_linen.tapped(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mixedres.numerics.exponents import BINS, SMALLEST, Exponents, exponents
+from mixedres.numerics._exponents import BINS, SMALLEST, Exponents, exponents
 
 IMPLS = ["scatter", "compare", "auto"]
 count = jax.jit(exponents, static_argnames="impl")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import mixedres.numerics
-from mixedres.numerics.exponents import BINS, Exponents
-from mixedres.numerics.page.page import render
-from mixedres.numerics.report import Comparison, Probe
+from mixedres.numerics._exponents import BINS, Exponents
+from mixedres.numerics._page.rendering import render
+from mixedres.numerics._report import Comparison, Probe
 
-FOLDER = pathlib.Path(mixedres.numerics.__file__).parent / "page"
+FOLDER = pathlib.Path(mixedres.numerics.__file__).parent / "_page"
 RULES = {"top": 15, "smallest_normal": -14, "smallest": -24, "margin": 2, "lost": 0.01, "flushing": 0.001, "low": 0.5}
 HOSTILE = (
     '</script><script>alert(1)</script><!-- <img onerror=x> & {{script}} {{data}} \u2028\u2029 \ud800 "quoted" \'é'

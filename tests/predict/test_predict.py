@@ -17,7 +17,7 @@ from PIL import Image
 
 from mixedres import checkpoints, convert, data
 from mixedres.checkpoints import load
-from mixedres.data.images import center_crop
+from mixedres.data.images import crops
 from mixedres.predict import __main__ as predict
 from mixedres.predict import arguments, classifier, contact_sheet
 from mixedres.train.builder import build
@@ -113,7 +113,7 @@ def test_contact_sheet_shows_the_input_of_the_network(place, tmp_path, capsys):
     drawn = np.asarray(Image.open(out))
     spec = data.InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
     first = predict.find(str(place / "images" / "val"))[0]
-    seen = center_crop.center_crop(pathlib.Path(first).read_bytes(), spec)
+    seen = crops.center_crop(pathlib.Path(first).read_bytes(), spec)
     cell = Image.fromarray(seen).resize((176, 176), Image.Resampling.NEAREST)
     np.testing.assert_array_equal(drawn[14 : 14 + 176, 14 : 14 + 176], np.asarray(cell))
     assert drawn.shape[1] == 6 * (176 + 14) + 14
@@ -245,7 +245,7 @@ def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     parser = argparse.ArgumentParser()
     arguments.add_arguments(parser)
     chosen = classifier.from_args(parser.parse_args(given))
-    square = center_crop.center_crop(pathlib.Path(picture).read_bytes(), chosen.spec)
+    square = crops.center_crop(pathlib.Path(picture).read_bytes(), chosen.spec)
     assert status == 0 and square.dtype == np.float32 and chosen.spec.std == (1.0,) * 3
     assert square.shape == chosen.spec.shape == (24, 24, 3)  # the size stays that of the run
     expected = np.asarray(chosen.probabilities(chosen.variables, square[None]))[0]

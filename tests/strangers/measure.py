@@ -13,9 +13,9 @@ from experiments.lib import runs
 from experiments.lib.strangers import SCALE
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import equations
-from mixedres.autocast import autocast
-from mixedres.autocast.explain import casts
-from tests.autocast.graphs import distance
+from mixedres.amp import autocast
+from mixedres.amp._explain import casts
+from tests.amp.graphs import distance
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
 SEEDS, REPEATS = 3, 3

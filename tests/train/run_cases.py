@@ -8,7 +8,7 @@ from tensorboardX.proto import event_pb2
 from mixedres import models
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.config import config as base
+from mixedres.config import values as base
 from mixedres.train import run, start
 from mixedres.train.builder import build
 from tests.data import made

@@ -10,7 +10,7 @@ import pytest
 
 from mixedres.train import run
 from mixedres.train.builder import build
-from tests.autocast import graphs
+from tests.amp import graphs
 from tests.config.test_config import resolve
 from tests.train import run_cases
 

@@ -12,7 +12,7 @@ from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, start, step
 from mixedres.train.builder import build
-from tests.autocast import graphs
+from tests.amp import graphs
 from tests.train import run_cases
 
 pytestmark = pytest.mark.usefixtures("one_block")

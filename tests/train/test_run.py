@@ -16,7 +16,7 @@ from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
 from mixedres.checkpoints import ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data import Synthetic
-from mixedres.models.create import create
+from mixedres.models.factory import create
 from mixedres.train import evaluation, run, start
 from mixedres.train.builder import build
 from mixedres.train.compilation import CompilationCounter

@@ -16,7 +16,7 @@ from mixedres._internal.errors import one_line
 from mixedres._internal.files import open_regular, read_regular
 from mixedres.data.datasets import tfds
 from mixedres.data.examples import Examples
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 from mixedres.data.sources import InMemory
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -160,8 +160,8 @@ def _decoded(examples: Examples) -> Arrays:
     labels = np.empty(len(examples), np.int32)
     for index in range(len(examples)):
         image, labels[index] = examples[index]
-        head = decode.header(image)
+        head = decoding.header(image)
         if (head.height, head.width) != (SIDE, SIDE) or not 0 <= labels[index] < len(CLASSES):
             raise ValueError(f"{examples.name} is not CIFAR-10: it has an image of {head.width}x{head.height} pixels")
-        pixels[index] = decode.decode(image, head)
+        pixels[index] = decoding.decode(image, head)
     return pixels, labels

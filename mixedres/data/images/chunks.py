@@ -18,7 +18,7 @@ import numpy as np
 from mixedres._internal.console import printable
 from mixedres._internal.errors import DataError
 from mixedres.data.examples import Examples
-from mixedres.data.images import decode, preprocessing, squares
+from mixedres.data.images import decoding, preprocessing, squares
 from mixedres.data.sources import epoch_order
 
 CHUNK = 32
@@ -41,7 +41,7 @@ class ImageReader:
     num_classes: int
     apply_exif: bool
     on_error: str
-    max_pixels: int = decode.MAX_PIXELS
+    max_pixels: int = decoding.MAX_PIXELS
 
     def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
         """Writes a random crop of image `index`, and returns its label."""
@@ -69,11 +69,11 @@ class ImageReader:
             raise DataError(f"{name}: {unreadable[name]}; {advice}") from error
         return f"{name}: {unreadable[name]}"
 
-    def _open(self, index: int) -> tuple[bytes, int, decode.Header]:
+    def _open(self, index: int) -> tuple[bytes, int, decoding.Header]:
         image, label = self.examples[index]
         if not 0 <= label < self.num_classes:
             raise ValueError(f"label {label} is not in 0 to {self.num_classes - 1}")
-        return image, label, decode.header(image, apply_exif=self.apply_exif, max_pixels=self.max_pixels)
+        return image, label, decoding.header(image, apply_exif=self.apply_exif, max_pixels=self.max_pixels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mixedres.data.examples import Dataset, Examples
-from mixedres.data.images import decode, grain_compat, preprocessing, worker_processes
+from mixedres.data.images import decoding, grain_compat, preprocessing, worker_processes
 from mixedres.data.images.chunks import EvalChunks, ImageReader, TrainChunks, chunks_per_batch
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.sources import ALL, Batch, Shard
@@ -44,7 +44,7 @@ class Loader:
     threads: int = 1
     workers: int = 0
     on_error: str = "raise"
-    max_pixels: int = decode.MAX_PIXELS
+    max_pixels: int = decoding.MAX_PIXELS
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

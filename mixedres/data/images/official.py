@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 from mixedres.data.images.preprocessing import Box
 
 
@@ -66,7 +66,7 @@ def _between(a: np.ndarray, b: np.ndarray, share: np.ndarray) -> np.ndarray:
     return b
 
 
-def part(data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
+def part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
     """Writes the part in `box`, mirrored where `mirror`; for training.
 
     The part is mirrored before it is resized, which is not the same: the last column weighs more than the first.
@@ -80,19 +80,19 @@ def part(data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, mirror:
       ValueError: where the image cannot be decoded.
     """
     size, _, channels = out.shape
-    pixels = decode.decode(data, head, channels=channels, fast_dct=True)
+    pixels = decoding.decode(data, head, channels=channels, fast_dct=True)
     vertical, horizontal = taps(box.height, size, 0, size), taps(box.width, size, 0, size)
     first, step = (box.x + box.width - 1, -1) if mirror else (box.x, 1)
     resize(pixels, vertical.moved(box.y, 1), horizontal.moved(first, step), out)
 
 
-def center(data: bytes, head: decode.Header, out: np.ndarray, crop_pct: float) -> None:
+def center(data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: float) -> None:
     """Writes the central square, for evaluation; the arguments are those of `part`.
 
     `crop_pct`: the shorter side becomes round(size / crop_pct).
     """
     size, _, channels = out.shape
-    pixels = decode.decode(data, head, channels=channels, fast_dct=True)
+    pixels = decoding.decode(data, head, channels=channels, fast_dct=True)
     shorter = np.float32(round(size / crop_pct)) / np.float32(min(head.height, head.width))
     vertical, horizontal = (_central_taps(side, shorter, size) for side in (head.height, head.width))
     resize(pixels, vertical, horizontal, out)

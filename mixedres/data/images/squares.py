@@ -3,11 +3,11 @@
 import cv2
 import numpy as np
 
-from mixedres.data.images import decode, official
+from mixedres.data.images import decoding, official
 from mixedres.data.images.preprocessing import CROP_PCT, Box, central_crop
 
 
-def random_square(data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
+def random_square(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
     """Writes the part in `box`, mirrored where `mirror`, to train on; the arguments are those of `central_square`."""
     if resize == "official":
         official.part(data, head, box, out, mirror=mirror)
@@ -16,7 +16,7 @@ def random_square(data: bytes, head: decode.Header, box: Box, out: np.ndarray, *
 
 
 def central_square(
-    data: bytes, head: decode.Header, out: np.ndarray, *, resize: str, crop_pct: float = CROP_PCT
+    data: bytes, head: decoding.Header, out: np.ndarray, *, resize: str, crop_pct: float = CROP_PCT
 ) -> None:
     """Writes the central square of an image, as evaluation and prediction see it.
 
@@ -39,7 +39,7 @@ def central_square(
 
 
 def crop_and_resize(
-    data: bytes, head: decode.Header, box: Box, out: np.ndarray, *, interpolation: int, mirror: bool
+    data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, interpolation: int, mirror: bool
 ) -> None:
     """Decodes an image and resizes the part in `box` into `out`, mirrored where `mirror`.
 
@@ -58,7 +58,7 @@ def crop_and_resize(
     shrink = 1
     while shrink < 8 and min(box.height, box.width) >= 2 * shrink * size:
         shrink *= 2
-    pixels = decode.decode(data, head, channels=channels, shrink=shrink)
+    pixels = decoding.decode(data, head, channels=channels, shrink=shrink)
     part = pixels[_shrunk(box.y, box.height, shrink), _shrunk(box.x, box.width, shrink)]
     if interpolation == cv2.INTER_AREA and min(part.shape[:2]) < size:
         interpolation = cv2.INTER_LINEAR

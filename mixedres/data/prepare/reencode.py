@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 
 Convert = Callable[[bytes], bytes]
 
@@ -21,10 +21,10 @@ def repaired(data: bytes) -> bytes:
     Raises:
       ValueError: where it is no image.
     """
-    head = decode.header(data)
+    head = decoding.header(data)
     if _is_plain_jpeg(head):
         return data
-    return jpeg(decode.decode(data, head), quality=100, subsampling="4:4:4")
+    return jpeg(decoding.decode(data, head), quality=100, subsampling="4:4:4")
 
 
 def upright(data: bytes) -> bytes:
@@ -37,12 +37,12 @@ def upright(data: bytes) -> bytes:
     Raises:
       ValueError: where it is no image, or pixels are missing.
     """
-    head = decode.header(data, apply_exif=True)
+    head = decoding.header(data, apply_exif=True)
     if head.orientation == 1 and (_is_plain_jpeg(head) or data.startswith(_PNG)):
-        decode.decode(data, head, shrink=8)  # a damaged file would stop a training
+        decoding.decode(data, head, shrink=8)  # a damaged file would stop a training
         return data
     channels = 1 if head.colorspace == "Gray" else 3
-    pixels = decode.decode(data, head, channels=channels)
+    pixels = decoding.decode(data, head, channels=channels)
     if head.is_jpeg or _is_webp(data):
         return jpeg(pixels, quality=95, subsampling="4:4:4")
     return _encoded(pixels, "PNG")
@@ -61,10 +61,10 @@ def shortened(data: bytes, *, short_side: int, quality: int, otherwise: Convert,
     Raises:
       ValueError: where it is no image, or pixels are missing.
     """
-    head = decode.header(data, apply_exif=turn)
+    head = decoding.header(data, apply_exif=turn)
     if min(head.height, head.width) <= short_side:
         return otherwise(data)
-    pixels = decode.decode(data, head, channels=1 if head.colorspace == "Gray" else 3)
+    pixels = decoding.decode(data, head, channels=1 if head.colorspace == "Gray" else 3)
     scale = short_side / min(head.height, head.width)
     size = (round(head.width * scale), round(head.height * scale))
     smaller = _image(pixels).resize(size, Image.Resampling.LANCZOS)
@@ -83,7 +83,7 @@ def jpeg(pixels: np.ndarray, *, quality: int, subsampling: str) -> bytes:
     return _encoded(pixels, "JPEG", quality=quality, subsampling=subsampling, optimize=True)
 
 
-def _is_plain_jpeg(head: decode.Header) -> bool:
+def _is_plain_jpeg(head: decoding.Header) -> bool:
     return head.is_jpeg and head.colorspace in _PLAIN
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from mixedres.numerics import Report, TensorRow
-from mixedres.numerics.rows import LOST
-from mixedres.train.debug import compare
+from mixedres.numerics._rows import LOST
+from mixedres.train.debug import comparison
 from mixedres.train.experiment import Experiment
 from mixedres.train.gradients import Batch
 from mixedres.train.metrics.log import RunLog
@@ -38,8 +38,8 @@ class Sampler:
     def compile(self, state: TrainState) -> None:
         """Compiles the counting step, if the run is long enough for a sample."""
         if 0 < self._every <= self._experiment.total_steps:
-            name = compare.IN_FLOAT32 if self._experiment.devices[0].platform == "cpu" else compare.IN_BFLOAT16
-            count = compare.in_float32(self._experiment, name).numerics_step()
+            name = comparison.IN_FLOAT32 if self._experiment.devices[0].platform == "cpu" else comparison.IN_BFLOAT16
+            count = comparison.in_float32(self._experiment, name).numerics_step()
             self._count = count.lower(state.variables, self._experiment.batch_shapes).compile()
 
     def look(self, step: int, state: TrainState, batch: Batch) -> None:
@@ -52,7 +52,7 @@ class Sampler:
         if step not in self._pending:
             return
         counts = jax.device_get(self._pending.pop(step))
-        report = compare.report(self._experiment, counts, values["loss_scale"], f"step {step}")
+        report = comparison.report(self._experiment, counts, values["loss_scale"], f"step {step}")
         log.numerics(step, scalars(report), histograms(report))
         for line in self._warnings(step, report):
             log.print(line)

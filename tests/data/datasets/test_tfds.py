@@ -11,7 +11,7 @@ from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, T
 from mixedres._internal.errors import DataError
 from mixedres.data import load
 from mixedres.data.datasets import tfds
-from mixedres.data.images import decode
+from mixedres.data.images import decoding
 from tests.data import made
 
 HELD = {"train": made.examples(23), "validation": made.examples(7)}
@@ -153,7 +153,7 @@ def test_gray_images_without_names(tmp_path, file_format):
     assert data_set.channels == 1 and data_set.class_names == tuple("0123456789")
     for index, image in enumerate(pixels):
         data, label = data_set.train[index]
-        np.testing.assert_array_equal(decode.decode(data, decode.header(data), channels=1), image)
+        np.testing.assert_array_equal(decoding.decode(data, decoding.header(data), channels=1), image)
         assert label == 9 - index and data_set.train.file_name(index) == ""
 
 

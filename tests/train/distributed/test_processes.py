@@ -23,7 +23,7 @@ from mixedres.train import distributed, evaluation
 from mixedres.train import start as starting
 from mixedres.train.builder import build
 from mixedres.train.distributed import group, liveness
-from mixedres.train.distributed.join import why
+from mixedres.train.distributed.startup import why
 from tests import ROOT
 
 TIMEOUT = 6

@@ -1,0 +1,8 @@
+"""Automatic mixed precision for any JAX function, by a rewrite of its graph; needs only jax."""
+
+from mixedres._internal.names import LEVELS
+from mixedres.amp._explain import Decision, Report, explain
+from mixedres.amp._rules import Lists
+from mixedres.amp._transform import ListsLike, PrecisionWarning, autocast
+
+__all__ = ["LEVELS", "Decision", "Lists", "ListsLike", "PrecisionWarning", "Report", "autocast", "explain"]

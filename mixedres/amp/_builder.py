@@ -1,0 +1,200 @@
+"""Builds the graph of a traced program: one node per equation, with the equations of calls inlined."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.amp._custom_vjp import differentiated, is_inexact, variable
+from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
+from mixedres.amp._keep import Keep
+from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
+
+
+class _Builder:
+    def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep) -> None:
+        self.lists, self.dtype, self.color, self.keep = lists, dtype, color, keep
+        self.nodes: list[Node] = []
+        self.calls: dict[Path, Equation] = {}
+
+    def jaxpr(self, jaxpr: Any, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
+        """Adds a body with the arguments `args` and returns its results."""
+        inner, consts = jax_compat.opened(jaxpr)
+        return jax_compat.interpret(
+            inner,
+            [Value(v.aval, constant=known(const)) for v, const in zip(inner.constvars, consts, strict=True)],
+            args,
+            lambda index, eqn, ins: self.equation(eqn, (*path, index), scope, ins),
+            lambda atom: Value(atom.aval, constant=known(atom.val)),
+        )
+
+    def equation(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        scope = scope.at(eqn)
+        if name in STRUCTURE:
+            self.calls[path] = eqn
+        if name in jax_compat.SIMPLE_CALLS:
+            body = jax_compat.body(eqn)
+            label = f"{name}({eqn.params['name']})" if "name" in eqn.params else name
+            return self.jaxpr(body, (*path, 0), scope.inside(label), ins)
+        if name == "scan":
+            return self.scan(eqn, path, scope, ins)
+        if name == "while":
+            return self.while_loop(eqn, path, scope, ins)
+        if name == "cond" and eqn.params.get("branches_platforms") is None:
+            return self.cond(eqn, path, scope, ins)
+        if name in ("custom_jvp_call", "custom_vjp_call"):
+            return self.custom_rule(eqn, path, scope, ins)
+        return self.leaf(eqn, path, scope, ins, self.lists.category(name), name in DENY_SUMS)
+
+    def leaf(
+        self, eqn: Equation, path: Path, scope: Scope, ins: list[Value], category: str, sums: bool, program: Any = None
+    ) -> list[Value]:
+        outs = [Value(var.aval) for var in eqn.outvars]
+        if len(outs) == 1 and not program:
+            outs[0].constant = folded(eqn, [value.constant for value in ins])
+        node = self.add(Node(path, eqn, category, scope, ins, outs, sums, program))
+        if program is None and node.touches_f32 and (reason := self.keep.reason(scope, jax_compat.body(eqn))):
+            # As after a sum: outside of the layer its result may be stored in half for the product that reads it.
+            node.category, node.sums = "deny", sums or category != "deny"
+            node.keep_float32, node.reason = True, reason
+        return node.outs
+
+    def add(self, node: Node) -> Node:
+        for value in node.ins:
+            value.consumers.append(node)
+        for value in node.outs:
+            value.producer = node
+        self.nodes.append(node)
+        return node
+
+    def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Any) -> Node:
+        return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
+
+    def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
+        """One merge per carry, with the initial and (by `close`) the next value as operands and the state as result."""
+        return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
+
+    def close(self, merges: list[Node], following: list[Value]) -> list[Value]:
+        for node, value in zip(merges, following, strict=True):
+            node.ins.append(value)
+            value.consumers.append(node)
+        return [node.outs[0] for node in merges]
+
+    def scan(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
+        num_consts, num_carry = jax_compat.scan_arity(eqn.params)
+        state = self.carries(path, scope, ins[num_consts : num_consts + num_carry])
+        slices = ins[num_consts + num_carry :]
+        args = [*ins[:num_consts], *(node.outs[0] for node in state), *slices]
+        results = self.jaxpr(eqn.params["jaxpr"], (*path, 0), scope.inside("scan"), args)
+        return [*self.close(state, results[:num_carry]), *results[num_carry:]]
+
+    def while_loop(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
+        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        state = self.carries(path, scope, ins[cond_consts + body_consts :])
+        values = [node.outs[0] for node in state]
+        self.jaxpr(eqn.params["cond_jaxpr"], (*path, 0), scope.inside("while test"), [*ins[:cond_consts], *values])
+        consts = ins[cond_consts : cond_consts + body_consts]
+        results = self.jaxpr(eqn.params["body_jaxpr"], (*path, 1), scope.inside("while"), [*consts, *values])
+        return self.close(state, results)
+
+    def cond(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
+        branches = [
+            self.jaxpr(branch, (*path, i), scope.inside(f"cond branch {i}"), ins[1:])
+            for i, branch in enumerate(eqn.params["branches"])
+        ]
+        return [
+            self.merge((*path, -1, i), scope, list(results), eqn.outvars[i].aval).outs[0]
+            for i, results in enumerate(zip(*branches, strict=True))
+        ]
+
+    def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
+        """A function with a custom derivative: one node, which has a graph of its own if it contains products.
+
+        The products may be in the backward rule of a custom_vjp alone.
+        """
+        body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
+        categories = dict(_categories(body, self.lists, self.dtype))
+        has_products = "allow" in categories
+        if (has_products or is_vjp) and not self.keep.reason(scope):
+
+            def graph(jaxpr: Any, label: str) -> Graph:
+                return build(jaxpr, self.lists, self.dtype, self.color, self.keep, scope.inside(_name(body) + label))
+
+            @functools.cache  # which traces the rule: only where its products decide, or for a report
+            def backward() -> Graph | None:
+                rule = _backward(eqn, self.lists) if is_vjp else None
+                return None if rule is None else graph(rule, " backward")
+
+            program = graph(body, "") if has_products else None
+            if not (program and program.has_half(())):
+                found = backward()
+                program = program or graph(body, "") if found and found.has_half(()) else None
+            results = self.leaf(eqn, path, scope, ins, "unlisted", False, program)
+            self.nodes[-1].backward = backward
+            return results
+        if is_vjp:
+            return self.leaf(eqn, path, scope, ins, "unlisted", False)
+        worst = next((c for c in ("unlisted", "deny", "infer", "clear") if c in categories), "clear")
+        return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
+
+
+def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, scope: Scope) -> Graph:
+    """The graph of a closed jaxpr called in `scope`, colored by `color`, with the paths of `keep` in float32."""
+    builder = _Builder(lists, dtype, color, keep)
+    args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
+    for value in builder.jaxpr(jaxpr, (), scope, args):
+        value.returned = True
+    graph = Graph(jaxpr, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes}, builder.calls)
+    color(graph)
+    graph.index_regions()
+    return graph
+
+
+def _backward(eqn: Equation, lists: Lists) -> Any:
+    """The backward rule of a custom_vjp_call, if it has products; else, and where it cannot be traced alone, None."""
+    forward, backward = differentiated(eqn, variable(eqn))
+    try:
+        results, pullback = jax.eval_shape(forward, *(var.aval for var in eqn.invars))
+        jaxpr = jax.make_jaxpr(backward)(pullback, [result for result in results if is_inexact(result)])
+    except Exception:  # it is the user's, and may need what is not here, such as the axes of a surrounding shard_map
+        return None
+    products = (inner for inner in jax_compat.equations(jaxpr) if lists.category(inner.primitive.name) == "allow")
+    return jaxpr if any(products) else None
+
+
+def _name(jaxpr: Any) -> str:
+    """The name of the function of a custom derivative rule, 'custom rule' if unknown."""
+    eqns = jax_compat.opened(jaxpr)[0].eqns
+    names = [eqn.params["name"] for eqn in eqns if "name" in eqn.params and eqn.primitive.name in ("jit", "pjit")]
+    info = getattr(jax_compat.opened(jaxpr)[0], "debug_info", None)
+    return names[0] if len(eqns) == 1 and names else getattr(info, "func_name", None) or "custom rule"
+
+
+def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str, bool]]:
+    """(category, whether all its ops are sums) for the categories of all float32 equations in a body."""
+    found: dict[str, bool] = {}
+    for eqn in jax_compat.opened(jaxpr)[0].eqns:
+        name = eqn.primitive.name
+        atoms = [*eqn.invars, *eqn.outvars]
+        if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
+            continue
+        body = jax_compat.body(eqn)
+        if name in jax_compat.SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
+            inner = list(_categories(body, lists, dtype))
+        elif name in ("scan", "while", "cond"):
+            bodies = [value for key in ("jaxpr", "cond_jaxpr", "body_jaxpr") if (value := eqn.params.get(key))]
+            nested = [list(_categories(b, lists, dtype)) for b in (*bodies, *eqn.params.get("branches", ()))]
+            inner = [("unlisted", False), *(item for items in nested for item in items if item[0] == "allow")]
+        else:
+            outside = any(isinstance(a, Literal) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
+            inner = [("deny", True)] if outside else [(lists.category(name), name in DENY_SUMS)]
+        for category, sums in inner:
+            found[category] = found.get(category, True) and sums
+    yield from found.items()

@@ -1,0 +1,374 @@
+"""Colors the graph: decides which nodes compute in half, before any of it is rewritten.
+
+The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear
+spreads), with two changes that JAX needs. It decomposes normalization into sums and products, so a second, weaker taint
+marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbors
+only where no value is rounded that was not: TensorFlow's last pass may round one that also feeds a float32 op.
+"""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
+
+from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
+from mixedres.amp._patterns import activations, rounding_commutes, saved_in_half
+from mixedres.amp._rules import BROADCASTING, COPIES, SOLVERS
+
+
+def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
+    """Makes clear ops half where that rounds nothing anew, and sums of half branches, until nothing changes.
+
+    Args:
+      nodes: the nodes on float32, with the colors of the other passes.
+      dtype: the half dtype.
+      storable: nodes after an allow op that are no running values: they may be rounded once more.
+      pinned: nodes that stay in float32, with the reason.
+    """
+    for node in activations(nodes, dtype, storable - pinned.keys()):
+        node.half, node.reason = True, "an activation after a norm, read by half ops alone"
+    clear = [node for node in nodes if node.category == "clear"]
+    for node in clear:
+        if not node.taint:
+            node.reason = pinned.get(node, "clear, next to float32 ops")
+    before = _before_products(nodes, pinned)
+    sums = [node for node in before if node.primitive in ("add", "sub") and not (node.taint or node.half)]
+    candidates = [n for n in (*clear, *sums) if n not in pinned and n.unfit_constant(dtype) is None]
+    candidates.sort(key=lambda node: node.path)
+    changed = True
+    while changed:
+        changed = False
+        for order in (candidates, candidates[::-1]):
+            for node in order:
+                if node.half:
+                    continue
+                reason = _clear_reason(node, dtype, storable) if node.category == "clear" else _sum_reason(node)
+                if reason:
+                    node.half, node.reason, changed = True, reason, True
+
+
+def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
+    """Infer and clear nodes that lead to an allow op, also through normalization."""
+
+    def passes(node: Node) -> bool:
+        return node.category in ("infer", "clear") and node.taint != RANGE and node not in pinned
+
+    return reach([node for node in nodes if node.category == "allow" and node.half], Node.producers, passes)
+
+
+def _sum_reason(node: Node) -> str:
+    """The reason why a sum of branches read by a normalization, not an allow op, may be half; '' if there is none.
+
+    An example is the trunk of a pre-activation network: both branches are half, so the stored sum is rounded once.
+    """
+    shape = node.eqn.outvars[0].aval.shape
+    operands = zip(node.eqn.invars, node.ins, strict=True)
+    if any(v.producer is None or not v.producer.half or atom.aval.shape != shape for atom, v in operands):
+        return ""
+    return (
+        "infer, a sum of half branches, stored for the norm and allow ops after it" if _only_safe_readers(node) else ""
+    )
+
+
+def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
+    """The reason why a clear node may be half; '' if there is none."""
+    if _exact_in_half(node, dtype):
+        return "clear, all its inputs are half"
+    if not any(value.is_f32 for value in node.outs):
+        return ""
+    if not rounding_commutes(node):
+        return ""
+    if _all_consumers_half(node, dtype):
+        return "clear, only half ops read it"
+    if node.taint != RANGE and node in storable and any(c.half for c in node.consumers()) and _only_safe_readers(node):
+        return "clear, rounded to half, to be stored for the allow op that reads it"
+    return ""
+
+
+def _exact_in_half(node: Node, dtype: np.dtype) -> bool:
+    """Whether all float32 operands are already half, so that a clear op rounds nothing."""
+    if node.primitive == "convert_element_type" and node.ins[0].aval.dtype == dtype:
+        return True
+    operands = node.f32_ins()
+    if not operands or any(value.producer is None or not value.producer.half for value in operands):
+        return False
+    constants = [value.constant for value in node.ins if value.is_f32 and value.constant is not None]
+    return all(np.array_equal(c.astype(dtype).astype(c.dtype), c, equal_nan=True) for c in constants)
+
+
+def _all_consumers_half(node: Node, dtype: np.dtype) -> bool:
+    if any(value.returned for value in node.outs):
+        return False
+    readers = list(node.consumers())
+    return bool(readers) and all(reader.half or _converts_to(reader, dtype) for reader in readers)
+
+
+def _converts_to(node: Node, dtype: np.dtype) -> bool:
+    return node.primitive == "convert_element_type" and node.eqn.params["new_dtype"] == dtype
+
+
+def _only_safe_readers(node: Node) -> bool:
+    """Whether every use, through clear ops, tolerates one more rounding: half ops and arithmetic without cancellation.
+
+    Comparisons and steps may flip. Differences may be of two copies of one value; those of an infer op (a trunk) are to
+    its own mean, which is computed in float32.
+    """
+    trunk = node.category == "infer"
+    for reached in (node, *reach([node], Node.consumers, lambda n: n.category == "clear" and not n.half)):
+        if any(value.returned for value in reached.outs if value.is_f32):
+            return False
+        for reader in reached.consumers():
+            if reader.category == "infer":
+                tolerant = trunk or reader.primitive != "sub"
+            elif reader.category == "clear":
+                tolerant = rounding_commutes(reader) and all(value.is_f32 for value in reader.outs)
+            else:
+                tolerant = trunk and reader.category == "deny" and reader.taint != RANGE
+            if not (tolerant or reader.half):
+                return False
+    return True
+
+
+# A float16 counter stops at 2048: the derivative of a maximum counts how many elements attain it.
+LONGEST_FLOAT16_COUNT = 2048
+# Ops that may use an element of their operand more than once.
+SPREADING = BROADCASTING | COPIES
+# Ops by which a small update of a running value would be lost in half.
+ADDITIONS = ("add", "add_any", "sub")
+
+
+def color(graph: Graph) -> None:
+    """Sets `half`, `saves_half`, `taint` and `reason` of every node of `graph`."""
+    nodes = [node for node in graph.nodes if node.touches_f32]
+    allowed = _without_tables([node for node in nodes if _runs_in_half(node, graph.dtype)])
+    for node in allowed:
+        node.half, node.reason = True, "on the allow list"
+    if not allowed:
+        return
+    products = {*allowed, *(node for node in nodes if node.program)}
+    after = products | reach(products, Node.consumers, lambda node: True)
+    additions, running = _running_values(nodes, after)
+    pinned = _pinned(nodes, graph.dtype, additions)
+    _deny_forward(nodes, graph.dtype)
+    _infer_between(nodes, allowed, pinned)
+    spread(nodes, graph.dtype, after - running, pinned)
+    for node, what in saved_in_half(graph, allowed).items():
+        node.saves_half, node.reason = True, f"{what}: float32, saved for its gradient in {graph.dtype}"
+
+
+def widen(graph: Graph) -> None:
+    """Keeps the float32 sums of products that float32 ops alone read, in the colored graph of a whole program.
+
+    They are as exact as the operands and need no conversion, but twice the memory. So it is done for what a function
+    returns, what a solver reads, and what is no larger than an operand and leads to half ops by a softmax at most: not
+    for the logits of a vocabulary or of a long attention, and not for what a norm takes to the next product. Nor inside
+    a checkpoint whose policy chooses products.
+    """
+    to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
+    to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
+    for product in graph.nodes:
+        chosen = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
+        if chosen or not (product.half and product.category == "allow"):
+            continue
+        copies = reach([product], Node.consumers, _copies_half)
+        values = {value for node in (product, *copies) for value in node.outs if value.is_f32}
+        readers = {reader for value in values for reader in value.consumers} - copies
+        if any(reader.half or reader.primitive == "convert_element_type" for reader in readers):
+            continue
+        if not all(value in values for node in copies for value in node.f32_ins()):
+            continue
+        if any(reader in to_solver or reader.primitive in SOLVERS for reader in readers):
+            product.wide, product.reason = "solved", "on the allow list; a solver reads its float32 result"
+        elif any(value.returned for value in values) or (_is_small(product) and to_half.isdisjoint(readers)):
+            product.wide, product.reason = "read", "on the allow list; float32 ops read its float32 result"
+        if product.wide:
+            for node in copies:
+                node.half, node.reason = False, "clear, after a product with a float32 result"
+
+
+def _copies_half(node: Node) -> bool:
+    return node.category == "clear" and node.half and node.primitive != "convert_element_type"
+
+
+def _is_small(product: Node) -> bool:
+    """Whether the result of a product is no larger than an operand."""
+    return not all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2])
+
+
+def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
+    """Whether an allow op has float32 operands and asks for no more precision than half has."""
+    if node.category != "allow":
+        return False
+    dtypes = [v.aval.dtype for v in node.ins if hasattr(v.aval, "dtype")]
+    floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+    if jnp.float32 not in floats or any(d not in (jnp.float32, dtype) for d in floats):
+        node.reason = f"operands are {', '.join(str(d) for d in floats)}: left as they are" if floats else ""
+        return False
+    if _sums_alone(node):
+        node.reason = "a sum of products, not a matrix product: float32"
+        return False
+    precision = node.eqn.params.get("precision")
+    asked = precision if isinstance(precision, tuple) else (precision,)
+    if any(p is not None and p not in (lax.Precision.DEFAULT, lax.Precision.HIGH) for p in asked):
+        node.reason = f"precision={asked[0]} asks for float32"
+        return False
+    preferred = node.eqn.params.get("preferred_element_type")
+    if preferred is not None and preferred not in (jnp.float32, dtype):
+        node.reason = f"preferred_element_type={jnp.dtype(preferred)} asks for more than half"
+        return False
+    return True
+
+
+def _sums_alone(node: Node) -> bool:
+    """Whether a dot_general has only contracted and batch axes, so that matrix units do not help."""
+    if node.primitive != "dot_general":
+        return False
+    (contracted, _), (batch, _) = node.eqn.params["dimension_numbers"]
+    left, right = (atom.aval for atom in node.eqn.invars)
+    return bool(max(left.ndim, right.ndim) == len(contracted) + len(batch))
+
+
+def _without_tables(products: list[Node]) -> list[Node]:
+    """The products except outer products of values before any product, such as positions times frequencies."""
+    rest = []
+    for node in products:
+        if _is_outer(node) and not reach([node], Node.producers, lambda n: True).intersection(products):
+            node.reason = "a table, an outer product of given values: float32"
+        else:
+            rest.append(node)
+    return rest
+
+
+def _is_outer(node: Node) -> bool:
+    if node.primitive != "dot_general":
+        return False
+    (contracted, _), _ = node.eqn.params["dimension_numbers"]
+    left, right = (atom.aval.shape for atom in node.eqn.invars)
+    terms = math.prod(left[axis] for axis in contracted)
+    return bool(terms == 1 and exceeds(_shape(node), left) and exceeds(_shape(node), right))
+
+
+def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
+    """Taints deny ops and what follows through infer ops, and through clear ops that lead to deny or infer ops."""
+    roots: dict[Node, str] = {}
+    for node in nodes:
+        if node.category == "deny":
+            node.taint = SUM if node.sums else RANGE
+            why = "a sum, power or root" if node.sums else "its result may leave the range of half"
+            node.reason = node.reason or f"on the deny list: {why}"
+            roots[node] = f"{node.primitive}: {node.reason.removeprefix('on the deny list: ')}"
+        elif node.category in ("infer", "clear") and (constant := node.unfit_constant(dtype)) is not None:
+            node.taint = SUM
+            node.reason = f"{dtype} cannot represent its constant {constant:.4g}"
+            roots[node] = f"{node.primitive}, whose constant {constant:.4g} {dtype} cannot represent"
+    arithmetic = [node for node in nodes if node.category in ("deny", "infer", "merge") or node in roots]
+    on_the_way = set(arithmetic) | reach(arithmetic, Node.producers, lambda node: node.category == "clear")
+    for kind in (RANGE, SUM):  # the stronger first, so that it wins
+        queue = [(node, cause) for node, cause in roots.items() if node.taint == kind]
+        while queue:
+            node, cause = queue.pop()
+            for follower in node.consumers():
+                if follower in on_the_way and (not follower.taint or (kind == RANGE and follower.taint == SUM)):
+                    follower.taint = kind
+                    follower.reason = follower.reason or f"follows {cause}"
+                    queue.append((follower, cause))
+
+
+def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
+    """Infer and clear nodes without a taint that stay in float32, with the reason."""
+    pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
+    pinned |= dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
+    for node in nodes:
+        if dtype == jnp.float16 and node.primitive in ("reduce_max", "reduce_min"):
+            before, left = node.eqn.invars[0].aval, node.eqn.outvars[0].aval
+            if exceeds(before.shape, left.shape, times=LONGEST_FLOAT16_COUNT):
+                pinned[node] = "its derivative counts equal elements, and float16 counts to 2048"
+        if any(value.returned for value in node.outs):
+            pinned.update({last: "its result is returned" for last in _last_infer(node)})
+        if node.category == "merge":
+            for source in node.producers():
+                pinned.update({last: "its result is loop state or a result of cond" for last in _last_infer(source)})
+    return pinned
+
+
+def _only_broadcast(nodes: list[Node]) -> set[Node]:
+    """Nodes, such as biases and gates, whose results are only broadcast, directly or after clear ops."""
+    found: set[Node] = set()
+
+    def spreads(node: Node, reader: Node) -> bool:
+        if reader.category not in ("infer", "clear") or len(reader.outs) != 1:
+            return False
+        return (reader.category == "clear" and reader in found) or (
+            reader.primitive in SPREADING and exceeds(_shape(reader), _shape(node))
+        )
+
+    for node in reversed(nodes):  # readers come before what they read
+        if node.category in ("infer", "clear") and len(node.outs) == 1:
+            readers = list(node.consumers())
+            if readers and all(spreads(node, reader) for reader in readers):
+                found.add(node)
+    return found
+
+
+def _shape(node: Node) -> tuple[Any, ...]:
+    return tuple(node.eqn.outvars[0].aval.shape)
+
+
+def _last_infer(node: Node) -> set[Node]:
+    """The infer ops whose result `node` returns: itself, or the ones before it through clear ops."""
+    reached = reach([node], lambda n: n.producers() if n.category == "clear" else (), lambda n: True)
+    return {n for n in (node, *reached) if n.category == "infer"}
+
+
+def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set[Node]]:
+    """(additions to running values, all nodes that compute running values).
+
+    Running values are parameters, moments and states of unrolled loops, to which rounding would lose small updates. A
+    value runs if it is the sum of an operand of its shape that depends on no allow op, or of a running value, or a
+    running value multiplied by a number, clipped, selected or reshaped.
+    """
+    additions: set[Node] = set()
+    running: set[Node] = set()
+
+    def runs(atom: Any, value: Value, shape: tuple[int, ...]) -> bool:
+        if isinstance(atom, Literal) or not value.is_f32 or atom.aval.shape != shape:
+            return False
+        if value.constant is not None and value.constant.size == 1:
+            return False
+        return value.producer is None or value.producer in running or value.producer not in after
+
+    for node in nodes:
+        if node.eqn is None or len(node.outs) != 1 or node not in after or math.prod(_shape(node)) == 1:
+            continue
+        shape = node.eqn.outvars[0].aval.shape
+        if node.primitive in ADDITIONS:
+            if any(runs(atom, value, shape) for atom, value in zip(node.eqn.invars, node.ins, strict=True)):
+                additions.add(node)
+                running.add(node)
+        elif (node.category == "clear" or _scales(node)) and any(value.producer in running for value in node.ins):
+            running.add(node)
+    return additions, running
+
+
+def _scales(node: Node) -> bool:
+    """Whether a node multiplies an array by a number."""
+    return node.primitive in ("mul", "div") and sum(exceeds(atom.aval.shape, ()) for atom in node.eqn.invars) == 1
+
+
+def _infer_between(nodes: list[Node], allowed: list[Node], pinned: dict[Node, str]) -> None:
+    """Infer ops become half if an allow op comes before and after them, through nothing but infer and clear ops."""
+
+    def passes(node: Node) -> bool:
+        return node.category in ("infer", "clear") and not node.taint and node not in pinned
+
+    between = reach(allowed, Node.consumers, passes) & reach(allowed, Node.producers, passes)
+    for node in nodes:
+        if node.category != "infer" or node.taint:
+            continue
+        if node in between:
+            node.half, node.reason = True, "infer, between allow ops"
+        else:
+            node.reason = pinned.get(node, "infer, not between allow ops")

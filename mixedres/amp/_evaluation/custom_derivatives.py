@@ -1,0 +1,144 @@
+"""Rewrites functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) and preserves their rules.
+
+JAX traced the rule for float32, so it cannot be bound to half operands. The new rule is the derivative of the original
+call, which uses the user's rule.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Literal, jaxpr_as_fun
+from jax.tree_util import Partial
+
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.amp._custom_vjp import differentiated, float0, is_inexact, variable
+from mixedres.amp._evaluation.values import as_dtype, in_dtype, is_f32
+from mixedres.amp._graph import unfit
+from mixedres.amp._rules import Lists
+
+
+def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+    """The results of a custom_jvp_call, such as relu, in `dtype`."""
+
+    def primal(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
+        at = [
+            jax_compat.struct(p, jnp.float32 if p.dtype == dtype and is_f32(var.aval) else p.dtype)
+            for p, var in zip(primals, eqn.invars, strict=True)
+        ]
+        at_floats = [struct for struct in at if is_inexact(struct)]
+        traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
+        if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced, every_platform=True)):
+            # A rule that divides by 1e-8, for example: its transpose would overflow in half.
+            wide = [as_dtype(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
+            results = [as_dtype(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
+        else:
+            results = _uniform(traced, [*primals, *floats], dtype, lists)
+        return _with_float0(results[: len(eqn.outvars)], results[len(eqn.outvars) :])
+
+    function = jax.custom_jvp(primal)
+    function.defjvp(rule)
+    return list(function(*operands))
+
+
+def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
+    """The float32 results of a custom rule that contains products, with its function and derivative rewritten."""
+    primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
+    if eqn.primitive.name == "custom_jvp_call":
+        with_jvp = jax.custom_jvp(primal)
+
+        def rule(primals: Any, tangents: Any) -> Any:
+            floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
+            outs, out_floats = rewrite(lambda p, t: _derivative(eqn, p, t))(list(primals), floats)
+            return _with_float0(outs, out_floats)
+
+        with_jvp.defjvp(rule)
+        return list(with_jvp(*args))
+    with_vjp = jax.custom_vjp(primal)
+    with_vjp.defvjp(*_pullback(eqn, rewrite), symbolic_zeros=True)
+    return list(with_vjp(*args))
+
+
+def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Results of the original call and their inexact tangents, for the tangents of its inexact operands."""
+    remaining = iter(floats)
+    tangents = [next(remaining) if is_inexact(p) else float0(p) for p in primals]
+    outs, out_tangents = jax.jvp(lambda *xs: jax_compat.bind(eqn, *xs), tuple(primals), tuple(tangents))
+    return outs, [t for out, t in zip(outs, out_tangents, strict=True) if is_inexact(out)]
+
+
+def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    remaining = iter(floats)
+    return tuple(outs), tuple(next(remaining) if is_inexact(out) else float0(out) for out in outs)
+
+
+def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The forward and backward functions of a custom_vjp_call, rewritten; with symbolic zeros.
+
+    A rule may ask which operands have a gradient. So the original call is differentiated for those alone, unless the
+    rule does not ask: then for all, of which it computes the gradients anyway.
+    """
+    asks, outs = eqn.params["symbolic_zeros"], [var.aval for var in eqn.outvars]
+
+    def fwd(*operands: Any) -> Any:
+        varies = [v and (x.perturbed or not asks) for v, x in zip(variable(eqn), operands, strict=True)]
+        forward, backward = differentiated(eqn, varies)
+
+        def gradients(pullback: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            found = iter(rewrite(backward)(pullback, cotangents))
+            return tuple(next(found) if v else None for v in varies)
+
+        results, pullback = rewrite(forward)(*(x.value for x in operands))
+        return results, Partial(gradients, pullback)
+
+    def bwd(gradients: Any, cotangents: Any) -> Any:
+        return gradients([_array(c) for c, aval in zip(cotangents, outs, strict=True) if is_inexact(aval)])
+
+    return fwd, bwd
+
+
+def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+    """Evaluates a small body: infer and clear ops with half operands in half, others in float32."""
+    inner, consts = jax_compat.opened(jaxpr)
+    results = jax_compat.interpret(
+        inner, consts, args, lambda _, eqn, operands: _uniform_equation(eqn, operands, dtype, lists)
+    )
+    return [as_dtype(r, dtype) if is_f32(atom.aval) else r for r, atom in zip(results, inner.outvars, strict=True)]
+
+
+def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+    name = eqn.primitive.name
+    f32 = [is_f32(atom.aval) for atom in eqn.invars]
+    half = all(
+        isinstance(atom, Literal) or arg.dtype == dtype
+        for atom, arg, is_ in zip(eqn.invars, args, f32, strict=True)
+        if is_
+    )
+    if name in jax_compat.SIMPLE_CALLS and half:
+        return _uniform(jax_compat.body(eqn), args, dtype, lists)
+    if name == "custom_jvp_call" and half:
+        return call_in_half(
+            eqn, [as_dtype(arg, dtype) if is_ else arg for arg, is_ in zip(args, f32, strict=True)], dtype, lists
+        )
+    half = half and not _unfit_literal(eqn, dtype) and lists.category(name) in ("infer", "clear")
+    operands = [
+        as_dtype(arg, dtype if half else jnp.float32) if is_ else arg for arg, is_ in zip(args, f32, strict=True)
+    ]
+    return jax_compat.bind(eqn, *operands, **(in_dtype(eqn.params, dtype) if half else {}))
+
+
+def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
+    return any(isinstance(a, Literal) and is_f32(a.aval) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
+
+
+def _array(cotangent: Any) -> Any:
+    """A cotangent in which a zero without elements has them."""
+    return jnp.zeros(cotangent.shape, cotangent.dtype) if isinstance(cotangent, SymbolicZero) else cotangent

@@ -1,0 +1,153 @@
+"""Evaluates one equation that has no body, or a custom derivative such as relu's, in half or in float32.
+
+JAX traces the derivative of an equation each time the equation comes, and that of a function under `jax.jit` once: a
+product with the casts of its operands takes a fifth of the time. So equations that a program repeats, as those of a
+network's layers, share such a function. Its body becomes a part of the program.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.amp._evaluation.custom_derivatives import call_in_half
+from mixedres.amp._evaluation.half_derivatives import saving_half, solved_product, wide_product
+from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32
+from mixedres.amp._graph import Graph, Node, exceeds
+from mixedres.amp._rules import BROADCASTING, COPIES, Lists
+
+# A function for fewer equations costs more than it saves.
+ENOUGH = 6
+# Functions that are kept for the next program; a network of 50 layers has some hundred.
+KEPT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """An equation and what its results depend on except the values of its operands; equal ones may share a function.
+
+    Attributes:
+      eqn: the first of its kind.
+      dtype: the half dtype.
+      half, saves_half, wide: as in `Node`.
+      lists: which primitives of a custom derivative may be half.
+      same: what equal equations have in common; None if they share nothing, as those with effects do. The line of the
+        program is a part of it, because errors and profiles name it.
+    """
+
+    eqn: Equation = dataclasses.field(compare=False)
+    dtype: np.dtype
+    half: bool
+    saves_half: bool
+    wide: str
+    lists: Lists
+    same: tuple[Any, ...] | None = None
+
+    def evaluate(self, arrays: Sequence[Any]) -> list[Any]:
+        """The results on arrays, of which those for float32 operands may be in the half dtype.
+
+        Where half is saved, the operands of a product in half come after them, and the result of a quotient in half
+        after its result.
+        """
+        eqn, dtype = self.eqn, self.dtype
+        if self.saves_half:
+            given = len(eqn.invars)
+            return saving_half(eqn, dtype, arrays[:given], arrays[given:])
+        copies = self.half and eqn.primitive.name in COPIES and _copies(eqn)
+        if copies or not self.half:
+            results = jax_compat.bind(eqn, *_each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)))
+            return [cast(result, dtype) for result in results] if copies else results
+        if eqn.primitive.name == "custom_jvp_call":
+            return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
+        if self.wide == "solved":
+            return [solved_product(eqn, _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)), dtype)]
+        operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
+        if self.wide:
+            return [wide_product(eqn, operands)]
+        return jax_compat.bind(eqn, *operands, **in_dtype(eqn.params, dtype))
+
+
+def kinds(graph: Graph) -> dict[Node, Kind]:
+    """The kind of every node that is an equation, with `same` where enough others are."""
+    found = {
+        node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.lists, _same(node))
+        for node in graph.nodes
+    }
+    counts = Counter(found.values())
+    return {
+        node: kind if counts[kind] >= ENOUGH else dataclasses.replace(kind, same=None) for node, kind in found.items()
+    }
+
+
+def call(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
+    """The results of an equation of a kind, by the function that it shares if it does."""
+    if kind.same is None:
+        return kind.evaluate(arrays)
+    literals = _literals(kind)
+    return _shared(kind)(*(array for index, array in enumerate(arrays) if index not in literals))
+
+
+@functools.lru_cache(KEPT)
+def _shared(kind: Kind) -> Callable[..., list[Any]]:
+    """`kind.evaluate` as a function of the operands that are no literals."""
+
+    def function(*operands: Any) -> list[Any]:
+        arrays = list(operands)
+        for index, value in _literals(kind).items():
+            arrays.insert(index, value)
+        return kind.evaluate(arrays)
+
+    function.__name__ = kind.eqn.primitive.name  # for profiles: vmap leaves the call in the program
+    return jax.jit(function, inline=jax_compat.INLINE)
+
+
+def _literals(kind: Kind) -> dict[int, Any]:
+    return {index: atom.val for index, atom in enumerate(kind.eqn.invars) if isinstance(atom, Literal)}
+
+
+def _same(node: Node) -> tuple[Any, ...] | None:
+    eqn = node.eqn
+    if eqn is None or node.program is not None or eqn.effects or not node.touches_f32:
+        return None
+    if eqn.primitive.name != "custom_jvp_call" and jax_compat.bodies(eqn):
+        return None
+    operands = (
+        (atom.aval, np.asarray(atom.val).tobytes()) if isinstance(atom, Literal) else atom.aval for atom in eqn.invars
+    )
+    same = (eqn.primitive, tuple(eqn.params.items()), tuple(operands), jax_compat.source_line(eqn))
+    try:
+        hash(same)
+    except TypeError:  # a parameter may be anything
+        return None
+    return same
+
+
+def _each(eqn: Equation, arrays: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
+    """The arrays with `function` of those for float32 operands."""
+    pairs = zip(eqn.invars, arrays, strict=True)
+    return [function(array) if is_f32(atom.aval) else array for atom, array in pairs]
+
+
+def _operand(eqn: Equation, array: Any, half: np.dtype) -> Any:
+    """An operand of an equation in half. Broadcasting is done in float32, because its gradient is a sum."""
+    shape = eqn.outvars[0].aval.shape
+    broadcast = eqn.primitive.name in BROADCASTING and not (isinstance(array, np.ndarray) or np.isscalar(array))
+    if broadcast and exceeds(shape, jnp.shape(array)):
+        return cast(jnp.broadcast_to(as_dtype(array, jnp.float32), shape), half)
+    return as_dtype(array, half)
+
+
+def _copies(eqn: Equation) -> bool:
+    """Whether the result may repeat elements of the operand."""
+    if eqn.primitive.name == "gather":
+        return True
+    operand = eqn.invars[0]
+    return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)

@@ -1,0 +1,92 @@
+"""Evaluates a colored program: every node in its dtype, with a cast where two dtypes meet.
+
+A float32 value is cast separately for each half node that reads it. The compiler merges the copies, and the gradients
+of the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000
+times would lose 5 % of its gradient). A half value is cast once for all float32 nodes that read it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.amp._evaluation import control_flow, custom_derivatives
+from mixedres.amp._evaluation.equation import call, kinds
+from mixedres.amp._evaluation.values import Cell, as_float32, cast, cells, is_f32
+from mixedres.amp._graph import Graph, Path
+
+
+def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+    """The results of the program of `graph` on `args`, in the dtypes of the original.
+
+    `rewrite`: `transform.rewrite` with settings, which is applied to the derivatives of custom rules.
+    """
+    inner, _ = jax_compat.opened(graph.jaxpr)
+    results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
+    return [as_float32(value) for value in results]
+
+
+class Evaluator:
+    """Evaluates the bodies of a graph; float32 values are represented by cells."""
+
+    def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
+        self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
+        self.kinds = kinds(graph)
+
+    def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
+        """The results of a body in the dtypes in which they were computed, float32 ones as cells."""
+        inner, consts = jax_compat.opened(jaxpr)
+        return jax_compat.interpret(
+            inner,
+            cells(inner.constvars, consts),
+            args,
+            lambda index, eqn, operands: self.equation(eqn, (*path, index), operands),
+            lambda atom: Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val,
+        )
+
+    def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
+        """The results of the equation at `path`, evaluated by its node or, for a call, by its bodies."""
+        node = self.graph.by_path.get(path)
+        if node is None and self.graph.has_half(path):
+            return control_flow.EVALUATE[eqn.primitive.name](self.body, eqn, path, args)
+        if node is not None and node.program is not None:
+            rewrite = functools.partial(self.rewrite, scope=node.scope)
+            results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
+        elif eqn.primitive.name == "convert_element_type":
+            return [self.convert(eqn, args[0], half=node is not None and node.half)]
+        else:
+            half = node is not None and node.half
+            arrays = [_given(arg, self.dtype) if half else as_float32(arg) for arg in args]
+            if node is not None and node.saves_half:
+                rounded = [arg.half(self.dtype) for arg in args] if node.primitive == "mul" else []
+                return [Cell(*call(self.kinds[node], [*arrays, *rounded]))]
+            results = jax_compat.bind(eqn, *arrays) if node is None else call(self.kinds[node], arrays)
+        found = cells(eqn.outvars, results)
+        for cell, value in zip(found, node.outs if node is not None else (), strict=False):
+            if isinstance(cell, Cell):
+                cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
+        return found
+
+    def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
+        """A conversion of the original program, from the dtype of the value without rounding twice."""
+        target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
+        if isinstance(arg, Cell) and target == self.dtype:
+            result = arg.half(target)
+        elif isinstance(arg, Cell) and target != jnp.float32:
+            result = cast(arg.array, target)
+        else:
+            result = cast(as_float32(arg), target) if half else jax_compat.bind(eqn, as_float32(arg))[0]
+        if not is_f32(eqn.outvars[0].aval):
+            return result
+        return Cell(result, None if isinstance(arg, Cell) else arg)
+
+
+def _given(arg: Any, dtype: np.dtype) -> Any:
+    """The array of an operand of a half node."""
+    if isinstance(arg, Cell):
+        return arg.half(dtype) if arg.shared or arg.exact is not None else arg.array
+    return arg

@@ -1,0 +1,220 @@
+"""`explain`: the decisions of `autocast` about every operation of a function, with reasons."""
+
+import collections
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres._internal import jax_compat
+from mixedres.amp import _report_html
+from mixedres.amp._evaluation.program import run
+from mixedres.amp._flax_modules import Call
+from mixedres.amp._graph import Graph, Node
+from mixedres.amp._transform import ListsLike, checked, rewrite, traced, unsteady
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The decision about one operation.
+
+    Attributes:
+      primitive: name of the primitive in the jaxpr.
+      category: 'allow', 'infer', 'deny', 'clear' or 'unlisted'.
+      dtype: dtype of the arithmetic after the rewrite; None for an operation without floating-point numbers.
+      reason: reason of the decision.
+      path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
+      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
+      in_dtypes, out_dtypes: dtypes of its operands and results after the rewrite.
+    """
+
+    primitive: str
+    category: str
+    dtype: np.dtype | None
+    reason: str
+    path: str
+    source: str
+    in_dtypes: tuple[Any, ...]
+    out_dtypes: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The decisions about a function; `print` it for a table.
+
+    Attributes:
+      function: the name of the function.
+      dtype: the half dtype.
+      decisions: one per operation, in order; operations in a loop or a called function count once per call.
+      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, including the
+        function's own.
+      notes: warnings, such as products that stay in float32.
+      jaxpr: the rewritten program.
+    """
+
+    function: str
+    dtype: np.dtype
+    decisions: tuple[Decision, ...]
+    casts_down: int
+    casts_up: int
+    notes: tuple[str, ...]
+    jaxpr: Any = dataclasses.field(repr=False)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Number of operations in each (category, dtype); dtype 'none' for operations without floating point."""
+        pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions)
+        return dict(sorted(collections.Counter(pairs).items()))
+
+    def summary(self) -> str:
+        """The numbers of half operations and of casts, in one line."""
+        floats = [d for d in self.decisions if d.dtype is not None]
+        products = [d for d in floats if d.category == "allow"]
+        half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))
+        return (
+            f"{half_products} of {len(products)} operations of the allow list and {half} of all {len(floats)} in "
+            f"{self.dtype}; {self.casts_down} casts down, {self.casts_up} up"
+        )
+
+    def to_html(self, path: str | pathlib.Path) -> None:
+        """Writes the report as one self-contained HTML page with filters by dtype and category."""
+        pathlib.Path(path).write_text(_report_html.render(self), encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """The report without the jaxpr for `json.dumps`; dtypes are names."""
+        decisions = [
+            dataclasses.asdict(d)
+            | {
+                "dtype": None if d.dtype is None else d.dtype.name,
+                "in_dtypes": [str(dtype) for dtype in d.in_dtypes],
+                "out_dtypes": [str(dtype) for dtype in d.out_dtypes],
+            }
+            for d in self.decisions
+        ]
+        return {
+            "function": self.function,
+            "dtype": self.dtype.name,
+            "casts_down": self.casts_down,
+            "casts_up": self.casts_up,
+            "notes": list(self.notes),
+            "decisions": decisions,
+        }
+
+    def to_text(self) -> str:
+        """The summary, the notes and a table of all operations on floating-point numbers."""
+        floats = [d for d in self.decisions if d.dtype is not None]
+        head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
+        rows = [
+            (d.primitive, d.category, str(d.dtype), d.reason, d.path, _report_html.short_source(d.source))
+            for d in floats
+        ]
+        return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *_table(rows)])
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def explain(
+    fn: Callable[..., Any],
+    dtype: Any = jnp.float16,
+    lists: ListsLike = None,
+    *,
+    level: str = "default",
+    keep_float32: str = "",
+) -> Callable[..., Report]:
+    """Returns a function of the arguments of `fn` that returns a `Report` of what `autocast` does.
+
+    Arguments and errors are those of `autocast`. Nothing is computed; arrays may be given as `jax.ShapeDtypeStruct`.
+    """
+    settings = checked(fn, dtype, lists, level, keep_float32)
+
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        graph, arrays, _ = traced(fn, settings, Call(args, kwargs))
+        jaxpr = jax.make_jaxpr(lambda *a: run(graph, functools.partial(rewrite, settings=settings), a))(*arrays)
+        down, up = casts(jaxpr, settings.dtype)
+        name = getattr(fn, "__name__", type(fn).__name__)
+        return Report(name, settings.dtype, tuple(_decisions(graph)), down, up, tuple(_notes(graph)), jaxpr)
+
+    return explained
+
+
+def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
+    """Numbers of conversions (float32 to `dtype`, back) in a jaxpr and all its bodies, on accelerators."""
+    down = up = 0
+    for eqn in jax_compat.equations(jaxpr):
+        if eqn.primitive.name == "convert_element_type":
+            pair = (eqn.invars[0].aval.dtype, eqn.params["new_dtype"])
+            down += pair == (jnp.float32, dtype)
+            up += pair == (dtype, jnp.float32)
+    return down, up
+
+
+def _decisions(graph: Graph) -> Iterator[Decision]:
+    for node in graph.nodes:
+        if node.eqn is None:
+            continue
+        if node.program is not None:
+            yield from _decisions(node.program)
+            if (backward := node.backward()) is not None:
+                yield from _decisions(backward)
+            continue
+        ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
+        outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide) for value in node.outs)
+        dtype = _compute_dtype(node, ins, outs)
+        reason = node.reason or _default_reason(node, dtype)
+        # A body that JAX traced earlier has no line of its present caller, but the call has.
+        source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
+        yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs)
+
+
+def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
+    return dtype if half and value.is_f32 else getattr(value.aval, "dtype", None)
+
+
+def _compute_dtype(node: Node, ins: tuple[Any, ...], outs: tuple[Any, ...]) -> np.dtype | None:
+    floats: list[np.dtype] = [np.dtype(d) for d in (*ins, *outs) if d is not None and jnp.issubdtype(d, jnp.inexact)]
+    if node.primitive == "convert_element_type" and floats:
+        return floats[-1]
+    return floats[0] if floats else None
+
+
+def _default_reason(node: Node, dtype: np.dtype | None) -> str:
+    if dtype is None:
+        return "no floating-point numbers"
+    if not node.touches_f32:
+        return f"already {dtype}: unchanged"
+    if node.category == "unlisted":
+        if node.primitive == "custom_vjp_call":
+            return "a custom derivative rule without products: unchanged"
+        return "on no list: float32, and a barrier to propagation"
+    return {"infer": "infer, not between allow ops", "clear": "clear, next to float32 ops"}.get(
+        node.category, "on the deny list: needs float32"
+    )
+
+
+def _notes(graph: Graph) -> Iterator[str]:
+    nodes = list(graph.all_nodes())
+    products = [node for node in nodes if node.category == "allow"]
+    wide = [node for node in products if not node.half and node.reason]
+    if count := sum(node.keep_float32 for node in nodes):
+        yield f"operations in float32 because keep_float32 matches their paths: {count}"
+    elif not any(node.half or node.reason for node in products):
+        yield "no operation of the allow list has float32 operands: the function is unchanged"
+    for reason, count in collections.Counter(node.reason for node in wide).items():
+        hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
+        yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
+    yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
+    double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
+    if double:
+        yield f"{double} operations compute in float64, which the rewrite does not change"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    head = ("primitive", "category", "dtype", "reason", "path", "source")
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,276 @@
+"""A traced program as one flat graph, in which colors cross jit, scan, while, cond, remat and shard_map.
+
+The equations of a call are nodes of the same graph as those outside; an operand of a call and the argument of its body
+are one value. A node is identified by its path, the indices of the equations that lead to it, so that a body that is
+called twice is colored twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres._internal import jax_compat
+from mixedres._internal.jax_compat import Equation
+from mixedres.amp._rules import Lists
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The calls and named scopes around an operation.
+
+    Attributes:
+      path: calls and named scopes, for reports: 'jvp(ResNet)/scan/jit(silu)'.
+      names: only the named scopes, which flax modules open: ('ResNet', 'head').
+    """
+
+    path: str = ""
+    names: tuple[str, ...] = ()
+
+    def at(self, eqn: Equation) -> Scope:
+        """The scope of an equation in a body that is called from here."""
+        return Scope(_joined(self.path, jax_compat.name_stack(eqn)), self.names + jax_compat.named_scopes(eqn))
+
+    def inside(self, label: str) -> Scope:
+        """The scope of the body of a call."""
+        return Scope(_joined(self.path, label), self.names)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """`names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
+        found: list[str] = []
+        for name in self.names:
+            owner, dot, _ = name.partition(".")
+            if not (dot and found and found[-1] == owner):
+                found.append(name)
+        return tuple(found)
+
+
+def _joined(*parts: str) -> str:
+    return "/".join(filter(None, parts))
+
+
+# In larger constants small numbers do not matter: data have some and lose little by them.
+SMALL = 16
+# Operations that only reshape or move one number.
+_KEEP = ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast")
+
+
+def known(const: Any) -> np.ndarray | None:
+    """The value of a literal, of a constant on the host or of a single element on a device; None for other arrays."""
+    if isinstance(const, jax.core.Tracer) or (not hasattr(const, "dtype") and not np.isscalar(const)):
+        return None
+    if isinstance(const, jax.Array) and (const.size != 1 or not const.is_fully_addressable):
+        return None  # fetching it would wait for the device
+    try:
+        return np.asarray(const)
+    except (TypeError, ValueError):
+        return None
+
+
+def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | None:
+    """The value of a number after a reshape, broadcast or conversion; None for other equations."""
+    if len(operands) != 1 or operands[0] is None or operands[0].size != 1:
+        return None
+    if eqn.primitive.name in _KEEP:
+        return operands[0]
+    if eqn.primitive.name == "convert_element_type":
+        return operands[0].astype(eqn.params["new_dtype"])
+    return None
+
+
+def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
+    """Whether an array of `shape` has more elements than `times` one of the shape `other`.
+
+    Sizes may be symbols of `jax.export`. Where their values decide it, as those of b and 1 do, it is so unless both are
+    always the same.
+    """
+    size, limit = math.prod(shape), times * math.prod(other)
+    try:
+        return bool(size > limit)
+    except jax.errors.InconclusiveDimensionOperation:
+        return bool(size != limit)
+
+
+def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`."""
+    if not jnp.issubdtype(constant.dtype, jnp.floating):
+        return False
+    limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
+    if constant.size <= SMALL:
+        underflows = np.any(size < float(limits.smallest_normal))
+        with np.errstate(over="ignore"):
+            becomes_one = np.any((size.astype(dtype) == 1) & (size != 1))
+        if underflows or becomes_one:
+            return True
+    return bool(np.any(size > float(limits.max)))
+
+
+Path = tuple[int, ...]
+# Why a node must be float32: its result may leave the range of half, or it sums (a normalized sum may be stored in
+# half).
+RANGE, SUM = "range", "sum"
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """One array of the program, shared by all variables that stand for it inside calls.
+
+    Attributes:
+      aval: shape and dtype (of the slice, for an operand that a scan slices).
+      producer: the node that computes it; None for arguments and constants.
+      consumers: the nodes that read it.
+      constant: its value, if known and small.
+      returned: whether it is a result of the program.
+    """
+
+    aval: Any
+    producer: Node | None = None
+    consumers: list[Node] = dataclasses.field(default_factory=list)
+    constant: np.ndarray | None = None
+    returned: bool = False
+    _unfit: bool | None = None
+
+    def unfit(self, dtype: np.dtype) -> bool:
+        """Whether `dtype` cannot represent its constant; cached, as the constant may be large."""
+        if self._unfit is None:
+            self._unfit = self.constant is not None and unfit(self.constant, dtype)
+        return self._unfit
+
+    @property
+    def is_f32(self) -> bool:
+        """Whether the rewrite may change its dtype."""
+        return bool(getattr(self.aval, "dtype", None) == jnp.float32)
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One equation at one path, or a merge: a loop carry or a result of cond, which has no equation.
+
+    Attributes:
+      path: the equation indices that lead to it.
+      eqn: the equation; None for a merge.
+      category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
+      scope: the surrounding named scopes and calls.
+      ins, outs: its operands and results.
+      sums: on the deny list because it sums or squares, not because of its range.
+      taint: RANGE or SUM if it must be float32, else ''. The coloring sets it, half, saves_half, wide and reason.
+      program: for a custom derivative rule that contains allow ops: the graph of its body.
+      backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
+      saves_half: computed in float32, but what it saves for its gradient is half.
+      wide: why the float32 result of a product of half operands is not rounded: 'solved' (a solver reads it, so that
+        its derivatives are float32 too), 'read' (float32 ops alone read it), else ''.
+      keep_float32: in float32 because of its scope, regardless of the lists.
+    """
+
+    path: Path
+    eqn: Equation
+    category: str
+    scope: Scope
+    ins: list[Value]
+    outs: list[Value]
+    sums: bool = False
+    program: Graph | None = None
+    backward: Callable[[], Graph | None] = lambda: None
+    keep_float32: bool = False
+    half: bool = False
+    saves_half: bool = False
+    wide: str = ""
+    taint: str = ""
+    reason: str = ""
+
+    @property
+    def primitive(self) -> str:
+        """The name of the primitive; 'merge' for a merge."""
+        return "merge" if self.eqn is None else self.eqn.primitive.name
+
+    def f32_ins(self) -> list[Value]:
+        """The float32 operands that are not constants."""
+        return [value for value in self.ins if value.is_f32 and value.constant is None]
+
+    @property
+    def touches_f32(self) -> bool:
+        """Whether any operand or result is float32."""
+        return any(value.is_f32 for value in (*self.ins, *self.outs))
+
+    def unfit_constant(self, dtype: np.dtype) -> float | None:
+        """A constant operand that `dtype` cannot represent, or None."""
+        for value in self.ins:
+            if value.is_f32 and value.constant is not None and value.unfit(dtype):
+                return float(value.constant.reshape(-1)[0])
+        return None
+
+    def consumers(self) -> Iterator[Node]:
+        """The nodes that read a float32 result."""
+        for value in self.outs:
+            if value.is_f32:
+                yield from value.consumers
+
+    def producers(self) -> Iterator[Node]:
+        """The nodes that made the float32 operands."""
+        for value in self.ins:
+            if value.is_f32 and value.producer is not None:
+                yield value.producer
+
+
+@dataclasses.dataclass(eq=False)
+class Graph:
+    """A program: its nodes in order of evaluation, the half dtype, the lists, and its calls by path."""
+
+    jaxpr: Any
+    nodes: list[Node]
+    dtype: np.dtype
+    lists: Lists
+    by_path: dict[Path, Node]
+    calls: dict[Path, Equation]
+
+    def all_nodes(self) -> Iterator[Node]:
+        """The nodes, including those of the programs and backward rules of custom rules."""
+        for node in self.nodes:
+            yield node
+            for graph in (node.program, node.backward()) if node.program is not None else ():
+                yield from graph.all_nodes() if graph is not None else ()
+
+    def callers(self, node: Node) -> Iterator[Equation]:
+        """The calls around `node`, innermost first."""
+        for depth in range(len(node.path) - 1, 0, -1):
+            if node.path[:depth] in self.calls:
+                yield self.calls[node.path[:depth]]
+
+    def unsteady_loops(self) -> Iterator[Equation]:
+        """The `while` loops whose test reads a float that a product in half led to: they may stop later, or not."""
+        loops = {path: eqn for path, eqn in self.calls.items() if eqn.primitive.name == "while"}
+        if not loops:
+            return
+        products = [node for node in self.nodes if node.half and node.category == "allow"]
+        after = reach(products, Node.consumers, lambda node: True)
+        tests = {node.path[: depth + 1] for node in after for depth in range(len(node.path))}
+        yield from (eqn for path, eqn in loops.items() if (*path, 0) in tests)
+
+    def has_half(self, path: Path) -> bool:
+        """Whether anything under `path` is computed in half."""
+        return path in self._half_regions
+
+    def index_regions(self) -> None:
+        """Collects the calls that contain half nodes; must be called after coloring."""
+        rewritten = [node for node in self.nodes if node.half or node.saves_half or node.program]
+        self._half_regions = {node.path[:depth] for node in rewritten for depth in range(len(node.path) + 1)}
+
+
+def reach(roots: Iterable[Node], step: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool]) -> set[Node]:
+    """Nodes reached from `roots` by `step` through nodes that `enter` accepts; a root only if it is reached."""
+    found: set[Node] = set()
+    queue = list(roots)
+    while queue:
+        for node in step(queue.pop()):
+            if node not in found and enter(node):
+                found.add(node)
+                queue.append(node)
+    return found

@@ -1,0 +1,66 @@
+"""`keep_float32`: operations that stay in float32 because a regular expression matches their path."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from mixedres._internal import jax_compat
+from mixedres.amp._graph import Graph, Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """The operations whose path the regular expression `pattern` matches (`re.search`); none if it is empty.
+
+    It is searched in three forms of the path: the named scopes, '/ResNet/block_layer1_1'; the same without the first,
+    which is the class of the root module in flax, '/block_layer1_1'; and the path in reports, with calls and
+    derivatives, '/jvp(ResNet)/block_layer1_1/relu'.
+
+    Raises:
+      ValueError: for an invalid regular expression.
+    """
+
+    pattern: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise ValueError(f"keep_float32 must be a regular expression such as '^/head$', got {self.pattern!r}")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
+
+    def reason(self, scope: Scope, body: Any = None) -> str:
+        """The reason why an operation at `scope`, or in a body called there, stays in float32; '' if there is none."""
+        if not self.pattern:
+            return ""
+        for path in _spellings(scope):
+            if re.search(self.pattern, path):
+                return f"keep_float32: {self.pattern!r} matches {path}"
+        equations = () if body is None else jax_compat.opened(body)[0].eqns
+        inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
+        return next(filter(None, (self.reason(*place) for place in inside)), "")
+
+    def check(self, graph: Graph) -> None:
+        """Raises ValueError if the pattern is not empty and matches no operation on float32."""
+        if not self.pattern or any(node.keep_float32 for node in graph.all_nodes()):
+            return
+        scopes = {node.scope.modules for node in graph.all_nodes() if node.touches_f32 and node.scope.names}
+        paths = ["/" + "/".join(names[1:] or names) for names in scopes]
+        raise ValueError(
+            f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
+            + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
+        )
+
+
+def nearest(pattern: str, paths: Iterable[str]) -> str:
+    """The three of `paths` most similar to `pattern`: '/head, /stem_conv and /block_layer1_1'."""
+    *most, last = difflib.get_close_matches(pattern.strip("^$"), sorted(set(paths)), n=3, cutoff=0.0)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _spellings(scope: Scope) -> tuple[str, ...]:
+    names = scope.modules
+    return "/" + "/".join(names), "/" + "/".join(names[1:]), "/" + scope.path

@@ -1,0 +1,190 @@
+"""`autocast`: half precision for any JAX function by a rewrite of its graph."""
+
+import dataclasses
+import functools
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres._internal import jax_compat
+from mixedres.amp._builder import build
+from mixedres.amp._coloring import color, widen
+from mixedres.amp._evaluation.program import run
+from mixedres.amp._flax_modules import Call, guarded
+from mixedres.amp._graph import Graph, Scope
+from mixedres.amp._keep import Keep
+from mixedres.amp._rules import Lists
+
+ListsLike = Lists | Mapping[str, Iterable[Any]] | None
+DTYPES = ("float16", "bfloat16")
+_OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
+_FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
+
+
+class PrecisionWarning(UserWarning):
+    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
+
+
+def autocast(
+    fn: Callable[..., Any],
+    dtype: Any = jnp.float16,
+    lists: ListsLike = None,
+    *,
+    level: str = "default",
+    keep_float32: str = "",
+) -> Callable[..., Any]:
+    """`fn` with its products, and what is safe around them, computed in a half dtype.
+
+    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet.
+    The dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
+    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order.
+    Every call traces `fn` anew, so use it inside a `jax.jit`: `jax.jit(autocast(fn))`.
+
+    Args:
+      fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
+        Python numbers) are passed unchanged.
+      dtype: float16 or bfloat16, by name too, also that of a preset: "fp16", "bf16". float16 gradients need a loss
+        scale, see `mixedres.precision`.
+      lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
+      level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
+      keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
+
+    Returns:
+      A function with the signature of `fn` whose results have the same structure and dtypes.
+
+    Raises:
+      TypeError: for a `fn` that is not callable, or (when called) that returns anything but arrays.
+      ValueError: for an invalid dtype, lists, level or expression, and (when called) for an expression that matches no
+        path.
+    """
+    return rewrite(fn, checked(fn, dtype, lists, level, keep_float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The half dtype, the lists and the paths to keep in float32 of a rewrite."""
+
+    dtype: np.dtype
+    lists: Lists
+    keep: Keep
+
+
+def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
+    """Validates the arguments of `autocast`."""
+    if not callable(fn):
+        raise TypeError(f"autocast takes a function, got {fn!r}")
+    half = half_dtype(dtype)
+    return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
+
+
+def half_dtype(dtype: Any) -> np.dtype:
+    """Returns the half dtype that an argument of `autocast` names, such as "fp16" or jnp.float16.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    hint = "; qwix computes products in float8" if _FLOAT8.search(str(dtype)) else ""
+    try:
+        half = np.dtype(jnp.dtype(given if given is not None else "none"))
+    except TypeError:
+        raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}{hint}") from None
+    if half.name not in DTYPES:
+        raise ValueError(f"dtype must be float16 or bfloat16, got {half.name}{hint}")
+    return half
+
+
+def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:
+    """`autocast` with checked settings; `scope`: the surroundings of a part of a program, None for a whole program."""
+
+    @functools.wraps(fn, updated=())
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
+        call = Call(args, kwargs)
+        graph, arrays, tree = traced(fn, settings, call, scope)
+        if not graph.has_half(()):
+            _warn_of_precision(graph)
+        _warn_of_loops(graph)
+        results = run(graph, functools.partial(rewrite, settings=settings), arrays)
+        call.update(results[tree.num_leaves :])
+        return jax.tree.unflatten(tree, results[: tree.num_leaves])
+
+    return rewritten
+
+
+def traced(
+    fn: Callable[..., Any], settings: Settings, call: Call, scope: Scope | None = None
+) -> tuple[Graph, list[Any], Any]:
+    """(colored graph, array arguments, structure of the results) of a call of `fn`.
+
+    The graph returns the results and, after them, what changes in the nnx modules among the arguments.
+    """
+    leaves = call.leaves
+    is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
+    arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
+    structure = None
+
+    def flat(*arrays: Any) -> list[Any]:
+        nonlocal structure
+        remaining = iter(arrays)
+        full = [next(remaining) if dynamic else leaf for leaf, dynamic in zip(leaves, is_array, strict=True)]
+        with guarded():
+            results, changes = call.apply(fn, full)
+        _check_arrays(fn, results)
+        flat_results, structure = jax.tree.flatten(results)
+        return flat_results + changes
+
+    flat.__name__ = getattr(fn, "__name__", "fn")  # for the messages of tracing errors
+    jaxpr = jax.make_jaxpr(flat)(*arrays)
+    graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, scope or Scope())
+    if scope is None:
+        widen(graph)
+        settings.keep.check(graph)
+    return graph, arrays, structure
+
+
+def _check_arrays(fn: Callable[..., Any], results: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            name = getattr(fn, "__name__", repr(fn))
+            where = f" at {jax.tree_util.keystr(path)}" if path else ""
+            raise TypeError(
+                f"{name} returns a {type(leaf).__name__}{where}; under autocast, as under jax.jit, a function returns "
+                "arrays only"
+            )
+
+
+def _warn_of_precision(graph: Graph) -> None:
+    precise = [node for node in graph.nodes if node.category == "allow" and node.reason.startswith("precision=")]
+    if precise:
+        warnings.warn(
+            f"autocast casts nothing: all {len(precise)} products ask for float32 ({precise[0].reason}); "
+            "is jax_default_matmul_precision set? explain(fn)(*args) lists them",
+            PrecisionWarning,
+            stacklevel=3,
+        )
+
+
+# The loops of which a user has been told.
+_told: set[str] = set()
+
+
+def _warn_of_loops(graph: Graph) -> None:
+    for eqn in graph.unsteady_loops():
+        place = jax_compat.source_line(eqn)
+        if place not in _told:
+            _told.add(place)
+            warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
+
+
+def unsteady(eqn: Any, dtype: np.dtype) -> str:
+    """What is to be said of a loop of `Graph.unsteady_loops`."""
+    return (
+        f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "
+        f"{dtype} lead: a tolerance below their rounding is met late or never; keep them in float32 by a "
+        "jax.named_scope and keep_float32"
+    )

@@ -1,8 +1,0 @@
-"""Automatic mixed precision for any JAX function, by a rewrite of its graph; needs only jax."""
-
-from mixedres._internal.names import LEVELS
-from mixedres.autocast.explain import Decision, Report, explain
-from mixedres.autocast.rules import Lists
-from mixedres.autocast.transform import ListsLike, PrecisionWarning, autocast
-
-__all__ = ["LEVELS", "Decision", "Lists", "ListsLike", "PrecisionWarning", "Report", "autocast", "explain"]

@@ -1,0 +1,158 @@
+"""The doctor's examination: of a fresh network or a run, after some training steps, on real batches."""
+
+import contextlib
+import dataclasses
+import pathlib
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from mixedres import data, precision
+from mixedres._internal import console, environment, jax_compat
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.progress import StepProgress
+from mixedres.numerics import Report
+from mixedres.train import start
+from mixedres.train.builder import build
+from mixedres.train.compilation import compilation_cache
+from mixedres.train.debug import comparison
+from mixedres.train.distributed import SINGLE
+from mixedres.train.experiment import Experiment
+from mixedres.train.step import TrainState
+
+
+def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]) -> Report:
+    """The sum of the reports after each of `steps` training steps; prints what it does.
+
+    Writes nothing but compiled programs.
+
+    Args:
+      config: of the network, the data and the training between the steps.
+      run: workdir whose newest checkpoint is examined first; None: a fresh network.
+      steps: ascending.
+      presets: with whose real gradients those of float32 are compared, at the last of the steps.
+
+    Raises:
+      ConfigError: where the config is wrong, the run has no checkpoint of its network, or training does not reach the
+        first of the steps.
+    """
+    experiment = build(config)
+    # A fresh network has no workdir; that of a run of it would be in runs/ by default.
+    with compilation_cache(config.compilation_cache, run or pathlib.Path("runs/fresh")):
+        state = _state(experiment, run)
+        where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
+        name = f"{config.model.name} on {config.data.name}, {experiment.precision.name}"
+        console.say(f"{name}: {where}, batch {experiment.batch_size}; compiling ...")
+        report, state, batch = _over_steps(experiment, state, steps)
+        reached = [str(probe.step) for probe in report.probes]
+        title = f"{name}, {'step' if len(reached) == 1 else 'steps'} {', '.join(reached)}"
+        comparisons = []
+        if presets:
+            console.say(f"comparing gradients in {', '.join(presets)} ...")
+            comparisons = comparison.compare(experiment, state, batch, _compared(experiment, report, presets))
+    return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
+
+
+def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Any]:
+    """(the sum of the reports, the state and the batch of the last examination), training in between."""
+    quick, first, last = jax_compat.options_for_one_run(experiment.devices[0].platform), int(state.step), steps[-1]
+    count = (
+        comparison.in_float32(experiment).numerics_step().lower(state.variables, experiment.batch_shapes).compile(quick)
+    )
+    environment.check_memory(count, experiment.devices, "a smaller --config.batch_size")
+    train_step = experiment.train_step() if last else None
+    report: Report | None = None
+    progress, began = StepProgress(first + last, first, experiment.batch_size), time.perf_counter()
+    batches = experiment.source.train_batches(experiment.batch_size, seed=experiment.config.seed, first_step=first)
+    with data.Prefetch(batches, experiment.shard_batch) as ready, contextlib.closing(progress):
+        for done, batch in zip(range(last + 1), ready, strict=False):
+            if done in steps:
+                scale = float(state.loss_scale.loss_scale)
+                seen = count(state.variables, batch)
+                new = comparison.report(experiment, seen, scale, "").at_step(first + done)
+                report = new if report is None else dataclasses.replace(report + new, log2_scale=new.log2_scale)
+                progress.print(f"step {first + done}: examined; its loss scale is {scale:g}")
+            if train_step is None or done == last:
+                break
+            state, metrics = train_step(state, batch)
+            values = jax.device_get(metrics)
+            if values["halted"]:
+                return _halted(experiment, first + done + 1, report), state, batch
+            progress.update(first + done + 1, values, time.perf_counter() - began)
+    assert report is not None
+    return report, state, batch
+
+
+def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
+    """The report so far, with a note that training stopped there."""
+    is_half = jnp.dtype(experiment.precision.policy.compute_dtype) == jnp.float16
+    other_preset = "train in another preset on the way: --config.precision.name=fp32"
+    way = other_preset if is_half else "lower --config.optimizer.learning_rate"
+    why = f"step {step} is not finite in {experiment.precision.name}, so later ones were not reached; {way}"
+    if report is None:
+        raise ConfigError(f"--steps: {why}")
+    console.say(f"note: {why}")
+    return dataclasses.replace(report, notes=(*report.notes, why))
+
+
+def _state(experiment: Experiment, run: pathlib.Path | None) -> TrainState:
+    if run is None:
+        return start.latest(experiment, None, start.initial_weights(experiment, None, SINGLE)).state
+    if not run.is_dir():
+        raise ConfigError(f"--workdir={run} is not there; leave it out to examine a fresh network")
+    found = start.latest(experiment, run)
+    if found.is_random:
+        raise ConfigError(f"--workdir={run} has no checkpoint; train first, or leave it out to examine a fresh network")
+    return found.state
+
+
+def _compared(experiment: Experiment, report: Report, presets: Sequence[str]) -> dict[str, Any]:
+    """Each preset, and half presets once more with the recommended layers in float32."""
+    chosen: dict[str, Any] = {}
+    for name in presets:
+        found = precision.get(name)
+        is_half = jnp.dtype(found.policy.compute_dtype) == jnp.float16
+        log2_scale = report.recommended_log2_scale if is_half else 0
+        chosen[name] = (found, log2_scale)
+        if is_half and report.keep_float32:
+            kept = precision.get(name, keep_float32=report.keep_float32_pattern)
+            chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = (kept, log2_scale)
+    return chosen
+
+
+def overrides(report: Report, config: ConfigDict) -> list[str]:
+    """The flags that follow the advice, quoted for a shell: one line, and an alternative.
+
+    None where no flag helps.
+    """
+    if not all(row.is_finite for row in report.rows):
+        return []
+    name = _preset(config.precision.name, report.dtype)
+    flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
+    if report.dtype == "bfloat16":
+        flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
+        return [" ".join(flags) or "nothing: the config does so already"]
+    scale = f"{report.recommended_scale:.12g}"
+    kept = report.keep_float32_pattern
+    if kept != config.precision.keep_float32:
+        flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
+    if report.limited_by is None:  # nothing is known of the scale
+        return [" ".join(flags) or "nothing: the config does so already"]
+    lines = [" ".join([*flags, f"--config.precision.loss_scale={scale}"])]
+    if precision.get(name).loss_scale == "dynamic":
+        dynamic = ["--config.precision.loss_scale=dynamic"] * (config.precision.loss_scale not in (None, "dynamic"))
+        lines.append(f"or: {' '.join([*flags, *dynamic, f'--config.loss_scale.initial={scale}'])}  (a dynamic one)")
+    return lines
+
+
+def _preset(name: str, dtype: str) -> str:
+    """The preset most like `name` that computes in `dtype`."""
+    if jnp.dtype(precision.get(name).policy.compute_dtype) == jnp.dtype(dtype):
+        return name
+    half = {"float16": "fp16", "bfloat16": "bf16"}[dtype]
+    return f"{half}_rewrite" if name.endswith("_rewrite") else half

@@ -1,0 +1,184 @@
+"""`examine`: counts the tensors of every layer by exponent during one gradient of a loss."""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres._internal import jax_compat
+from mixedres._internal.errors import listed
+from mixedres._internal.tree import is_array, leaves_by_path
+from mixedres.numerics import _taps
+from mixedres.numerics._exponents import Exponents, exponents
+from mixedres.numerics._report import Report, ordered
+from mixedres.numerics._rows import TensorRow, log2_of_scale
+
+
+def examine(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    *batch: Any,
+    scale: float = 1.0,
+    select: str = "",
+    has_aux: bool = False,
+    title: str = "numerics",
+) -> Report:
+    """Reports what float16 and bfloat16 would do to the values and gradients of `loss_fn`.
+
+    Use the loss as computed in float32 and without a loss scale: what float16 has already lost cannot be counted. The
+    report covers the results of all flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
+    parameters, and their gradients. `loss_fn` is compiled and run once.
+
+    Args:
+      loss_fn: (params, *batch) -> float scalar, or (scalar, aux) if `has_aux`; jitted or not.
+      params: a pytree, such as a dict, an Equinox module or an nnx module; gradients are computed for its
+        floating-point leaves. What `loss_fn` changes in a module is lost.
+      *batch: the other arguments.
+      scale: the loss scale in use, a power of two.
+      select: regular expression of the names to examine, such as 'block1/conv2' or 'block1/conv2/kernel'; '' for all.
+      has_aux: see `jax.grad`.
+      title: title of the report.
+
+    Raises:
+      ValueError: for a scale that is not a power of two, parameters without floating-point numbers, a loss that is not
+        a float scalar, a `select` that matches no name, and a tap that was never executed.
+    """
+    log2_scale = log2_of_scale(scale)
+    leaves = leaves_by_path(params)
+    names = [path or "params" for path, _ in leaves]
+    arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    if len(arrays) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two of params are called {twice!r}; rename one")
+    floats = {name: leaf for name, leaf in arrays.items() if is_array(leaf) and _is_float(leaf)}
+    if not floats:
+        raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
+
+    def loss_of(floats: dict[str, Any], *batch: Any) -> Any:
+        tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
+        return _with_modules(loss_fn)(tree, *batch)
+
+    _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
+    try:
+        wanted = re.compile(select).search
+    except re.error as error:
+        raise ValueError(f"select={select!r} is not a regular expression: {error}") from None
+    found = _taps.names(loss_of, floats, *batch)
+    dtypes = {name: dtype for name, dtype in found.items() if wanted(name)}
+    floats_wanted = [name for name in floats if wanted(name)]
+    if not dtypes and not floats_wanted:
+        raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
+
+    def counted(floats: dict[str, Any], *batch: Any) -> TensorCounts:
+        _, gradients, statistics = _taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
+        return TensorCounts(
+            statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats))
+        )
+
+    try:
+        seen = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
+    except jax.errors.UnexpectedTracerError:
+        raise ValueError(
+            "a tap is inside a function with a custom derivative (jax.custom_vjp or custom_jvp), or in a transform "
+            "that stores its values; tap the arguments and results of that function instead"
+        ) from None
+    notes = _notes(found, dtypes, [name for name in dtypes if name not in seen.taps.names])
+    return Report(seen.rows(floats), log2_scale, title, tuple(notes))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TensorCounts:
+    """The counts of an examination on the device: a pytree of arrays that add up.
+
+    Attributes:
+      taps: counts of values and their gradients.
+      gradients, parameters: counts of weight gradients and weights by name; see `numerics.exponents`.
+    """
+
+    taps: _taps.Statistics
+    gradients: dict[str, jax.Array]
+    parameters: dict[str, jax.Array]
+
+    def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
+        """The rows of a report in the order of execution; `params` maps names to arrays or shapes.
+
+        Raises:
+          ValueError: for a tap that was never executed.
+        """
+        rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
+        for name, tapped in _taps.read(self.taps).items():
+            about = (name, _module(name), np.dtype(tapped.dtype), ())
+            row = TensorRow("activation", *about, (tapped.value,), tapped.executions)
+            rows += [row, dataclasses.replace(row, kind="gradient", parts=(tapped.gradient,))]
+        gradients, parameters = jax.device_get((self.gradients, self.parameters))
+        for name, gradient in gradients.items():
+            dtype, shape = np.dtype(jnp.result_type(params[name])), jnp.shape(params[name])
+            row = TensorRow(
+                "parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameters[name]),), 1
+            )
+            rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
+        return ordered(rows, modules)
+
+
+def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
+    if "flax.linen" not in sys.modules:
+        return loss_fn
+    from mixedres.numerics import _linen
+
+    return _linen.tapped(loss_fn)
+
+
+def _is_float(array: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(array), jnp.floating))
+
+
+def _check_scalar(result: Any, has_aux: bool) -> None:
+    loss = result[0] if has_aux and isinstance(result, tuple) and result else result
+    if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", loss)
+        hint = "" if has_aux else "; set has_aux=True if it returns (loss, aux)"
+        raise ValueError(f"loss_fn must return a float scalar, got {given}{hint}")
+
+
+def module_of(parameter: str, names: Iterable[str]) -> str:
+    """The tap that a parameter belongs to: the longest of `names` that is a prefix of its path; '' if there is none.
+
+    A leading 'params' of the path, as in flax's variables, is ignored.
+    """
+    path = parameter.removeprefix("params/")
+    return max((name for name in names if path.startswith(f"{name}/") or path == name), key=len, default="")
+
+
+def _module(name: str) -> str:
+    """'cell' of 'cell[0]', one of the results of a module."""
+    return name.partition("[")[0] or name
+
+
+def _notes(found: dict[str, Any], dtypes: dict[str, Any], unused: list[str]) -> list[str]:
+    notes = []
+    if unused:
+        notes.append(f"not examined, because the loss does not depend on them: {listed(unused, 3)}")
+    if not found:
+        notes.append(
+            "no tap was executed, so activations and their gradients were not examined; call numerics.tap(x, name) in "
+            "the loss, or use modules of flax.linen"
+        )
+    half = [name for name, dtype in dtypes.items() if dtype.itemsize < 4 and dtype == np.float16]
+    if half:
+        notes.append(
+            f"{len(half)} of {len(dtypes)} activations are already float16 (for example {half[0]}): earlier losses "
+            "cannot be seen; use the loss as computed in float32"
+        )
+    return notes
+
+
+def _kinds(arrays: dict[str, Any]) -> str:
+    kinds = {name: jnp.result_type(leaf) if is_array(leaf) else type(leaf).__name__ for name, leaf in arrays.items()}
+    return listed([f"{name or 'params'} is {kind}" for name, kind in kinds.items()], 3) or "none"

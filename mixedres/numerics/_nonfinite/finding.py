@@ -1,0 +1,214 @@
+"""The result of `first_nonfinite`, and the search for the origin of infinities and NaNs in measured arrays."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mixedres.numerics._nonfinite.tensors import DEVICES, FINITE, MASKED, SCAN, Frame, Index, Path, Place, Tensor
+
+FORWARD, BACKWARD = "forward", "backward"
+# These compute nothing: infinities in their results were written by the program.
+_WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRecord:
+    """One array of the program, over all devices and iterations.
+
+    Attributes:
+      path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
+      direction: 'forward', or 'backward' in the transpose of a function.
+      primitive: operation that computed the array; '' for an argument.
+      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
+      dtype, shape: dtype and shape on one device.
+      finite: whether every element is finite.
+      largest: largest finite magnitude.
+    """
+
+    path: str
+    direction: str
+    primitive: str
+    source: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    finite: bool
+    largest: float
+
+    def __str__(self) -> str:
+        what = self.primitive or "argument"
+        shape = ",".join(map(str, self.shape))
+        return f"{self.path or '(no module)'}, {self.direction}: {what}, {self.dtype}[{shape}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The first array with infinities or NaNs that was computed from finite arrays, or an argument with them.
+
+    Attributes:
+      array: the array; `largest` is over the devices in the iteration that failed.
+      inputs: the arrays that it was computed from, without constants.
+      devices: mesh positions of the devices where it is not finite; () outside shard_map.
+      iterations: iterations of the surrounding loops, outermost first.
+      position: index of the array in the arrays of the finding.
+    """
+
+    array: ArrayRecord
+    inputs: tuple[ArrayRecord, ...]
+    devices: tuple[int, ...]
+    iterations: tuple[int, ...]
+    position: int
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether the array is an argument of the function."""
+        return not self.array.primitive
+
+    def __str__(self) -> str:
+        inputs = " and ".join(f"{row.largest:.6g}" for row in self.inputs)
+        of_inputs = f", of its inputs {inputs}" if inputs else ""
+        source = f", at {self.array.source}" if self.array.source else ""
+        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs}){source}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The result of `first_nonfinite`.
+
+    Attributes:
+      arrays: all floating-point arrays, arguments included, in order of evaluation.
+      nonfinite_results: names of the results that are not finite.
+      origin: the first array that is not finite; None if all results are finite.
+    """
+
+    arrays: tuple[ArrayRecord, ...]
+    nonfinite_results: tuple[str, ...]
+    origin: Origin | None
+
+    def __str__(self) -> str:
+        if self.origin is None:
+            return "all results are finite"
+        iterations = ", ".join(map(str, self.origin.iterations))
+        loops = f", in iteration {iterations}" if iterations else ""
+        results = ", ".join(filter(None, self.nonfinite_results))  # a result that is no tree has no name
+        ending = f"results that are not finite: {results}" if results else "the result is not finite"
+        return f"the first array that is not finite is {self.origin}{loops}; {ending}"
+
+
+def module_path(scope: str) -> str:
+    """The modules of a name stack: 'ResNet/stem_norm' for 'transpose(jvp(ResNet))/stem_norm/stem_norm._average'."""
+    plain, count = scope, 1
+    while count:
+        plain, count = re.subn(r"\w+\(([^()]*)\)", r"\1", plain)
+    parts: list[str] = []
+    for part in filter(None, plain.split("/")):
+        owner, dot, _ = part.partition(".")  # a method of a flax module
+        if not (dot and parts and parts[-1] == owner):
+            parts.append(part)
+    return "/".join(parts)
+
+
+class Measurements:
+    """The statistics of all arrays of a program."""
+
+    def __init__(self, frames: Mapping[Path, Frame], numbers: Mapping[Path, Any]):
+        """`numbers`: for the path of each frame, float32 (iterations and devices of the frames ..., tensors, 2)."""
+        self._frames = frames
+        self._numbers = {path: np.asarray(x) for path, x in numbers.items()}
+
+    def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
+        """The finding of a program with these named results."""
+        tensors = [tensor for frame in self._frames.values() for tensor in frame.tensors]
+        tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda tensor: tensor.path)
+        bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
+        return Finding(
+            arrays=tuple(self._row(tensor, self._all(tensor)) for tensor in tensors),
+            nonfinite_results=tuple(name for name, _ in bad),
+            origin=self._origin([(tensor, ()) for _, tensor in bad], tensors),
+        )
+
+    def _origin(self, bad: list[Place], tensors: list[Tensor]) -> Origin | None:
+        """The earliest array on a path of nonfinite arrays to the results `bad` that was computed from finite ones.
+
+        Infinities that reach no result, such as the padding of a max pool, are not on such a path. A mask of -inf may
+        be on one; it is the origin only if there is no other.
+        """
+        seen: set[Place] = set()
+        reached_by: dict[Place, Place] = {}
+        origins: list[Place] = []
+        queue = list(bad)
+        while queue:
+            here = queue.pop()
+            if here in seen:
+                continue
+            seen.add(here)
+            causes = [found for found in here[0].links(here[1]) if not self._finite(found)]
+            reached_by.update((found, here) for found in causes)
+            queue += causes
+            if not causes:
+                origins.append(here)
+        if not origins:
+            return None
+        tensor, index = first = min(origins, key=lambda found: (self._is_mask(found), found[0].order(found[1])))
+        # An argument is one array over all devices; its statistics per device are those where it enters the shard_map.
+        where = first
+        while not tensor.primitive and where in reached_by and not reached_by[where][0].primitive:
+            where = reached_by[where]
+        return Origin(
+            array=self._row(tensor, self._at(first)),
+            inputs=tuple(self._row(t, self._at((t, i))) for t, i in dict.fromkeys(tensor.links(index))),
+            devices=self._bad_devices(where),
+            iterations=where[1],
+            position=tensors.index(tensor) if tensor in tensors else 0,
+        )
+
+    def _all(self, tensor: Tensor) -> np.ndarray:
+        """The statistics of a tensor, (devices and iterations, 2)."""
+        return self._numbers[tensor.frame.path][..., tensor.row, :].reshape(-1, 2)
+
+    def _at(self, place: Place) -> np.ndarray:
+        """The statistics of a tensor in one iteration, (devices, 2)."""
+        tensor, index = place
+        iterations = iter(index)
+        chain = tensor.frame.chain()[1:]
+        chosen = tuple(next(iterations) if frame.kind == SCAN else slice(None) for frame in chain)
+        return self._numbers[tensor.frame.path][(*chosen, tensor.row)].reshape(-1, 2)
+
+    def _finite(self, place: Place) -> bool:
+        return bool((self._at(place)[:, 0] == FINITE).all())
+
+    def _is_mask(self, place: Place) -> bool:
+        """Whether the array was written with -inf as its only nonfinite value."""
+        tensor, index = place
+        written = tensor.primitive in _WRITES or not tensor.links(index)
+        return written and bool((self._at(place)[:, 0] >= MASKED).all())
+
+    def _bad_devices(self, place: Place) -> tuple[int, ...]:
+        if not any(frame.kind == DEVICES for frame in place[0].frame.chain()):
+            return ()
+        return tuple(np.flatnonzero(self._at(place)[:, 0] != FINITE).tolist())
+
+    def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
+        argument = tensor if tensor.name or tensor.primitive else next(_outside(tensor), tensor)
+        return ArrayRecord(
+            path=argument.name or module_path(argument.scope),
+            direction=BACKWARD if "transpose(" in argument.scope else FORWARD,
+            primitive=argument.primitive,
+            source=argument.source,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            finite=bool((numbers[:, 0] == FINITE).all()),
+            largest=float(numbers[:, 1].max()),
+        )
+
+
+def _outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:
+    """The arrays outside of a body that its argument `tensor` stands for."""
+    index = (0,) * len(tensor.frame.scans()) if index is None else index
+    for found, at in tensor.links(index):
+        if found.name or found.primitive:
+            yield found
+        else:
+            yield from _outside(found, at)

@@ -1,0 +1,218 @@
+"""Evaluates a traced program and measures every floating-point array in it, in one compiled program.
+
+Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
+are single operations.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from mixedres._internal import jax_compat
+from mixedres.numerics._nonfinite.tensors import (
+    DEVICES,
+    FINITE,
+    MASKED,
+    PROGRAM,
+    SCAN,
+    Frame,
+    Index,
+    Path,
+    Place,
+    Tensor,
+    link,
+    nothing,
+    place,
+)
+
+_INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
+# Their results have the elements of their operand, so one measurement is enough.
+_SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
+_SAME_ELEMENTS |= {"pvary", "pcast"}
+Statistics = dict[Path, jax.Array]
+
+
+class Value(NamedTuple):
+    """An array and the measured tensor with its elements; None for integers and constants."""
+
+    array: Any
+    tensor: Tensor | None = None
+
+
+@dataclasses.dataclass
+class _Tape:
+    """The statistics of a frame and of the frames inside while it is traced."""
+
+    frame: Frame
+    numbers: list[Any] = dataclasses.field(default_factory=list)
+    inner: Statistics = dataclasses.field(default_factory=dict)
+
+    def collected(self) -> Statistics:
+        """Float32 (tensors, 2) for this frame and the frames inside, by path."""
+        own = {self.frame.path: jnp.stack(self.numbers)} if self.numbers else {}
+        return own | self.inner
+
+
+@jax.jit
+def statistics(array: jax.Array) -> jax.Array:
+    """Float32 [status, largest finite magnitude]; the status is FINITE, MASKED (only -inf) or 0 (NaN or inf)."""
+    real = jnp.issubdtype(array.dtype, jnp.floating)
+    finite = lax.is_finite(array) if real else jnp.isfinite(array)
+    magnitude = lax.abs(array).astype(jnp.float32)
+    masked = MASKED * (array.astype(jnp.float32) == -jnp.inf) if real else jnp.zeros(array.shape, jnp.float32)
+    operands = jnp.where(finite, FINITE, masked), jnp.where(finite, magnitude, 0.0)
+    # One reduction with two results: with thousands of arrays compilation takes most of the time.
+    both = lax.reduce(operands, (np.float32(1), np.float32(0)), _smaller_and_larger, tuple(range(array.ndim)))
+    return jnp.stack(both)
+
+
+def _smaller_and_larger(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return lax.min(a[0], b[0]), lax.max(a[1], b[1])
+
+
+def _is_widening(eqn: jax_compat.Equation) -> bool:
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    old, new = (jnp.result_type(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
+    both_floats = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+    return both_floats and jnp.promote_types(old, new) == new
+
+
+class _Site(NamedTuple):
+    """The place of an equation: indices that lead to it, surrounding named scopes, and its source line."""
+
+    path: Path = ()
+    scope: str = ""
+    source: str = ""
+
+
+class Recorder:
+    """Evaluates programs; `frames` are the frames of the last evaluation by path."""
+
+    def __init__(self) -> None:
+        self.frames: dict[Path, Frame] = {}
+
+    def program(self, jaxpr: Any, names: Sequence[str], arrays: Sequence[Any]) -> tuple[list[Value], Statistics]:
+        """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
+        tape = self._tape(Frame(PROGRAM, ()))
+        args = [
+            self._argument(tape, array, (-1, i), name=name)
+            for i, (array, name) in enumerate(zip(arrays, names, strict=True))
+        ]
+        return self._body(jaxpr, tape, _Site(), args), tape.collected()
+
+    def _tape(self, frame: Frame) -> _Tape:
+        self.frames[frame.path] = frame  # JAX may trace a body twice; the frames are the same then
+        return _Tape(frame)
+
+    def _measured(self, tape: _Tape, array: Any, links: Callable[[Index], list[Place]], **about: Any) -> Value:
+        dtype = jnp.result_type(array)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            return Value(array)
+        tensor = Tensor(tape.frame, len(tape.numbers), dtype=dtype, shape=jnp.shape(array), links=links, **about)
+        tape.numbers.append(statistics(array))
+        tape.frame.tensors.append(tensor)
+        return Value(array, tensor)
+
+    def _argument(
+        self, tape: _Tape, array: Any, path: Path, links: Callable[[Index], list[Place]] = nothing, name: str = ""
+    ) -> Value:
+        return self._measured(tape, array, links, path=path, primitive="", scope="", source="", name=name)
+
+    def _body(self, jaxpr: Any, tape: _Tape, site: _Site, args: Sequence[Value]) -> list[Value]:
+        inner, consts = jax_compat.opened(jaxpr)
+        constants = [self._argument(tape, x, (*site.path, -2, i), name="a constant") for i, x in enumerate(consts)]
+
+        def equation(i: int, eqn: jax_compat.Equation, operands: list[Value]) -> Sequence[Value]:
+            scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
+            # Operations in JAX itself, such as the inside of jnp.where, have the line of the call.
+            here = _Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
+            return self._equation(tape, eqn, here, operands)
+
+        return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val))
+
+    def _equation(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+        name = eqn.primitive.name
+        if name in _INLINED:
+            return self._body(jax_compat.body(eqn), tape, site, args)
+        if name == "scan" and eqn.params["length"]:
+            return self._scan(tape, eqn, site, args)
+        if name == "shard_map":
+            return self._shard_map(tape, eqn, site, args)
+        results = jax_compat.bind(eqn, *(arg.array for arg in args))
+        if name in _SAME_ELEMENTS or _is_widening(eqn):
+            return [Value(result, arg.tensor) for result, arg in zip(results, args, strict=False)]
+        links = link(*(arg.tensor for arg in args))
+        return [self._result(tape, eqn, result, site, links) for result in results]
+
+    def _result(
+        self, tape: _Tape, eqn: jax_compat.Equation, array: Any, site: _Site, links: Callable[[Index], list[Place]]
+    ) -> Value:
+        return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
+
+    def _shard_map(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+        params, path = eqn.params, site.path
+        tensors: list[Tensor | None] = []
+
+        def function(*arrays: Any) -> tuple[tuple[Any, ...], Statistics]:
+            inner = self._tape(Frame(DEVICES, path, tape.frame))
+            values = [
+                self._argument(inner, array, (*path, -1, i), link(arg.tensor))
+                for i, (array, arg) in enumerate(zip(arrays, args, strict=True))
+            ]
+            results = self._body(params["jaxpr"], inner, site, values)
+            tensors[:] = [result.tensor for result in results]
+            return tuple(r.array for r in results), {path: x[None] for path, x in inner.collected().items()}
+
+        by_device = PartitionSpec(jax_compat.manual_axes(eqn))
+        mapped = jax_compat.shard_map_like(eqn, function, (tuple(params["out_specs"]), by_device))
+        results, numbers = mapped(*(arg.array for arg in args))
+        tape.inner |= numbers
+        return [Value(array, tensor) for array, tensor in zip(results, tensors, strict=True)]
+
+    def _scan(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+        params, path = eqn.params, site.path
+        num_consts, num_carry = jax_compat.scan_arity(params)
+        consts, init, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
+        length, reverse = params["length"], params["reverse"]
+        first, last = (length - 1, 0) if reverse else (0, length - 1)
+        tensors: list[Tensor | None] = []  # of the results of the body: the next carry, and slices
+
+        def carried(number: int) -> Callable[[Index], list[Place]]:
+            def links(index: Index) -> list[Place]:
+                *outside, i = index
+                if i == first:
+                    return list(place(init[number].tensor, tuple(outside)))
+                return list(place(tensors[number], (*outside, i + 1 if reverse else i - 1)))
+
+            return links
+
+        def step(carry: Any, slices: Any) -> Any:
+            inner = self._tape(Frame(SCAN, path, tape.frame, length, reverse))
+            state = [self._argument(inner, array, (*path, -1, i), carried(i)) for i, array in enumerate(carry)]
+            parts = [
+                self._argument(inner, array, (*path, -1, i), link(x.tensor))
+                for i, (array, x) in enumerate(zip(slices, xs, strict=True), start=num_carry)
+            ]
+            results = self._body(params["jaxpr"], inner, site, [*consts, *state, *parts])
+            tensors[:] = [result.tensor for result in results]
+            arrays = [result.array for result in results]
+            return tuple(arrays[:num_carry]), (tuple(arrays[num_carry:]), inner.collected())
+
+        start, slices = (tuple(arg.array for arg in group) for group in (init, xs))
+        carry, (stacked, numbers) = lax.scan(step, start, slices, length, reverse=reverse)
+        tape.inner |= numbers
+
+        def result_of(number: int) -> Callable[[Index], list[Place]]:
+            iterations = [last] if number < num_carry else range(length)
+            return lambda index: [found for i in iterations for found in place(tensors[number], (*index, i))]
+
+        after = site._replace(path=(*path, sys.maxsize))  # after all of the body
+        return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate((*carry, *stacked))]

@@ -1,0 +1,55 @@
+"""The numerics report as one self-contained HTML page: a heat map of exponents with a movable float16 window."""
+
+import html
+import json
+import math
+import re
+from importlib import resources
+from typing import Any
+
+FORMAT = 1
+
+
+def render(document: dict[str, Any]) -> str:
+    """The HTML page of a `Report.to_json` document; numbers that are not finite become null.
+
+    Raises:
+      ValueError: for a document of another format version.
+    """
+    if document.get("format") != FORMAT:
+        raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")
+    parts = {
+        "title": _escaped(str(document["title"])),
+        "advice": _escaped(str(document["advice"])),
+        "style": _read("page.css"),
+        "data": _embedded(document),
+        "script": _read("page.js"),
+    }
+    # In one pass, as inserted texts may contain the placeholders of other parts.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
+
+
+def _read(name: str) -> str:
+    return (resources.files("mixedres.numerics._page") / name).read_text(encoding="utf-8")
+
+
+def _escaped(text: str) -> str:
+    # Names may contain lone surrogates, which UTF-8 cannot encode.
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _embedded(document: dict[str, Any]) -> str:
+    """JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
+    text = json.dumps(finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def finite(value: Any) -> Any:
+    """A copy of a JSON-like value with None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,318 @@
+"""The report of `examine`: ranges of all tensors, limits of the loss scale, and a recommendation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from mixedres.numerics import _text
+from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
+from mixedres.numerics._page import rendering
+from mixedres.numerics._rows import FLUSHING, LOST, LOW, MARGIN, TensorRow, format_power
+
+# With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
+_MANY = 0.1
+_FEW = 3
+# Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
+LOG2_SCALES = range(-24, 25)
+# Names of parameters that are added, not multiplied.
+BIASES = {"b", "beta", "bias"}
+MANTISSA_BITS = 10
+
+
+class Limits(NamedTuple):
+    """The range of loss scales in which gradients fit into float16; None if all are zero."""
+
+    min_sufficient_log2_scale: int | None
+    max_safe_log2_scale: int | None
+    limited_by: TensorRow | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The limits found by one of several examinations."""
+
+    step: int
+    max_safe_log2_scale: int | None
+    min_sufficient_log2_scale: int | None
+    recommended_log2_scale: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Errors of real weight gradients in a preset, relative to those in float32, in the l2 norm.
+
+    Attributes:
+      preset: name of the preset and of what was changed in it.
+      log2_scale: exponent of the loss scale.
+      worst, worst_name: largest error of a parameter, and its name.
+      median: median error over all parameters.
+    """
+
+    preset: str
+    log2_scale: int
+    worst: float
+    worst_name: str
+    median: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """The result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
+
+    Attributes:
+      rows: the tensors in order of execution; those of a module follow each other.
+      log2_scale: exponent of the loss scale in use; 0 for none.
+      title: heading of the report.
+      notes: limits of the examination.
+      probes: limits by step, if the report is a sum of several examinations.
+      comparisons: errors of real gradients in half precision, if they were computed.
+    """
+
+    rows: tuple[TensorRow, ...]
+    log2_scale: int = 0
+    title: str = "numerics"
+    notes: tuple[str, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+
+    @cached_property
+    def scaled(self) -> tuple[TensorRow, ...]:
+        """The rows of gradients."""
+        return tuple(row for row in self.rows if row.is_scaled)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Limits of all gradients."""
+        return _limits(self.scaled)
+
+    @cached_property
+    def rest_limits(self) -> Limits:
+        """Limits of the gradients of layers that may be float16."""
+        return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
+
+    @property
+    def limited_by(self) -> TensorRow | None:
+        """The gradient that overflows first; None if all are zero."""
+        return self.limits.limited_by
+
+    @property
+    def max_safe_log2_scale(self) -> int | None:
+        """Exponent of the largest loss scale at which every gradient is finite in float16; None if all are zero."""
+        return self.limits.max_safe_log2_scale
+
+    @property
+    def min_sufficient_log2_scale(self) -> int | None:
+        """Exponent of the smallest loss scale that keeps 99.9 % of every gradient's mass; None if all are zero."""
+        return self.limits.min_sufficient_log2_scale
+
+    @cached_property
+    def recommended_log2_scale(self) -> int:
+        """Exponent of the loss scale at which the fewest gradients come near overflow or lose over 0.1 % of their mass.
+
+        Among equals the one with the least overflow, then the largest, up to 2**24. Modules that fit at no scale are
+        ignored: they stay in float32. If all gradients are zero, the scale in use.
+        """
+        unfit = {row.layer for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
+        rows = [row for row in self.scaled if row.layer not in unfit] or self.scaled
+        tops = [row.exponents.top for row in rows if row.exponents.top is not None]
+        if not tops:
+            return self.log2_scale
+
+        def damage(log2_scale: int) -> tuple[int, int]:
+            """(number of damaged gradients, sum of the octaves by which they overflow)."""
+            troubled = sum(row.is_near_overflow(log2_scale) + (row.lost(log2_scale) > FLUSHING) for row in rows)
+            return troubled, sum(max(0, top + log2_scale - TOP) for top in tops)
+
+        return min(reversed(LOG2_SCALES), key=damage)
+
+    @property
+    def max_safe_scale(self) -> float | None:
+        """2**max_safe_log2_scale."""
+        return _power(self.max_safe_log2_scale)
+
+    @property
+    def min_sufficient_scale(self) -> float | None:
+        """2**min_sufficient_log2_scale."""
+        return _power(self.min_sufficient_log2_scale)
+
+    @property
+    def recommended_scale(self) -> float:
+        """2**recommended_log2_scale."""
+        return math.ldexp(1.0, self.recommended_log2_scale)
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """The names of modules and other taps in order, and of parameters that belong to none."""
+        return tuple(dict.fromkeys(row.layer for row in self.rows))
+
+    @cached_property
+    def keep_float32(self) -> tuple[str, ...]:
+        """The modules that should stay in float32 even at the recommended scale.
+
+        One of their tensors comes within 4x of overflow, loses over 0.1 % of its mass, or has an error of over 1 %
+        after the cast to float16. Biases far below the values that they are added to are ignored.
+        """
+        damaged = {row.layer for row in self.relevant if row.is_damaged(self.recommended_log2_scale)}
+        return tuple(module for module in self.modules if module in damaged)
+
+    @cached_property
+    def relevant(self) -> tuple[TensorRow, ...]:
+        """The rows without biases that are below half of float16's last place in their module's result."""
+        tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
+
+        def is_small_bias(row: TensorRow) -> bool:
+            top, result = row.exponents.top, tops.get(row.module)
+            is_bias = row.kind == "parameter" and row.name.rpartition("/")[2] in BIASES
+            return is_bias and top is not None and result is not None and result - top > MANTISSA_BITS
+
+        return tuple(row for row in self.rows if not is_small_bias(row))
+
+    @cached_property
+    def keep_float32_pattern(self) -> str:
+        """`keep_float32` as a regular expression of module paths, such as '^/(head|stem_conv)$'; '' if it is empty."""
+        if not self.keep_float32:
+            return ""
+        names = "|".join(re.escape(name) for name in self.keep_float32)
+        return f"^/({names})$"
+
+    @property
+    def dtype(self) -> str:
+        """'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
+        kept, count = len(self.keep_float32), len(self.modules)
+        return "bfloat16" if kept > max(_FEW, _MANY * count) or 0 < kept == count else "float16"
+
+    @property
+    def advice(self) -> str:
+        """The recommendation and its reason, in two sentences."""
+        return _advice(self)
+
+    def __add__(self, other: Report) -> Report:
+        """The report of both examinations.
+
+        Raises:
+          ValueError: for examinations of different functions.
+        """
+        if [(row.kind, row.name) for row in self.rows] != [(row.kind, row.name) for row in other.rows]:
+            raise ValueError("reports on different functions cannot be added")
+        rows = tuple(a + b for a, b in zip(self.rows, other.rows, strict=True))
+        return dataclasses.replace(
+            self,
+            rows=rows,
+            notes=tuple(dict.fromkeys(self.notes + other.notes)),
+            probes=self.probes + other.probes,
+            comparisons=self.comparisons + other.comparisons,
+        )
+
+    def at_step(self, step: int) -> Report:
+        """This report with its limits as the probe of `step`, to be added to reports of other steps."""
+        probe = Probe(step, self.max_safe_log2_scale, self.min_sufficient_log2_scale, self.recommended_log2_scale)
+        return dataclasses.replace(self, probes=(probe,))
+
+    def to_text(self, *, problems_only: bool = False) -> str:
+        """The report for a terminal of 100 columns; with `problems_only`, without rows that need no attention."""
+        return _text.render(self, problems_only=problems_only)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole report for `json.dumps`; numbers that are not finite become None."""
+        limit = self.limited_by
+        document = {
+            "format": 1,
+            "title": self.title,
+            "advice": self.advice,
+            "notes": list(self.notes),
+            "present_log2_scale": self.log2_scale,
+            "recommended_log2_scale": self.recommended_log2_scale,
+            "max_safe_log2_scale": self.max_safe_log2_scale,
+            "limited_by": limit and {"kind": limit.kind, "name": limit.name},
+            "min_sufficient_log2_scale": self.min_sufficient_log2_scale,
+            "keep_float32": list(self.keep_float32),
+            "keep_float32_pattern": self.keep_float32_pattern,
+            "rules": {
+                "top": TOP,
+                "smallest_normal": SMALLEST_NORMAL,
+                "smallest": SMALLEST,
+                "margin": MARGIN,
+                "lost": LOST,
+                "flushing": FLUSHING,
+                "low": LOW,
+            },
+            "probes": [dataclasses.asdict(probe) for probe in self.probes],
+            "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
+            "rows": [
+                row.to_json(self.log2_scale, self.recommended_log2_scale) | {"keep": row.layer in self.keep_float32}
+                for row in self.rows
+            ],
+        }
+        finite: dict[str, Any] = rendering.finite(document)
+        return finite
+
+    def to_html(self, path: str | pathlib.Path) -> None:
+        """Writes the report as one self-contained HTML page with a heat map of layers by exponent."""
+        pathlib.Path(path).write_text(rendering.render(self.to_json()), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def ordered(rows: Sequence[TensorRow], modules: Sequence[str]) -> tuple[TensorRow, ...]:
+    """Rows in the order in which their modules are executed, rows without a module last."""
+    place = {module: index for index, module in enumerate(modules)}
+    return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))
+
+
+def _limits(rows: Sequence[TensorRow]) -> Limits:
+    alive = [row for row in rows if row.exponents.top is not None]
+    if not alive:
+        return Limits(None, None, None)
+    first = max(alive, key=lambda row: row.exponents.top or 0)
+    enough = max(log2_scale for row in alive if (log2_scale := row.min_sufficient_log2_scale) is not None)
+    return Limits(enough, first.exponents.max_safe_log2_scale(), first)
+
+
+def _power(log2_scale: int | None) -> float | None:
+    return None if log2_scale is None else math.ldexp(1.0, log2_scale)
+
+
+def _advice(report: Report) -> str:
+    sick = [row for row in report.rows if not row.is_finite]
+    if sick:
+        more = f" and {len(sick) - 1} more" if len(sick) > 1 else ""
+        return (
+            f"The {sick[0]}{more} had infinities or NaNs already in {sick[0].dtype}, so no dtype and no scale helps. "
+            "Find where they begin with mixedres.numerics.first_nonfinite."
+        )
+    kept, count = report.keep_float32, len(report.modules)
+    if report.dtype == "bfloat16":
+        return (
+            f"Take bfloat16: {len(kept)} of {count} layers do not fit into float16 at the best loss scale, "
+            f"{format_power(report.recommended_log2_scale)}, first {kept[0]}. "
+            "It has the range of float32, and the error of its casts is about 0.2 % of a tensor instead of 0.02 %."
+        )
+    scale = format_power(report.recommended_log2_scale)
+    exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
+    return f"Take float16 at loss scale {scale}{exceptions}. {_gradient_sentence(report)}"
+
+
+def _gradient_sentence(report: Report) -> str:
+    """The range of loss scales that fits the gradients that become float16."""
+    limits = report.rest_limits
+    if report.keep_float32 and limits.limited_by is None:
+        return "All other gradients are zero, so the scale that they need is unknown."
+    if limits.limited_by is None or limits.max_safe_log2_scale is None or limits.min_sufficient_log2_scale is None:
+        return "All gradients are zero, so the scale that they need is unknown."
+    other, others = (" other", " others") if report.keep_float32 else ("", "")
+    low, high = format_power(limits.min_sufficient_log2_scale), format_power(limits.max_safe_log2_scale)
+    return (
+        f"Every{other} gradient keeps 99.9 % of its mass from {low} on, and all{others} are finite up to {high}, where "
+        f"the {limits.limited_by} is the next to overflow."
+    )
+
+
+def _enumerated(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,193 @@
+"""One row of a numerics report: a tensor of a network and what half precision does to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from mixedres.numerics._exponents import TOP, Exponents
+
+Kind = Literal["activation", "gradient", "weight gradient", "parameter"]
+KINDS: tuple[Kind, ...] = ("activation", "gradient", "weight gradient", "parameter")
+# Octaves that gradients may grow between two looks at them before they overflow.
+MARGIN = 2
+# Fractions of the mass (the sum of all magnitudes): above the first a tensor counts as lost, above the second as
+# starting to be.
+LOST, FLUSHING = 1e-2, 1e-3
+# Fraction of the nonzero values that float16 represents with fewer digits or not at all.
+LOW = 0.5
+# Expected relative l2 error of a cast above which the tensor should stay in float32.
+LARGE_ERROR = 1e-2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TensorRow:
+    """One tensor with the statistics of all examinations.
+
+    Attributes:
+      kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
+      name: of the tap, or the path of the parameter: 'head', 'head/kernel'.
+      module: the tap that a parameter belongs to, '' for none; for other kinds the name.
+      dtype: dtype in which the tensor was examined.
+      shape: shape of a parameter; () for an activation, whose executions may differ in shape.
+      parts: for each examination, the exponents of its elements over all executions; the worst one counts.
+      executions: number of executions.
+    """
+
+    kind: Kind
+    name: str
+    module: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    parts: tuple[Exponents, ...]
+    executions: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.name}" if self.kind in ("activation", "gradient") else f"{self.kind} {self.name}"
+
+    @property
+    def layer(self) -> str:
+        """The module, or the name of a tensor without one."""
+        return self.module or self.name
+
+    @cached_property
+    def exponents(self) -> Exponents:
+        """The exponents over all examinations."""
+        return functools.reduce(operator.add, self.parts)
+
+    def lost(self, log2_scale: int) -> float:
+        """Fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale."""
+        return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
+
+    @cached_property
+    def min_sufficient_log2_scale(self) -> int | None:
+        """Exponent of the smallest loss scale that preserves 99.9 % of the mass; None if all elements are zero."""
+        return max(
+            (s for part in self.parts if (s := part.min_sufficient_log2_scale(FLUSHING)) is not None), default=None
+        )
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the tensor is proportional to the loss scale."""
+        return self.kind in ("gradient", "weight gradient")
+
+    def at(self, log2_scale: int) -> int:
+        """The octaves by which the loss scale 2**log2_scale moves the tensor."""
+        return log2_scale if self.is_scaled else 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all elements are finite."""
+        return not (self.exponents.infinite or self.exponents.nan)
+
+    def cast_error(self, dtype: Literal["float16", "bfloat16"], log2_scale: int = 0) -> float:
+        """Expected relative l2 error of a cast at the loss scale 2**log2_scale; NaN where something overflows.
+
+        bfloat16 has float32's range: nothing is lost in it, at any scale.
+        """
+        if dtype == "bfloat16":
+            return max(part.relative_error(mantissa_bits=7, smallest=None) for part in self.parts)
+        errors = [part.relative_error(self.at(log2_scale)) for part in self.parts]
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+    def is_near_overflow(self, log2_scale: int) -> bool:
+        """Whether less than `MARGIN` octaves of float16 are left above it at the loss scale 2**log2_scale."""
+        top = self.exponents.top
+        return top is not None and top + self.at(log2_scale) + MARGIN > TOP
+
+    def is_damaged(self, log2_scale: int) -> bool:
+        """Whether the tensor should stay in float32 at the loss scale 2**log2_scale."""
+        return (
+            not self.is_finite
+            or self.is_near_overflow(log2_scale)
+            or self.lost(log2_scale) > FLUSHING
+            or self.cast_error("float16", log2_scale) > LARGE_ERROR
+        )
+
+    def verdict(self, log2_scale: int) -> str:
+        """The first verdict that applies in float16 at the loss scale 2**log2_scale.
+
+        'non-finite'; 'all zero'; 'OVERFLOW': the largest element becomes infinite; 'LOST': over 1 % of the mass becomes
+        zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero; 'low': over half of the nonzero elements
+        have fewer digits than usual, or none; 'ok'.
+        """
+        exponents, moved = self.exponents, self.at(log2_scale)
+        if not self.is_finite:
+            return "non-finite"
+        if exponents.top is None:
+            return "all zero"
+        if exponents.top + moved > TOP:
+            return "OVERFLOW"
+        lost = self.lost(log2_scale)
+        if lost > LOST:
+            return "LOST"
+        if self.is_near_overflow(log2_scale):
+            return "headroom < 4x"
+        if lost > FLUSHING:
+            return "flushing"
+        return "low" if any(_is_low(part, moved) for part in self.parts) else "ok"
+
+    def __add__(self, other: TensorRow) -> TensorRow:
+        """The same tensor with the examinations of both rows."""
+        return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
+
+    def to_json(self, present: int, recommended: int) -> dict[str, Any]:
+        """The row as a dict for `Report.to_json`, which replaces numbers that are not finite."""
+        exponents = self.exponents
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "module": self.module,
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+            "size": exponents.size,
+            "executions": self.executions,
+            "zeros": int(exponents.counts[0]),
+            "infinite": exponents.infinite,
+            "nan": exponents.nan,
+            **_counts(exponents),
+            "parts": [_counts(part) for part in self.parts] if len(self.parts) > 1 else [],
+            "verdict": self.verdict(present),
+            "recommended_verdict": self.verdict(recommended),
+            "float16_error": self.cast_error("float16", recommended),
+            "bfloat16_error": self.cast_error("bfloat16"),
+        }
+
+
+def _is_low(exponents: Exponents, moved: int) -> bool:
+    return exponents.subnormal(moved) + exponents.flushed(moved) > LOW * (1 - exponents.zeros)
+
+
+def _counts(exponents: Exponents) -> dict[str, Any]:
+    bottom, top = exponents.bottom, exponents.top
+    if bottom is None or top is None:
+        return {"first": 0, "counts": []}
+    return {"first": bottom, "counts": exponents.between(bottom, top).tolist()}
+
+
+def log2_of_scale(scale: Any) -> int:
+    """The base-2 logarithm of a loss scale.
+
+    Raises:
+      ValueError: for a scale that is not a power of two.
+    """
+    try:
+        value = float(scale)
+    except (TypeError, ValueError):
+        value = math.nan
+    mantissa, exponent = math.frexp(value) if math.isfinite(value) else (0.0, 0)
+    if mantissa == 0.5:
+        return exponent - 1
+    near = f"; {2.0 ** (exponent - 1):g} and {2.0**exponent:g} are next to it" if mantissa > 0 else ""
+    raise ValueError(f"scale must be a power of two, such as 2**15 = 32768, got {scale}{near}")
+
+
+def format_power(log2_scale: int) -> str:
+    """'2**15' for 15."""
+    return f"2**{log2_scale}"

@@ -1,0 +1,220 @@
+"""Statistics of values inside a function and of their gradients, without changing its results.
+
+`tap(x, name)` is `x`. While statistics are taken it is an identity with a custom backward pass, which returns the
+histograms of `x` and of its cotangent as the "gradient" of an array of zeros. Like all gradients they are summed over
+iterations and devices and work under `jit`, `scan`, `remat`, `vmap` and `shard_map`, without callbacks.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from mixedres._internal import jax_compat
+from mixedres.numerics._exponents import BINS, Exponents, exponents
+
+T = TypeVar("T")
+# The bins, and the number of executions of the tap.
+_SLOTS = BINS + 1
+# Gradients are float32, which counts to 2**24: with separate low and high parts, sums of 4,096 counts are exact.
+_LOW_BITS = 12
+_SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
+
+
+@dataclasses.dataclass
+class _Capture:
+    """The mode of taps: collect names, or with `dummies` return statistics as their gradients.
+
+    `reached` collects the names of the taps on which the loss depends.
+    """
+
+    names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
+    dummies: dict[str, jax.Array] | None = None
+    reached: set[str] = dataclasses.field(default_factory=set)
+
+
+_capture: contextvars.ContextVar[_Capture | None] = contextvars.ContextVar("capture", default=None)
+_serial = itertools.count()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Counts of taps on the device: a pytree whose arrays add up over devices, batches and steps.
+
+    Attributes:
+      names, dtypes: names and value dtypes of the taps, in the order of execution.
+      counts: float32 (value or gradient, low or high part, bin) for each tap; see `read`.
+    """
+
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    dtypes: tuple[np.dtype, ...] = dataclasses.field(metadata={"static": True})
+    counts: tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapped:
+    """The statistics of one tap on the host.
+
+    Attributes:
+      dtype: dtype of the value.
+      value, gradient: exponents of the elements over all executions.
+      executions: number of executions; every iteration, device and example of a vmap counts.
+    """
+
+    dtype: np.dtype
+    value: Exponents
+    gradient: Exponents
+    executions: int
+
+
+def tap(x: T, name: str) -> T:
+    """Returns `x`; while statistics are taken, counts its floating-point arrays under `name`.
+
+    Args:
+      x: an array or a pytree, whose leaves are named 'name[0]', "name['key']" and so on.
+      name: name of the value; taps of the same name are counted together.
+    """
+    capture = _capture.get()
+    if capture is None:
+        return x
+    same: T = jax.tree_util.tree_map_with_path(lambda path, leaf: _tapped(capture, name, path, leaf), x)
+    return same
+
+
+def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    name += jax.tree_util.keystr(path)
+    capture.names.setdefault(name, leaf.dtype)
+    if capture.dummies is None:
+        return leaf
+    dummy = capture.dummies.get(name)
+    if dummy is None:
+        return leaf
+    return _identity(_Mark(name, capture.reached), leaf, jax_compat.vary_over(jax_compat.varying_axes(leaf), dummy))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mark:
+    """Adds the name of a tap to `reached` when its backward pass is traced."""
+
+    name: str
+    reached: set[str]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _identity(mark: _Mark, x: jax.Array, dummy: jax.Array) -> jax.Array:
+    return x
+
+
+def _forward(mark: _Mark, x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The residual is the histogram, not x; the product with the dummy makes it vary over the same mesh axes.
+    return x, _counted(x) + 0.0 * dummy[0]
+
+
+def _backward(mark: _Mark, value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mark.reached.add(mark.name)
+    return gradient, jnp.stack([value, _counted(gradient)])
+
+
+_identity.defvjp(_forward, _backward)
+
+
+def _counted(x: jax.Array) -> jax.Array:
+    """Counts of `x` as float32 (low or high part, _SLOTS); the last slot is 1 for this execution."""
+    counts = jnp.concatenate([exponents(x), jnp.ones(1, jnp.uint32)])
+    low, high = counts & np.uint32(2**_LOW_BITS - 1), counts >> np.uint32(_LOW_BITS)
+    return jnp.stack([low, high]).astype(jnp.float32)
+
+
+@contextlib.contextmanager
+def _capturing(capture: _Capture) -> Iterator[None]:
+    token = _capture.set(capture)
+    try:
+        # New metadata miss the trace cache of jit: a function that was traced before is traced again with taps.
+        with set_xla_metadata(taps=str(next(_serial))):
+            yield
+    finally:
+        _capture.reset(token)
+
+
+def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
+    """{name: dtype} of the taps that ``fn(*args)`` executes, in order; only traces `fn`."""
+    capture = _Capture()
+    with _capturing(capture):
+        jax.eval_shape(lambda *a: fn(*a), *args)
+    return capture.names
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    select: Collection[str] | None = None,
+) -> Callable[..., tuple[Any, Any, Statistics]]:
+    """`jax.value_and_grad` with the statistics of all taps in `fn`.
+
+    Args:
+      fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.
+      argnums, has_aux: see `jax.value_and_grad`.
+      select: names of the taps to count, which may be empty; None for all.
+
+    Returns:
+      A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
+      `jax.value_and_grad` and the `Statistics` of the taps on which the loss depends.
+
+    Raises:
+      ValueError: when called, if `fn` executes no tap.
+    """
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def run(*args: Any) -> tuple[Any, Any, Statistics]:
+        found = {name: dtype for name, dtype in names(fn, *args).items() if select is None or name in select}
+        if not found and select is None:
+            raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
+
+        capture = _Capture()
+
+        def with_dummies(dummies: dict[str, jax.Array], *args: Any) -> Any:
+            capture.dummies = dummies
+            with _capturing(capture):
+                return fn(*args)
+
+        dummies = {name: jnp.zeros(_SHAPE, jnp.float32) for name in found}
+        shifted = (0, *(number + 1 for number in wanted))
+        value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
+        reached = [name for name in found if name in capture.reached]
+        counts = tuple(statistics[name] for name in reached)
+        seen = Statistics(tuple(reached), tuple(found[name] for name in reached), counts)
+        return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), seen
+
+    return run
+
+
+def read(statistics: Statistics) -> dict[str, Tapped]:
+    """Converts the statistics of `value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
+
+    Raises:
+      ValueError: for a tap that was never executed, for example in a branch that was not taken.
+    """
+    read = {}
+    for name, dtype, parts in zip(statistics.names, statistics.dtypes, jax.device_get(statistics.counts), strict=True):
+        counts = np.asarray(parts).astype(np.uint64)
+        counts = counts[:, 0] + (counts[:, 1] << np.uint64(_LOW_BITS))
+        executions = int(counts[0, -1])
+        if not executions:
+            raise ValueError(
+                f"tap {name!r} was never executed, or only inside a derivative that the function computes itself; "
+                "exclude it with select"
+            )
+        read[name] = Tapped(dtype, Exponents(counts[0, :-1]), Exponents(counts[1, :-1]), executions)
+    return read

@@ -1,0 +1,210 @@
+"""Precision presets: named choices of dtypes, loss scale and implementation."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jmp
+
+from mixedres.amp import LEVELS, Lists, ListsLike, autocast
+from mixedres.amp._keep import Keep
+from mixedres.precision._loss_scale import LossScale, make_loss_scale
+
+IMPLEMENTATIONS = ("casting", "graph_rewrite")
+MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """The precision of a model, its loss and its optimizer.
+
+    Attributes:
+      name: name of the preset.
+      policy: dtypes of parameters, computation and output of the network.
+      norm_policy: dtypes of normalization layers; their statistics are always float32.
+      loss_scale: 'none', 'dynamic' or a number > 0.
+      implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
+        built in float32, and `mixedres.amp` decides op by op what runs in the compute dtype.
+      matmul_precision: precision of float32 products ('highest' is true float32, 'tensorfloat32' has a 10-bit mantissa,
+        'default' is chosen by the platform: TF32 on recent GPUs).
+      lists, level: options of the graph rewrite; see `mixedres.amp.autocast`.
+      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
+    """
+
+    name: str
+    policy: jmp.Policy
+    norm_policy: jmp.Policy
+    loss_scale: str | float
+    implementation: str
+    matmul_precision: str
+    lists: Lists | None = None
+    level: str = "default"
+    keep_float32: str = ""
+
+    @property
+    def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
+        """The policies of the layers and of their norms; float32 for the graph rewrite."""
+        if self.implementation == "graph_rewrite":
+            full = jmp.get_policy(_FULL)
+            return full, full
+        return self.policy, self.norm_policy
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """The arguments of `mixedres.models.create` that are of the precision."""
+        policy, norm_policy = self.network_policies
+        return {
+            "policy": policy,
+            "norm_policy": norm_policy,
+            "precision": self.matmul_precision,
+            "keep_float32": self.keep_float32,
+        }
+
+    @property
+    def why_not_fusable(self) -> str | None:
+        """Why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
+        if self.implementation == "graph_rewrite":
+            return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
+        computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
+        if computes != fused:
+            return f"norm_policy '{self.norm_policy}': fused norms compute in {fused}; write compute={fused}"
+        return None
+
+    def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` itself if the layers cast, else its graph rewrite."""
+        if self.implementation == "casting":
+            return fn
+        return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
+
+    def make_loss_scale(self, **dynamic: Any) -> LossScale:
+        """A new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
+        return make_loss_scale(self.loss_scale, **dynamic)
+
+
+_FULL = "params=float32,compute=float32,output=float32"
+_BFLOAT16 = "params=float32,compute=bfloat16,output=float32"
+_FLOAT16 = "params=float32,compute=float16,output=float32"
+
+# name: (policy, loss scale, implementation, matmul precision). 128 is the original's default for float16.
+PRESETS: dict[str, tuple[str, str | float, str, str]] = {
+    "fp32": (_FULL, "none", "casting", "highest"),
+    "tf32": (_FULL, "none", "casting", "tensorfloat32"),
+    "bf16": (_BFLOAT16, "none", "casting", "default"),
+    "fp16": (_FLOAT16, "dynamic", "casting", "default"),
+    "fp16_static": (_FLOAT16, 128.0, "casting", "default"),
+    "fp16_rewrite": (_FLOAT16, "dynamic", "graph_rewrite", "default"),
+    "bf16_rewrite": (_BFLOAT16, "none", "graph_rewrite", "default"),
+}
+
+
+def get(
+    name: str,
+    *,
+    policy: str | jmp.Policy | None = None,
+    norm_policy: str | jmp.Policy | None = None,
+    loss_scale: str | float | None = None,
+    implementation: str | None = None,
+    matmul_precision: str | None = None,
+    lists: ListsLike = None,
+    level: str = "default",
+    keep_float32: str = "",
+) -> Precision:
+    """The preset `name`, with any part replaced.
+
+    Args:
+      name: a key of `PRESETS`.
+      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In
+        jmp's grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
+        returns the compute dtype.
+      loss_scale: 'none', 'dynamic' or a number > 0.
+      implementation: 'casting' or 'graph_rewrite'.
+      matmul_precision: 'default', 'tensorfloat32' or 'highest'.
+      lists, level: options of the graph rewrite; see `mixedres.amp.autocast`.
+      keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$', for
+        `mixedres.models.create` or `autocast`; without effect in a preset that computes in float32.
+
+    Raises:
+      ValueError: for an invalid name, text or number; the message names valid ones.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
+    preset_policy, preset_scale, preset_implementation, preset_matmul = PRESETS[name]
+    network = parse_policy(preset_policy if policy is None else policy)
+    norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
+    loss_scale = preset_scale if loss_scale is None else loss_scale
+    # Raises for an invalid spec. Only traced: devices must not start before the processes of a run are connected.
+    jax.eval_shape(lambda: make_loss_scale(loss_scale))
+    chosen = Precision(
+        name=name,
+        policy=network,
+        norm_policy=norms,
+        loss_scale=loss_scale,
+        implementation=_one_of(
+            "implementation", preset_implementation if implementation is None else implementation, IMPLEMENTATIONS
+        ),
+        matmul_precision=_one_of(
+            "matmul precision", preset_matmul if matmul_precision is None else matmul_precision, MATMUL_PRECISIONS
+        ),
+        lists=None if lists is None else Lists.parse(lists, network.compute_dtype),
+        level=_one_of("level", level, LEVELS),
+        keep_float32=Keep(keep_float32).pattern,
+    )
+    _check_rewrite(chosen, norms_given=norm_policy is not None)
+    return chosen
+
+
+def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
+    """Raises ValueError for options that the chosen implementation would ignore."""
+    name = precision.name
+    if precision.implementation == "casting":
+        if precision.lists is not None or precision.level != "default":
+            raise ValueError(f"lists and level are for the graph rewrite, but precision {name!r} casts in the layers")
+        return
+    compute = jnp.dtype(precision.policy.compute_dtype).name
+    if compute not in ("float16", "bfloat16"):
+        raise ValueError(
+            f"implementation 'graph_rewrite' needs a half compute dtype, and precision {name!r} computes in {compute}; "
+            "use fp16_rewrite or bf16_rewrite"
+        )
+    if precision.matmul_precision == "highest":
+        raise ValueError(
+            "matmul precision 'highest' asks for float32 products, which 'graph_rewrite' does not cast; use 'default'"
+        )
+    if norms_given:
+        raise ValueError("norm_policy has no effect under 'graph_rewrite': normalization is float32 inside")
+
+
+def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
+    """The `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
+
+    Raises:
+      ValueError: for a text that does not parse, and for float64 without x64 mode.
+    """
+    if not isinstance(policy, jmp.Policy):
+        try:
+            policy = jmp.get_policy(policy)
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"policy {policy!r} does not parse; write 'params=float32,compute=float16,output=float32' (or "
+                "p=, c=, o=) with the dtypes float16, bfloat16, float32, float64, half, full, or one dtype for all"
+            ) from None
+    dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+    if jnp.float64 in dtypes and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
+        raise ValueError(f"policy {policy!r} has float64, which jax converts to float32; set JAX_ENABLE_X64=1")
+    return policy
+
+
+def _default_norm_policy(policy: jmp.Policy) -> jmp.Policy:
+    return jmp.Policy(
+        param_dtype=policy.param_dtype,
+        compute_dtype=jnp.float64 if policy.compute_dtype == jnp.float64 else jnp.float32,
+        output_dtype=policy.compute_dtype,
+    )
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{what} {value!r} is unknown; use one of {', '.join(allowed)}")
+    return value

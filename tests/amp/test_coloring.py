@@ -1,0 +1,228 @@
+"""The rules of the coloring, each on a graph small enough to be written down."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mixedres.amp import autocast, explain
+from tests.amp.graphs import colors
+from tests.arrays import normal, uniform
+
+X = uniform(0, (4, 4), 0.5, 1.5)
+W = normal(1, (4, 4))
+
+
+def dot(x):
+    return lax.dot(x, W)
+
+
+def chain(*functions):
+    """The functions one after the other."""
+
+    def run(x):
+        for function in functions:
+            x = function(x)
+        return x
+
+    return run
+
+
+def unlisted(x):
+    return lax.reduce_precision(x, 8, 23)  # float32 itself: a barrier that changes no number
+
+
+def relu(x):
+    return lax.max(x, 0.0)
+
+
+CHAINS = {
+    # Infer ops need an allow op before and after them.
+    "allow infer allow": ((dot, lax.tanh, dot), "dot f16, tanh f16, dot f16"),
+    "allow infer infer allow": ((dot, lax.tanh, lax.sin, dot), "dot f16, tanh f16, sin f16, dot f16"),
+    "allow infer output": ((dot, lax.tanh), "dot f16, tanh f32"),
+    "infer allow": ((lax.tanh, dot), "tanh f32, dot f16"),
+    "allow infer clear infer allow": (
+        (dot, lax.tanh, lax.neg, lax.sin, dot),
+        "dot f16, tanh f16, neg f16, sin f16, dot f16",
+    ),
+    # What is unsafe stays unsafe through infer and clear ops, until a product.
+    "deny chain": (
+        (lax.exp, lax.tanh, lax.neg, lax.sin, lax.neg, dot, lax.tanh),
+        "exp f32, tanh f32, neg f32, sin f32, neg f16, dot f16, tanh f32",
+    ),
+    "deny stops at allow": ((lax.exp, dot, lax.tanh, dot), "exp f32, dot f16, tanh f16, dot f16"),
+    "deny between": ((dot, lax.tanh, lax.exp, lax.sin, dot), "dot f16, tanh f32, exp f32, sin f32, dot f16"),
+    "deny clear infer": ((dot, lax.exp, lax.neg, lax.tanh, dot), "dot f16, exp f32, neg f32, tanh f32, dot f16"),
+    "deny clear clear allow": ((dot, lax.exp, lax.neg, lax.abs, dot), "dot f16, exp f32, neg f16, abs f16, dot f16"),
+    # An op on no list stops everything.
+    "unlisted infer": ((dot, unlisted, lax.tanh, dot), "dot f16, reduce_precision f32, tanh f32, dot f16"),
+    "infer unlisted": ((dot, lax.tanh, unlisted, dot), "dot f16, tanh f32, reduce_precision f32, dot f16"),
+    "deny unlisted": (
+        (lax.exp, unlisted, dot, lax.tanh, dot),
+        "exp f32, reduce_precision f32, dot f16, tanh f16, dot f16",
+    ),
+    # Clear ops follow: half operands are exact, and half readers round the same.
+    "allow clear output": ((dot, relu, lax.neg, dot), "dot f16, max f16, neg f16, dot f16"),
+    "allow clear deny": ((dot, relu, lax.exp), "dot f16, max f32, exp f32"),
+    "clear allow": ((relu, lax.neg, dot), "max f16, neg f16, dot f16"),
+    "clear infer allow": ((relu, lax.tanh, dot), "max f32, tanh f32, dot f16"),
+    "allow infer clear output": ((dot, lax.tanh, lax.neg), "dot f16, tanh f32, neg f32"),
+    # Without a product nothing changes.
+    "no allow": ((lax.tanh, lax.neg, lax.exp), "tanh f32, neg f32, exp f32"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_jit_around_a_chain_changes_no_color(name):
+    functions, expected = CHAINS[name]
+    assert colors(chain(*functions), X) == expected
+    assert colors(jax.jit(chain(*(jax.jit(chain(function)) for function in functions))), X) == expected
+    assert all(decision.reason for decision in explain(chain(*functions))(X).decisions)
+
+
+@pytest.mark.parametrize(("reader", "color"), [(lax.log, "log f32, "), (lambda x: x, "")], ids=["deny op", "result"])
+def test_clear_op_with_a_float32_reader_is_not_rounded(reader, color):
+    """TensorFlow's last pass makes the transpose half because a product reads it, and rounds what log reads."""
+
+    def shared(x):
+        turned = lax.transpose(x, (1, 0))
+        return reader(turned), dot(turned)
+
+    assert colors(shared, X) == f"transpose f32, {color}dot f16"
+    exact, product = autocast(shared)(X)
+    np.testing.assert_array_equal(exact, shared(X)[0])
+    assert not np.array_equal(product, shared(X)[1])
+
+
+def test_clear_op_with_one_float32_operand_is_not_rounded():
+    # One operand is half, the other would be rounded before exp reads it.
+    assert colors(lambda x: lax.exp(lax.max(dot(x), x)), X) == "dot f16, max f32, exp f32"
+    assert colors(lambda x: dot(lax.max(dot(x), x)), X) == "dot f16, max f16, dot f16"
+
+
+@pytest.mark.parametrize(("constant", "color"), [(0.5, "f16"), (0.1, "f32")])
+def test_clear_op_with_a_constant_is_exact_only_if_the_constant_is(constant, color):
+    # 0.1 is not a half number: the maximum of half numbers and 0.1 would change.
+    def large(x):  # its result is larger than its operands, so that it is rounded
+        return lax.exp(lax.max(lax.dot(x, W[:2]), constant))
+
+    assert colors(large, X[:, :2]) == f"slice f16, dot f16, max {color}, exp f32"
+
+
+def test_after_a_norm_the_activation_is_stored_in_half():
+    kernel = jnp.ones((3, 3, 2, 2))
+
+    def conv(x):
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def block(x):
+        y = conv(x)
+        centered = y - jnp.mean(y, (0, 1, 2), keepdims=True)
+        variance = jnp.mean(centered * centered, (0, 1, 2), keepdims=True)
+        y = lax.max(centered * lax.rsqrt(variance + 1e-3), 0.0)
+        return lax.sin(conv(y) + y)  # the residual addition reads the same activation
+
+    decisions = explain(block)(jnp.ones((2, 4, 4, 2))).decisions
+    (activation,) = [d for d in decisions if d.primitive == "max"]
+    assert activation.dtype == jnp.float16
+    assert activation.reason == "clear, rounded to half, to be stored for the allow op that reads it"
+    found = {(d.primitive, str(d.dtype)) for d in decisions if d.primitive in ("reduce_sum", "rsqrt")}
+    assert found == {("reduce_sum", "float32"), ("rsqrt", "float32")}
+
+
+def test_after_an_exponential_a_shared_activation_is_not_stored_in_half():
+    def block(x):
+        y = relu(lax.exp(dot(x)))
+        return lax.sin(dot(y) + y)
+
+    assert colors(block, X) == "dot f16, exp f32, max f32, dot f16, add f32, sin f32"
+
+
+@pytest.mark.parametrize("step", [lax.floor, lax.ceil, lax.round, lax.sign])
+def test_steps_are_never_rounded_early(step):
+    # 2.9999 is 3 in half, and so would be its floor.
+    name = step.__name__
+    assert colors(chain(step, dot), X) == f"{name} f32, dot f16"
+    assert colors(chain(dot, step, dot), X) == f"dot f16, {name} f16, dot f16"
+    x = jnp.array([[2.9999, 3.0001, -1e-9, 1e-9]] * 4)
+    small = chain(step, lambda x: lax.dot(x, jnp.eye(4)))
+    np.testing.assert_array_equal(autocast(small)(x), small(x))
+
+
+def test_sort_of_several_arrays_is_not_rounded_early():
+    def with_indices(x):
+        return lax.sort((x, lax.broadcasted_iota(jnp.int32, (4, 4), 1)), num_keys=1)
+
+    def both(x):
+        values, indices = with_indices(x)
+        return dot(values), indices
+
+    x = jnp.array([[1.00003, 1.00002, 1.00001, 1.0]] * 4)  # all 1 in half
+    np.testing.assert_array_equal(autocast(both)(x)[1], [[3, 2, 1, 0]] * 4)
+    assert "sort f32" in colors(both, X)
+    assert "sort f32" in colors(lambda x: dot(with_indices(x)[1].astype(jnp.float32)), X)
+    assert colors(chain(lax.sort, dot), X) == "sort f16, dot f16"
+
+
+@pytest.mark.parametrize("dtype, color", [(jnp.float16, "f32"), (jnp.bfloat16, "bf16")])
+@pytest.mark.parametrize("constant", [1e-8, np.float32(1e-8), 70000.0, -1e30])
+def test_constants_outside_of_the_range(constant, dtype, color):
+    def shifted(x):
+        return dot(dot(x) + constant)
+
+    half = "f16" if dtype == jnp.float16 else "bf16"
+    assert colors(shifted, X, dtype=dtype) == f"dot {half}, add {color}, dot {half}"
+
+
+@pytest.mark.parametrize("decay", [0.9999, 0.99999])
+def test_decay_near_one_stays_float32(decay):
+    assert colors(lambda x: dot(dot(x) * decay), X) == "dot f16, mul f32, dot f16"
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0, 1e-3, 65504.0, jnp.inf, -jnp.inf])
+def test_constants_inside_of_the_range(constant):
+    assert colors(lambda x: dot(dot(x) + constant), X) == "dot f16, add f16, dot f16"
+
+
+def test_mask_constant_is_found_inside_jit():
+    mask = np.eye(4, dtype=bool)
+
+    def masked(x):
+        return dot(jnp.where(mask, dot(x), -1e30))
+
+    assert "select_n f32" in colors(masked, X)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "dot f16, tanh f16, max f16, dot f16, max f32, neg f32"),
+        ({"level": "default"}, "dot f16, tanh f16, max f16, dot f16, max f32, neg f32"),
+        ({"level": "allow_only"}, "dot f16, tanh f32, max f32, dot f16, max f32, neg f32"),
+        ({"level": "infer_as_deny"}, "dot f16, tanh f32, max f16, dot f16, max f32, neg f32"),
+        ({"lists": {"deny": {"tanh"}}}, "dot f16, tanh f32, max f16, dot f16, max f32, neg f32"),
+        ({"lists": {"unlisted": {"max"}}}, "dot f16, tanh f32, max f32, dot f16, max f32, neg f32"),
+        ({"lists": {"unlisted": {"dot_general"}}}, "dot f32, tanh f32, max f32, dot f32, max f32, neg f32"),
+    ],
+)
+def test_options_change_the_colors(options, expected):
+    fn = chain(dot, lax.tanh, relu, dot, relu, lax.neg)
+    assert colors(fn, X, **options) == expected
+    np.testing.assert_allclose(autocast(fn, **options)(X), fn(X), rtol=1e-2, atol=1e-2)
+
+
+def test_bfloat16_may_square_between_products():
+    def squared(x):
+        return dot(lax.square(dot(x)))
+
+    assert colors(squared, X) == "dot f16, square f32, dot f16"
+    assert colors(squared, X, dtype=jnp.bfloat16) == "dot bf16, square bf16, dot bf16"
+
+
+@pytest.mark.parametrize(("count", "color"), [(2048, "f16"), (2049, "f32")])
+def test_maximum_is_half_up_to_2048_elements(count, color):
+    """Its derivative counts the elements that attain it, and float16 counts to 2048."""
+    found = colors(lambda x: lax.reduce_max(x @ W, (0,))[None] @ W, jnp.ones((count, 4)))
+    assert f"reduce_max {color}" in found

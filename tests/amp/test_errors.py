@@ -1,0 +1,99 @@
+"""What `autocast` refuses or warns of, with which words, and the errors of the function itself."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres.amp import PrecisionWarning, autocast, explain
+from tests.amp.graphs import product_dtypes
+from tests.arrays import normal
+
+X = normal(0, (4, 4))
+W = normal(1, (4, 4))
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize("make", [autocast, explain])
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [
+        (jnp.float32, "float32"),
+        ("float64", "float64"),
+        (np.int8, "int8"),
+        ("nonsense", "'nonsense'"),
+    ],
+)
+def test_dtypes_except_half_are_refused(make, dtype, named):
+    with pytest.raises(ValueError, match=f"dtype must be float16 or bfloat16, got {named}"):
+        make(jnp.matmul, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "FP8", "float8", "e4m3", "float8_e5m2", jnp.float8_e4m3fn])
+def test_float8_is_refused_with_a_library_that_has_it(dtype):
+    with pytest.raises(ValueError, match=r"^dtype must be float16 or bfloat16, got .*(8|e4m3).*; qwix .*float8$"):
+        autocast(jnp.matmul, dtype)
+
+
+@pytest.mark.parametrize("make", [autocast, explain])
+@pytest.mark.parametrize("fn", [None, 3, "matmul", X])
+def test_non_function_is_refused(make, fn):
+    with pytest.raises(TypeError, match="autocast takes a function, got"):
+        make(fn)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("text", "named returns a str; .* returns arrays only"),
+        ({"logits": X, "aux": ["text"]}, r"named returns a str at \['aux'\]\[0\]; .* returns arrays only"),
+        ((X, len), r"named returns a builtin_function_or_method at \[1\]; .* returns arrays only"),
+        (Pair(X, object), r"named returns a type at \.second; .* returns arrays only"),
+    ],
+)
+@pytest.mark.parametrize("make", [autocast, explain])
+def test_non_array_result_is_named(make, result, message):
+    def named(x):
+        return result
+
+    with pytest.raises(TypeError, match=message):
+        make(named)(X)
+
+
+def test_exception_of_the_function_passes_unchanged():
+    error = KeyError("mine", 3)
+
+    def failing(x):
+        raise error
+
+    for rewritten in (autocast(failing), jax.jit(autocast(failing)), explain(failing), autocast(jax.jit(failing))):
+        with pytest.raises(KeyError) as caught:
+            rewritten(X)
+        assert caught.value is error
+        assert caught.value.args == ("mine", 3)
+
+
+def test_error_of_jax_is_the_same_with_autocast():
+    with pytest.raises(TypeError) as plain:
+        jnp.matmul(X, jnp.ones(3))
+    with pytest.raises(TypeError) as rewritten:
+        autocast(jnp.matmul)(X, jnp.ones(3))
+    assert str(rewritten.value).split("\n")[0] == str(plain.value).split("\n")[0]
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        autocast(lambda x: x if x.sum() > 0 else -x)(X)
+
+
+def test_precision_highest_warns_and_casts_nothing():
+    fn = autocast(lambda x: jnp.tanh(x @ W) @ W)
+    with jax.default_matmul_precision("highest"):
+        with pytest.warns(PrecisionWarning, match="casts nothing: all 2 products ask for float32") as caught:
+            got = fn(X)
+        assert caught[0].filename == __file__
+        np.testing.assert_array_equal(got, fn.__wrapped__(X))
+        report = explain(fn.__wrapped__)(X)
+    assert (report.casts_down, report.casts_up, product_dtypes(report.jaxpr)) == (0, 0, {"f32"})
+    (note,) = report.notes
+    assert note.startswith("2 of 2 operations of the allow list are not cast: precision=")
+    assert "is jax_default_matmul_precision set?" in note

@@ -1,0 +1,280 @@
+"""What breaks in naive half precision and must not under autocast: large sums, small constants, long counts and loops.
+
+Every function has a product before the critical part, and mostly one after it, so that half spreads as far as it ever
+does. Where the numbers allow it the products are exact in half; what is left is the rounding of a few operands.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from mixedres.amp import autocast
+from mixedres.models.layers import BatchNorm
+from mixedres.train import losses
+from tests.amp.graphs import SHORT, product_dtypes
+from tests.amp.programs import convolve
+
+# bfloat16 has the range of float32, and here the same rules: what it may lose are digits of a sum.
+BFLOAT16 = pytest.param(jnp.bfloat16, id="bf16", marks=pytest.mark.slow)
+HALF = pytest.mark.parametrize("dtype", [pytest.param(jnp.float16, id="f16"), BFLOAT16])
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape, scale=1.0):
+    return jnp.asarray(RNG.normal(size=shape) * scale, jnp.float32)
+
+
+def rounding(dtype, steps=4):
+    """The relative error of `steps` roundings to `dtype`: operand, weight, result and cotangent, if nothing else is."""
+    return steps * float(jnp.finfo(dtype).eps) / 2
+
+
+def assert_close(got, want, bound):
+    """Finite, of the same dtypes, and off by at most `bound` of the largest element."""
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        g, w = np.asarray(g), np.asarray(w)
+        assert g.dtype == w.dtype
+        assert np.isfinite(w).all(), "the float32 result itself is not finite"
+        assert np.isfinite(g).all()
+        assert np.abs(g.astype(np.float64) - w).max() <= bound * np.abs(w).max() + 1e-30
+
+
+def check(fn, args, dtype, bound=None):
+    """Value and gradients with respect to every argument, of fn and of its rewrite."""
+    bound = rounding(dtype) if bound is None else bound
+    rewritten, argnums = autocast(fn, dtype), tuple(range(len(args)))
+
+    def scalar(f):
+        # Weights instead of a plain sum: the sum of a softmax has no gradient. Their mean square is about 1.
+        def weighted(*a):
+            out = f(*a)
+            return jnp.sum(out * jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)), out
+
+        return jax.value_and_grad(weighted, argnums, has_aux=True)
+
+    assert product_dtypes(jax.make_jaxpr(scalar(rewritten))(*args)) == {SHORT[dtype.dtype.name]}
+    both = jax.jit(lambda *a: (scalar(rewritten)(*a), scalar(fn)(*a)))
+    ((_, got), got_grads), ((_, want), want_grads) = both(*args)
+    assert_close(got, want, bound)
+    assert_close(got_grads, want_grads, bound)
+
+
+def large_logits():
+    """Multiples of 256 up to 3e4, exact in float16 and in bfloat16; times the identity they are exact logits."""
+    multiples = np.array([[117, -117, 0, 116], [-117, -116, -117, -115], [1, 2, 3, 4], [117, 117, 117, 117]])
+    return jnp.asarray(multiples * 256, jnp.float32), jnp.eye(4)
+
+
+@HALF
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w, v: jax.nn.softmax(x @ w) @ v,
+        lambda x, w, v: jax.nn.log_softmax(x @ w) / 2**15 @ v,  # down to -6e4: scaled to be an operand of a product
+        lambda x, w, v: jax.nn.logsumexp(x @ w, axis=1) + v[:, 0],
+        # Confident and wrong: a loss of 6e4.
+        lambda x, w, v: losses.cross_entropy(x @ w, jnp.array([1, 0, 0, 2])) + v[:, 0],
+    ],
+    ids=["softmax", "log_softmax", "logsumexp", "cross_entropy"],
+)
+def test_softmax_of_large_logits(dtype, fn):
+    check(fn, (*large_logits(), normal(4, 3)), dtype)
+
+
+@HALF
+def test_mask_of_minus_1e30_with_a_fully_masked_row(dtype):
+    allowed = jnp.array([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
+
+    def attention(q, k, v):
+        return jax.nn.softmax(jnp.where(allowed, q @ k.T, -1e30)) @ v
+
+    q, k, v = normal(3, 8), normal(4, 8), normal(4, 5)
+    # A score of about 3 that is off by u moves a probability by 3u: 12 roundings.
+    check(attention, (q, k, v), dtype, rounding(dtype, 12))
+    # -inf instead of -1e30 would make this row NaN; it is the mean of the values.
+    assert_close(jax.jit(autocast(attention, dtype))(q, k, v)[1], v.mean(0), rounding(dtype))
+
+
+@HALF
+def test_small_constant_in_a_denominator(dtype):
+    def normalize(x, w, v):
+        h = x @ w
+        return (h / (jnp.abs(h).max(axis=1, keepdims=True) + 1e-8)) @ v
+
+    x = normal(4, 8)
+    check(normalize, (x, jnp.eye(8), normal(8, 3)), dtype)
+    # 0 / (0 + 1e-8) is 0; with 1e-8 rounded to 0 it is NaN.
+    assert np.all(np.asarray(jax.jit(autocast(normalize, dtype))(x.at[1].set(0.0), jnp.eye(8), normal(8, 3)))[1] == 0)
+
+
+@HALF
+def test_small_epsilon_inside_rsqrt(dtype):
+    def normalize(x, w, v):
+        h = x @ w
+        centered = h - h.mean(axis=1, keepdims=True)
+        return (centered * jax.lax.rsqrt((centered * centered).mean(axis=1, keepdims=True) + 1e-8)) @ v
+
+    # Without variance the factor is 1e4, as is the gradient; in float16 1e-8 is 0 and the factor infinite. One at a
+    # time, because the gradients of the other rows would vanish beside it. 12 roundings: of the cotangent before and
+    # after its mean, which is as large, is taken off.
+    for x in (normal(4, 8), jnp.full((4, 8), 3.0)):
+        check(lambda x, w, v: normalize(x, w, v) / 16, (x, jnp.eye(8), normal(8, 3)), dtype, rounding(dtype, 12))
+
+
+@HALF
+@pytest.mark.parametrize("shape", [(70_000, 2), (1, 280, 250, 1)], ids=["product", "convolution"])
+def test_mean_of_70000_threes(dtype, shape):
+    axes, w = (0, jnp.full((2, 1), 1.5)) if len(shape) == 2 else ((1, 2), jnp.full((1, 1, 1, 1), 3.0))
+
+    def mean(x, w, v):
+        # The sum is 210,000. The loss is scaled: the cotangent of an element, 1 / 70,000, has few digits in float16.
+        return (x @ w if w.ndim == 2 else convolve(x, w)).mean(axes).reshape(1, 1) @ v * 1024
+
+    check(mean, (jnp.ones(shape), w, jnp.ones((1, 2))), dtype)
+
+
+@HALF
+def test_cumsum_beyond_65504(dtype):
+    args = jnp.ones((40_000, 1)), jnp.full((1, 1), 3.0), jnp.ones((1, 2))
+    check(lambda x, w, v: jnp.cumsum(x @ w, axis=0)[-4:] / 2**15 @ v, args, dtype)
+
+
+@HALF
+def test_bias_gradient_under_a_loss_scale(dtype):
+    def loss(bias, x, w, v):
+        # The cotangent of each of 4096 rows is 32, that of the bias 131,072.
+        return ((x @ w + bias) @ v).mean() * 2.0**15 * 4
+
+    args = jnp.zeros((1, 4)), jnp.ones((4096, 2)) / 64, jnp.eye(2, 4), jnp.full((4, 1), 1.0)
+    want = jax.jit(jax.grad(loss))(*args)
+    assert want.min() > 65504
+    assert_close(jax.jit(jax.grad(autocast(loss, dtype)))(*args), want, rounding(dtype))
+
+
+@HALF
+@pytest.mark.parametrize("scale", [12.0, 32.0])
+def test_gate_gradient_summed_over_positions_under_a_loss_scale(dtype, scale):
+    def loss(w, images, kernel, pooled):
+        gate = jax.nn.sigmoid(pooled @ w)[:, None, None, :]
+        return convolve(convolve(images, kernel) * gate, kernel).sum() * scale
+
+    # 4096 positions with a cotangent of `scale` each: a float16 sum of 12s stops early, one of 32s leaves the range.
+    args = jnp.zeros((4, 3)), jnp.ones((2, 64, 64, 3)), jnp.eye(3)[None, None], jnp.full((2, 4), 1 / 8)
+    assert_close(jax.jit(jax.grad(autocast(loss, dtype)))(*args), jax.jit(jax.grad(loss))(*args), rounding(dtype))
+
+
+@HALF
+def test_gradient_of_a_maximum_with_3000_ties(dtype):
+    def largest(y, x, w, v):
+        return ((x @ w + y).max(axis=0, keepdims=True) @ v).sum() * 1024  # 1 / 3000 has few digits in float16
+
+    args = jnp.ones((3000, 1)), jnp.ones((3000, 2)), jnp.ones((2, 1)), jnp.ones((1, 1))
+    got = jax.jit(jax.grad(autocast(largest, dtype)))(*args)
+    assert_close(got, jnp.full((3000, 1), 1024 / 3000), rounding(dtype))
+    assert float(got.sum()) == pytest.approx(1024, rel=rounding(dtype))
+
+
+@HALF
+def test_gradient_of_a_row_that_is_gathered_4096_times(dtype):
+    def loss(w, x, v):
+        return ((x @ w)[np.zeros(4096, int)] @ v).sum()  # in half a sum of ones ends at 256 or 2048
+
+    args = jnp.eye(2), jnp.ones((3, 2)), jnp.ones((2, 1))
+    np.testing.assert_array_equal(jax.jit(jax.grad(autocast(loss, dtype)))(*args), np.full((2, 2), 4096))
+
+
+@HALF
+@pytest.mark.parametrize("loop", ["scan", "fori_loop"])
+def test_loop_state_adds_up_exactly(dtype, loop):
+    """5000 times 2**-12, the result of an exact product, to 1: in half the first of them would be lost."""
+
+    def count(start, x, w):
+        if loop == "scan":
+            return jax.lax.scan(lambda c, _: (c + x @ w, None), start, length=5000)[0]
+        return jax.lax.fori_loop(0, 5000, lambda _, c: c + x @ w, start)
+
+    args = jnp.ones((2, 2)), jnp.eye(2), jnp.full((2, 2), 2.0**-12)
+    got = jax.jit(autocast(count, dtype))(*args)
+    np.testing.assert_array_equal(got, jax.jit(count)(*args))
+    np.testing.assert_array_equal(got, 1 + 5000 * 2.0**-12)
+
+
+@HALF
+def test_gated_state_converges_beyond_the_digits_of_half(dtype):
+    """c <- f c + i g, the cell of an LSTM, near its fixed point: each step moves it by less than half can hold."""
+
+    def run(w, x):
+        def step(c, _):
+            forget, write = jnp.split(jax.nn.sigmoid(x @ w), 2, axis=1)
+            c = forget * c + write
+            return c, jnp.tanh(c) @ w[:2]
+
+        return jax.lax.scan(step, jnp.zeros((2, 2)), length=6000)[0]
+
+    # The logits, 6 and -6, are exact in half, and the gates are computed from them in float32.
+    w, x = jnp.concatenate([jnp.full((2, 2), 3.0), jnp.full((2, 2), -3.0)], axis=1), jnp.ones((2, 2))
+    forget, write = 1 / (1 + np.exp(-6.0)), 1 / (1 + np.exp(6.0))
+    assert product_dtypes(jax.make_jaxpr(autocast(run, dtype))(w, x)) == {SHORT[dtype.dtype.name]}
+    assert_close(jax.jit(autocast(run, dtype))(w, x), jnp.full((2, 2), np.float32(write / (1 - forget))), 1e-4)
+
+
+@HALF
+@pytest.mark.parametrize(("form", "uses"), [("scan", 3000), pytest.param("unrolled", 600, marks=pytest.mark.slow)])
+def test_gradient_of_a_weight_with_3000_uses(dtype, form, uses):
+    # All contributions are 1.203125, exact in bfloat16: summed in half, they would be rounded to 1 from 512 on.
+    x = jnp.full((1, 2), 1.203125)
+
+    def total(w):
+        if form == "scan":
+            return jax.lax.scan(lambda c, _: (c + (x @ w).sum(), None), 0.0, length=uses)[0]
+        return sum((x @ w).sum() for _ in range(uses))
+
+    np.testing.assert_allclose(jax.jit(jax.grad(autocast(total, dtype)))(jnp.ones((2, 2))), 1.203125 * uses, rtol=1e-3)
+
+
+@HALF
+def test_positions_beyond_2048_are_not_rounded(dtype):
+    position = jnp.arange(4096, dtype=jnp.float32)
+
+    def add(x, w):
+        return (x @ w)[:, 0] + position
+
+    def largest(x, w):
+        return jax.lax.top_k(add(x, w), 3)[1], jnp.argmax(add(x, w))
+
+    args = jnp.zeros((4096, 2)), jnp.ones((2, 1))
+    np.testing.assert_array_equal(jax.jit(autocast(add, dtype))(*args), position)
+    three, one = jax.jit(autocast(largest, dtype))(*args)
+    assert three.tolist() == [4095, 4094, 4093] and one == 4095
+
+
+@HALF
+def test_one_hot_of_float_positions_beyond_2048(dtype):
+    def look_up(wanted, table, w):
+        one_hot = (wanted[:, None] == jnp.arange(4096, dtype=jnp.float32)[None]).astype(jnp.float32)
+        return one_hot @ (table @ w)
+
+    # In float16 2049 is 2048, in bfloat16 257 is 256.
+    wanted = jnp.array([257.0, 2049.0, 4095.0])
+    table = jnp.arange(4096.0)[:, None] % 61 * jnp.ones((1, 2))
+    got = jax.jit(autocast(look_up, dtype))(wanted, table, jnp.eye(2))[:, 0]
+    np.testing.assert_array_equal(got, np.array([257, 2049, 4095]) % 61)
+
+
+@HALF
+@pytest.mark.parametrize("kind", ["batch", "layer"])
+def test_normalization_of_large_values(dtype, kind):
+    norm = BatchNorm(jmp.get_policy("float32")) if kind == "batch" else nn.LayerNorm()
+    x, w, v = normal(64, 16, scale=300) + 100, jnp.eye(16), normal(16, 4)
+    extra = (True,) if kind == "batch" else ()
+    variables = norm.init(jax.random.key(0), x, *extra)
+
+    def fn(params, x, w, v):
+        return norm.apply({**variables, "params": params}, x @ w, *extra, mutable=["batch_stats"])[0] @ v
+
+    leaves, tree = jax.tree.flatten(variables["params"])
+    # Differences of the rounded input and its mean, then sums over rows of both signs: 12 roundings.
+    check(lambda *a: fn(jax.tree.unflatten(tree, a[:-3]), *a[-3:]), (*leaves, x, w, v), dtype, rounding(dtype, 12))

@@ -1,0 +1,117 @@
+"""Programs that once went wrong: conversions, closed-over constants, long chains, products without a matrix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mixedres.amp import autocast, explain
+from tests.arrays import normal
+
+X, W1, W2 = normal(0, (4, 8)), normal(1, (8, 16)), normal(2, (16, 8))
+
+
+@pytest.mark.parametrize("target", ["int32", "bool", "bfloat16", "float16", "complex64", "uint8"])
+def test_conversion_of_a_half_value_keeps_the_target_dtype(target):
+    def convert(x):
+        return jnp.abs(x @ W1).astype(target)
+
+    got = autocast(convert)(X)
+    assert got.dtype == jnp.dtype(target)
+    half = jnp.abs(X.astype("float16") @ W1.astype("float16"))
+    np.testing.assert_array_equal(np.asarray(got, np.complex64), np.asarray(half.astype(target), np.complex64))
+
+
+@jax.custom_vjp
+def product(a):
+    return a @ W1
+
+
+product.defvjp(lambda a: (product(a), None), lambda _, g: (g @ W1.T,))
+
+
+def test_custom_vjp_may_close_over_an_array():
+    def loss(x):
+        return (product(x) @ W2).sum()
+
+    np.testing.assert_allclose(jax.grad(autocast(loss))(X), jax.grad(loss)(X), rtol=0.02, atol=0.01)
+
+
+def test_long_chains_and_diamonds_of_clear_ops():
+    def program(x):
+        h = x @ W1
+        for i in range(400):
+            h = jnp.where(jnp.arange(16)[None] == i % 16, -h, h)
+        for _ in range(60):
+            h = jnp.maximum(h, -h)
+        return (h[:, :1] * jnp.ones((4, 16))) @ W2
+
+    assert explain(program)(X).decisions[-1].dtype == jnp.float16
+
+
+def normalized(x):
+    y = x @ W1
+    return y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5)
+
+
+def test_compared_value_is_not_rounded():
+    def program(x):
+        y = normalized(x)
+        largest = jnp.max(y, -1, keepdims=True)
+        return (y == largest).sum(-1), largest @ W2[:1]
+
+    np.testing.assert_array_equal(autocast(program)(X)[0], 1)
+
+
+def test_difference_to_the_unrounded_value_is_exact():
+    def program(x):
+        y = normalized(x)
+        positive = jnp.maximum(y, 0.0)
+        return jnp.where(y > 0, positive - y, 0.0), positive @ W2
+
+    assert not autocast(program)(X)[0].any()
+
+
+@jax.custom_jvp
+def smooth_abs(x):
+    return jnp.abs(x)
+
+
+smooth_abs.defjvp(lambda p, t: (jnp.abs(p[0]), t[0] * p[0] / (jnp.abs(p[0]) + 1e-8)))
+
+
+def assert_close_gradients(loss, w):
+    got, want = jax.grad(autocast(loss))(w), jax.grad(loss)(w)
+    assert float(jnp.abs(got - want).max()) < 5e-3 * float(jnp.abs(want).max())
+
+
+def test_rule_with_a_small_constant():
+    def loss(w):
+        return jnp.mean((smooth_abs(X @ w) @ W2) ** 2)
+
+    assert_close_gradients(loss, W1.at[:, 0].set(0.0))
+
+
+def test_product_without_a_matrix_is_float32():
+    v = normal(3, 100_000)
+    np.testing.assert_array_equal(autocast(jnp.vdot)(v, v), jnp.vdot(v, v))
+    positions, frequencies = jnp.arange(4096.0), 1e4 ** -jnp.linspace(0, 1, 8)
+    np.testing.assert_array_equal(autocast(jnp.outer)(positions, frequencies), jnp.outer(positions, frequencies))
+    (decision,) = [d for d in explain(jnp.vdot)(v, v).decisions if d.primitive == "dot_general"]
+    assert decision.dtype == jnp.float32 and "not a matrix product" in decision.reason
+
+
+def test_gradient_of_a_half_value_read_by_every_step():
+    def loss(w):
+        c = jax.nn.relu(X @ w)
+        return lax.scan(lambda h, _: (h + (c @ W2).mean() * 1e-2, None), 0.0, None, length=4096)[0]
+
+    assert_close_gradients(loss, W1)
+
+
+def test_platform_dependent_code_is_left_alone():
+    def program(w):
+        return lax.platform_dependent(X, cpu=lambda x: x @ w, default=lambda x: 2 * x @ w)
+
+    np.testing.assert_array_equal(jax.jit(autocast(program))(W1), jax.jit(program)(W1))

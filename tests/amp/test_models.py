@@ -1,0 +1,178 @@
+"""Whole networks under autocast, against the same networks with casts written into their layers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres import precision
+from mixedres._internal import jax_compat
+from mixedres.amp import autocast
+from mixedres.amp._explain import casts
+from mixedres.train import losses
+from tests.amp.graphs import SHORT, distance, product_dtypes, products, residual_bytes
+from tests.amp.networks import LOSS_SCALE, NETWORKS, network
+from tests.models.networks import shapes_of, small
+
+# Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.
+SEEDS, MARGIN = 3, 1.1
+
+
+def resnet_loss(name, version, preset):
+    """(loss(params, stats, images, labels), model); the preset 'rewrite' is the float32 network under autocast."""
+    chosen = precision.get("fp32" if preset == "rewrite" else preset)
+    model = small(name, version, chosen.policy, filters=16, norm_policy=chosen.norm_policy, zero_init_last=False)
+
+    def loss(params, stats, images, labels):
+        variables = {"params": params, "batch_stats": stats}
+        logits, new = model.apply(variables, images, train=True, mutable=["batch_stats"])
+        return losses.cross_entropy(logits, labels).mean() * LOSS_SCALE, new["batch_stats"]
+
+    return (autocast(loss) if preset == "rewrite" else loss), model
+
+
+def resnet_avals(model):
+    variables = shapes_of(model)
+    images, labels = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32"), jax.ShapeDtypeStruct((2,), "int32")
+    return variables["params"], variables["batch_stats"], images, labels
+
+
+def half_sums(jaxpr):
+    sums = ("reduce_sum", "cumsum", "reduce_window_sum")
+    return [
+        e for e in jax_compat.equations(jaxpr) if e.primitive.name in sums and e.invars[0].aval.dtype != jnp.float32
+    ]
+
+
+@pytest.fixture(scope="module")
+def bottlenecks():
+    """{preset: (jaxpr of loss and gradient, residuals)} of a ResNet-50 of three blocks: nothing is compiled."""
+
+    def program(preset):
+        loss, model = resnet_loss("resnet50", "1.5", preset)
+        args = resnet_avals(model)
+        grad = jax.make_jaxpr(jax.value_and_grad(loss, has_aux=True))(*args)
+        return grad, residual_bytes(lambda *args: loss(*args)[0], args)
+
+    return {preset: program(preset) for preset in ("fp16", "rewrite")}
+
+
+def test_rewrite_has_no_more_casts_than_casting_layers(bottlenecks):
+    rewritten, casting = bottlenecks["rewrite"][0], bottlenecks["fp16"][0]
+    assert 0 < sum(casts(rewritten, jnp.float16)) <= sum(casts(casting, jnp.float16))
+    # The same arithmetic: the rewrite adds and removes no product. 12 convolutions and their gradients, the head's.
+    assert len(products(rewritten)) == len(products(casting)) == 3 * 12 - 1 + 3
+    assert product_dtypes(rewritten) == {"f16"}
+
+
+def test_no_more_float32_is_saved_for_the_backward_pass(bottlenecks):
+    rewritten, casting = bottlenecks["rewrite"][1], bottlenecks["fp16"][1]
+    assert rewritten["float32"] <= 1.05 * casting["float32"]
+    assert rewritten["float16"] <= 1.05 * casting["float16"]
+
+
+@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "1.5"), ("resnet50", "2")])
+def test_resnet_convolutions_read_half_activations(name, version):
+    loss, model = resnet_loss(name, version, "rewrite")
+    inner, _ = jax_compat.opened(jax.make_jaxpr(loss)(*resnet_avals(model)))
+    made_by = {var: eqn for eqn in inner.eqns for var in eqn.outvars}
+    convolutions = [eqn for eqn in inner.eqns if eqn.primitive.name == "conv_general_dilated"]
+    makers = [made_by[eqn.invars[0]] for eqn in convolutions]
+    # The images are cast for the stem; everything else comes from a relu, or its maxima, without a cast in between.
+    assert makers[0].primitive.name == "convert_element_type"
+    assert {eqn.primitive.name for eqn in makers[1:]} <= {"custom_jvp_call", "reduce_window_max"}
+    assert all(var.aval.dtype == jnp.float16 for eqn in makers for var in eqn.outvars)
+    assert len(convolutions) == {"resnet18": 6, "resnet50": 12}[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "half", "gradient"),
+    [
+        ("resnet18", "1.5", jnp.float16, "outside"),
+        ("resnet18", "1.5", jnp.float16, "inside"),
+        ("resnet18", "2", jnp.bfloat16, "outside"),
+        ("resnet18", "2", jnp.float16, "inside"),
+        ("resnet50", "2", jnp.float16, "outside"),
+    ],
+)
+def test_resnet_products_are_half(name, version, half, gradient):
+    """Of the gradient of a rewritten loss, and of a rewritten gradient."""
+    loss, model = resnet_loss(name, version, "fp32")
+    args = resnet_avals(model)
+    grad = autocast(jax.grad(loss, has_aux=True), half)
+    if gradient == "outside":
+        grad = jax.grad(autocast(loss, half), has_aux=True)
+    jaxpr, shapes = jax.make_jaxpr(grad, return_shape=True)(*args)
+    assert product_dtypes(jaxpr) == {SHORT[half.dtype.name]}
+    assert not half_sums(jaxpr)
+    assert jax.tree.map(lambda s: (s.shape, s.dtype), shapes) == jax.tree.map(lambda s: (s.shape, s.dtype), args[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("cifar_resnet8", "2")])
+def test_resnet_gradient_error(name, version):
+    """Half precision flips relu masks, so that 10 % off is usual for both; what counts is that one is as good."""
+    _, model = resnet_loss(name, version, "fp32")
+    init = jax.jit(functools.partial(model.init, train=False))
+    grads = {p: jax.jit(jax.grad(resnet_loss(name, version, p)[0], has_aux=True)) for p in ("fp32", "fp16", "rewrite")}
+    errors = {"fp16": [], "rewrite": []}
+    for seed in range(SEEDS):
+        keys = jax.random.split(jax.random.key(seed))
+        images, labels = jax.random.normal(keys[0], (8, 32, 32, 3)), jnp.arange(8)
+        variables = init(keys[1], images)
+        args = variables["params"], variables["batch_stats"], images, labels
+        want, want_stats = grads["fp32"](*args)
+        for preset, found in errors.items():
+            got, stats = grads[preset](*args)
+            found.append(distance(got, want))
+            assert distance(stats, want_stats) < 5e-3
+    assert np.mean(errors["rewrite"]) <= MARGIN * np.mean(errors["fp16"])
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [("mlp", jnp.bfloat16), *(pytest.param(name, jnp.float16, marks=pytest.mark.slow) for name in NETWORKS)],
+)
+def test_network_products_are_half(name, half):
+    loss, arguments = network(name)
+    args = jax.eval_shape(arguments, jax.random.key(0))
+    plain = jax.make_jaxpr(jax.grad(loss))(*args)
+    inner_jit = jax.grad(autocast(jax.jit(loss), half))
+    for grad in (jax.grad(autocast(loss, half)), autocast(jax.grad(loss), half), inner_jit):
+        jaxpr, shapes = jax.make_jaxpr(grad, return_shape=True)(*args)
+        assert product_dtypes(jaxpr) == {SHORT[half.dtype.name]}
+        assert len(products(jaxpr)) == len(products(plain))
+        assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_network_sums_and_exponentials_in_float32(name):
+    (loss, arguments), (casting, _) = network(name), network(name, jnp.float16)
+    args = jax.eval_shape(arguments, jax.random.key(0))
+    rewritten, cast = (jax.make_jaxpr(jax.grad(f))(*args) for f in (autocast(loss), casting))
+    # What is left are derivatives of maxima, which count how many elements attain them: of twelve, exact in half.
+    sums = half_sums(rewritten)
+    assert len(sums) < len(half_sums(cast))
+    assert all(e.invars[0].aval.shape[-1] <= 12 and len(e.params["axes"]) == 1 for e in sums)
+    unsafe = [e for e in jax_compat.equations(rewritten) if e.primitive.name in ("exp", "log", "rsqrt")]
+    assert all(e.invars[0].aval.dtype == jnp.float32 for e in unsafe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "half"), [*((name, "float16") for name in NETWORKS), ("mlp", "bfloat16")])
+def test_network_gradient_error(name, half):
+    loss, arguments = network(name)
+    by_hand = jax.grad(network(name, half)[0])
+    grads = jax.grad(loss), by_hand, jax.grad(autocast(loss, half)), autocast(jax.grad(loss), half)
+    init, compute = jax.jit(arguments), jax.jit(lambda *args: [grad(*args) for grad in grads])
+    errors = []
+    for seed in range(SEEDS):
+        exact, *approximate = compute(*init(jax.random.key(seed)))
+        errors.append([distance(grad, exact) for grad in approximate])
+    hand, outside, inside = np.mean(errors, axis=0)
+    # A few roundings a layer: more than that is a mistake.
+    assert outside < 8 * float(jnp.finfo(half).eps)
+    assert outside <= MARGIN * hand
+    assert inside <= MARGIN * hand

@@ -1,0 +1,56 @@
+"""Equations that a program repeats share a function under jax.jit: the same program as without, with its lines."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres._internal import jax_compat
+from mixedres.amp import autocast
+from mixedres.amp._evaluation import equation
+from tests.arrays import normal
+
+LAYERS = 8
+WEIGHTS = [normal(seed, (6, 6)) for seed in range(LAYERS)]
+X = normal(LAYERS, (4, 6))
+
+
+def loss(weights, x):
+    for index, weight in enumerate(weights):
+        with jax.named_scope(f"layer_{index}"):
+            x = x - x.mean(-1, keepdims=True)
+            x = jax.nn.relu(0.5 * x @ weight + x[:1])
+            if index == 3:
+                x = jnp.tanh(x @ weight)
+    return jnp.sum(x**2)
+
+
+def programs(function, *args):
+    return [jax.make_jaxpr(f)(*args) for f in (function, jax.grad(function), jax.linearize(function, *args)[1])]
+
+
+def described(jaxpr):
+    return [
+        (str(eqn.primitive), jax_compat.source_line(eqn), jax_compat.named_scopes(eqn), [v.aval for v in eqn.outvars])
+        for eqn in jax_compat.equations(jaxpr)
+    ]
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_sharing_changes_neither_program_nor_lines_nor_scopes(half, monkeypatch):
+    args = WEIGHTS, X
+    equation._shared.cache_clear()
+    shared = programs(autocast(loss, half), *args)
+    assert equation._shared.cache_info().currsize > 5
+    monkeypatch.setattr(equation, "ENOUGH", 10**9)
+    for with_sharing, without in zip(shared, programs(autocast(loss, half), *args), strict=True):
+        assert sorted(map(str, described(with_sharing))) == sorted(map(str, described(without)))
+
+
+def test_sharing_changes_no_bit(monkeypatch):
+    images = jnp.stack([X, -X])
+    gradient = jax.vmap(jax.grad(autocast(loss)), (None, 0))
+    shared = jax.jit(gradient)(WEIGHTS, images)
+    monkeypatch.setattr(equation, "ENOUGH", 10**9)
+    for ours, theirs in zip(shared, jax.jit(lambda *args: gradient(*args))(WEIGHTS, images), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

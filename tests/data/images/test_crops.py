@@ -1,0 +1,89 @@
+"""Images as a network takes them: as the evaluation loader makes them, in order, with a word for what is wrong."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from mixedres.data import InputSpec
+from mixedres.data.datasets import folder
+from mixedres.data.images import chunks, crops, preprocessing
+from tests.data import made
+
+
+@pytest.mark.parametrize("family", ["torch", "official", "official_fast"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_center_crop_equals_the_evaluation_loader(family, channels, tmp_path):
+    made.write_folder(tmp_path, count=20)
+    paths = folder.images_below(tmp_path)
+    chosen = preprocessing.get(family)
+    images = folder.ImageFolder("", tmp_path, paths, np.zeros(20, np.int32))
+    loaded = chunks.ImageReader(images, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
+    found = list(crops.center_crops(paths, chosen.input_spec(24, channels), threads=3))
+    for index, square in enumerate(found):
+        expected = np.empty((24, 24, channels), chosen.image_dtype)
+        loaded.eval(index, expected)
+        assert square.dtype == chosen.image_dtype
+        np.testing.assert_array_equal(square, expected)
+
+
+def test_image_of_the_right_size_keeps_every_pixel():
+    pixels = made.photo(32, 32)
+    spec = InputSpec((32, 32, 3))
+    np.testing.assert_array_equal(crops.center_crop(made.encoded(pixels, "PNG"), spec), pixels)
+    turned = crops.center_crop(made.turned(pixels, 6, "PNG"), spec)
+    np.testing.assert_array_equal(turned, np.rot90(pixels, -1))
+
+
+def test_each_unreadable_file_has_a_reason(tmp_path):
+    (tmp_path / "good.png").write_bytes(made.encoded(made.photo(20, 30), "PNG"))
+    (tmp_path / "bad.png").write_text("nothing")
+    (tmp_path / "empty.png").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe.png")  # which is not waited for
+    names = ("good.png", "bad.png", "none.png", ".", "pipe.png", "empty.png", "good.png")
+    first, *found, last = crops.center_crops([tmp_path / n for n in names], InputSpec((8, 8, 3)), threads=2)
+    np.testing.assert_array_equal(first, last)
+    assert found == [
+        "it is not an image in a known format",
+        "No such file or directory",
+        "Is a directory",
+        "not a regular file",
+        "the file is empty",
+    ]
+
+
+def test_stopping_early_leaves_no_thread(tmp_path):
+    (tmp_path / "a.png").write_bytes(made.encoded(made.photo(20, 30), "PNG"))
+    found = crops.center_crops([tmp_path / "a.png"] * 1000, InputSpec((8, 8, 3)), threads=2)
+    next(found)
+    found.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_input_spec_survives_json():
+    for spec in (InputSpec((8, 8, 1)), preprocessing.get("official").input_spec(224)):
+        assert InputSpec.from_json(spec.to_json()) == spec
+
+
+def test_spec_of_an_older_file():
+    for resize, antialias in (("area", True), ("linear", False)):
+        spec = InputSpec((8, 8, 1), resize=resize)
+        older = spec.to_json() | {"antialias": antialias}
+        del older["resize"]
+        assert InputSpec.from_json(older) == spec
+
+
+WRONG = {"shape": [(0, 0, 3)], "std": [None, (1.0, 0.0, 1.0)], "mean": [(1.0,), (float("nan"),) * 3]}
+WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_json_numbers_that_are_no_spec_are_refused(key, value):
+    good = preprocessing.get("torch").input_spec(224).to_json()
+    for change in ({key: value}, {"mean": [10**400, 1, 1]}, {"shape": [float("inf"), 8, 3]}):
+        made.message(InputSpec.from_json, good | change)
+    with pytest.raises(ValueError, match="is not a shape with a normalization"):
+        InputSpec(**(good | {key: value}))
+    with pytest.raises(ValueError, match="does not say how images become squares"):
+        InputSpec.from_json({key: value for key, value in good.items() if key != "crop_pct"})

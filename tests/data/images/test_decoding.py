@@ -1,0 +1,257 @@
+"""Images in every variant against Pillow's reading of them, and files that are none."""
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from mixedres.data.images import decoding
+from tests.data import made
+
+SIDES = (75, 114)
+
+
+def decoded(data, *, channels=3, shrink=1, apply_exif=False):
+    head = decoding.header(data, apply_exif=apply_exif)
+    pixels = decoding.decode(data, head, channels=channels, shrink=shrink)
+    sides = tuple(-(-side // shrink) for side in (head.height, head.width))
+    assert pixels.dtype == np.uint8 and pixels.shape == (*sides, channels)
+    return pixels
+
+
+def pillow(data, mode="RGB"):
+    pixels = np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+    return pixels if mode == "RGB" else pixels[..., None]
+
+
+def photo(mode="RGB"):
+    return Image.fromarray(made.photo(*SIDES)).convert(mode)
+
+
+def ycck():
+    """A JPEG as Adobe's programs write it: what Pillow stores as inverted CMYK, with the marker set to YCCK."""
+    data = made.encoded(photo("CMYK"), quality=95)
+    place = data.index(b"Adobe")
+    return data[: place + 11] + b"\x02" + data[place + 12 :]
+
+
+JPEGS = {
+    "4:2:0": (made.encoded(photo(), quality=92), "YCbCr"),
+    "4:4:4": (made.encoded(photo(), quality=92, subsampling=0), "YCbCr"),
+    "4:2:2": (made.encoded(photo(), quality=92, subsampling=1), "YCbCr"),
+    "progressive": (made.encoded(photo(), quality=92, progressive=True), "YCbCr"),
+    "RGB": (made.encoded(photo(), quality=92, keep_rgb=True), "RGB"),
+    "gray": (made.encoded(photo("L"), quality=92), "Gray"),
+    "CMYK": (made.encoded(photo("CMYK"), quality=92), "CMYK"),
+    "YCCK": (ycck(), "YCCK"),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_jpegs_are_close_to_pillow(kind):
+    data, colorspace = JPEGS[kind]
+    assert decoding.header(data) == decoding.Header(*SIDES, True, 1, colorspace)
+    # Two decoders may round otherwise, and CMYK has no one conversion.
+    limits = (6, 2.0) if kind in ("CMYK", "YCCK") else (2, 0.1)
+    found = made.difference(decoded(data), pillow(data))
+    assert found.max() <= limits[0] and found.mean() <= limits[1]
+    luma = made.difference(decoded(data, channels=1), pillow(data, "L"))
+    assert luma.max() <= limits[0] + 1 and luma.mean() <= limits[1] + 0.5
+
+
+def test_luma_of_a_jpeg_is_the_weighted_sum():
+    data, _ = JPEGS["4:4:4"]
+    luma = pillow(data).astype(np.float64) @ (0.299, 0.587, 0.114)
+    assert made.difference(decoded(data, channels=1), luma[..., None]).max() <= 2
+
+
+PNGS = {
+    "RGB": photo(),
+    "gray": photo("L"),
+    "palette": photo("P"),
+    "RGBA": Image.merge("RGBA", (*photo().split(), photo("L"))),
+    "gray and alpha": Image.merge("LA", (photo("L"), photo("L"))),
+    "1 bit": photo("1"),
+}
+EXACT = {kind: made.encoded(image, "PNG") for kind, image in PNGS.items()}
+EXACT |= {"WEBP": made.encoded(photo(), "WEBP"), "lossless WEBP": made.encoded(photo(), "WEBP", lossless=True)}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_pngs_and_webps_equal_pillow(kind, mode):
+    data = EXACT[kind]
+    assert decoding.header(data) == decoding.Header(*SIDES, False)
+    reference = pillow(data, mode)
+    assert len(np.unique(reference)) > {"1 bit": 1, "palette": 5}.get(kind, 50)
+    np.testing.assert_array_equal(decoded(data, channels=len(mode)), reference)
+
+
+def test_transparent_palette_becomes_opaque():
+    image = photo("P")
+    data = made.encoded(image, "PNG", transparency=bytes(range(256)))
+    np.testing.assert_array_equal(decoded(data), pillow(made.encoded(image, "PNG")))
+
+
+def test_sixteen_bits_are_rounded_to_eight():
+    values = np.linspace(0, 65535, SIDES[0] * SIDES[1]).reshape(SIDES).astype(np.uint16)
+    data = made.encoded(Image.fromarray(values), "PNG")
+    expected = np.rint(values / 65535 * 255)
+    assert set(np.unique(expected)) == set(range(256))
+    np.testing.assert_array_equal(decoded(data, channels=1)[..., 0], expected)
+    np.testing.assert_array_equal(decoded(data), np.repeat(expected[..., None], 3, 2))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("channels", [3, 1])
+def test_orientations_are_undone_as_pillow_does(orientation, kind, channels):
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
+    data = made.turned(photo(), orientation, kind, **options)
+    reference = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    if channels == 1:
+        reference = np.rint(reference @ (0.299, 0.587, 0.114))[..., None]
+    head = decoding.header(data, apply_exif=True)
+    assert (head.height, head.width) == reference.shape[:2] == (SIDES[::-1] if orientation > 4 else SIDES)
+    limit = 2 if kind == "JPEG" or channels == 1 else 0
+    assert made.difference(decoded(data, channels=channels, apply_exif=True), reference).max() <= limit
+    # Not heeded where nobody asked for it.
+    assert decoding.header(data)[:2] == SIDES and decoding.header(data).orientation == 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_rotated_image_shrinks_like_an_upright_one(orientation, shrink, kind):
+    # Sides that no shrink divides would begin their boxes at another end when turned.
+    image = Image.fromarray(made.photo(64, 104))
+    data = made.turned(image, orientation, kind, **({"quality": 100, "subsampling": 0} if kind == "JPEG" else {}))
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    found = decoded(data, shrink=shrink, apply_exif=True)
+    assert made.psnr(found, boxes(upright, shrink)) > 36
+
+
+@pytest.mark.parametrize("value", [0, 9, 255, 65535])
+def test_invalid_orientation_is_ignored(value):
+    data = made.turned(photo(), value)
+    assert decoding.header(data, apply_exif=True).orientation == 1
+
+
+def test_damaged_exif_data_are_passed_over_in_silence(tmp_path):
+    data = made.turned(photo(), 6)
+    place = data.index(b"Exif\0\0") + 6
+    entry = place + 10  # the first: tag, type, count
+    assert data[entry : entry + 2] == b"\x01\x12"
+    cut = data[: entry + 2] + b"\0\2" + b"\x7f" * 8 + data[entry + 12 :]
+    made.write_files(tmp_path, {"0": data, "1": data[:place] + b"XX*\0" + data[place + 4 :], "2": cut})
+    code = "import pathlib; from mixedres.data.images import decode\n"
+    code += f"for path in sorted(pathlib.Path({str(tmp_path)!r}).iterdir()):\n"
+    code += "    print(decoding.header(path.read_bytes(), apply_exif=True).orientation)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not ended.stderr and ended.stdout.split()[:2] == ["6", "1"], ended
+
+
+def boxes(pixels, shrink):
+    """Averages over squares; float64. The sides must be multiples."""
+    height, width, channels = pixels.shape
+    parts = pixels.reshape(height // shrink, shrink, width // shrink, shrink, channels)
+    return parts.mean((1, 3), dtype=np.float64)
+
+
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["JPEG", "progressive", "gray", "PNG", "WEBP"])
+def test_shrinking_averages_blocks_of_pixels(shrink, kind):
+    pixels = made.photo(160, 240, seed=3, channels=1 if kind == "gray" else 3)
+    options = {"JPEG": {"quality": 95}, "progressive": {"quality": 95, "progressive": True}}.get(kind, {})
+    data = made.encoded(pixels, kind if kind in ("PNG", "WEBP") else "JPEG", **options)
+    for channels in (3, 1):
+        whole, small = decoded(data, channels=channels), decoded(data, channels=channels, shrink=shrink)
+        assert made.psnr(small, boxes(whole, shrink)) > 38
+        # Pixels that are two places off would not do.
+        assert made.psnr(np.roll(small, 2, 1), boxes(whole, shrink)) < 34
+
+
+@given(st.integers(4, 40), st.integers(4, 40), st.sampled_from(["JPEG", "PNG"]))
+@example(4, 4, "PNG")  # as small as an image may be
+@settings(max_examples=60)
+def test_shrunk_sides_are_rounded_up(height, width, kind):
+    data = made.encoded(made.photo(height, width), kind)
+    for shrink in (1, 2, 4, 8):
+        decoded(data, shrink=shrink)  # which compares the sides
+
+
+# All that can be lost is the marker at the end, which nobody needs.
+KINDS = {
+    "JPEG": JPEGS["4:2:0"][0],
+    "progressive": JPEGS["progressive"][0],
+    "CMYK": JPEGS["CMYK"][0],
+    "PNG": EXACT["RGB"],
+    "turned PNG": made.turned(photo(), 6, "PNG"),
+    "WEBP": EXACT["WEBP"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("apply_exif", [False, True])
+def test_truncated_file_is_refused(kind, apply_exif):
+    data = KINDS[kind]
+    decoded(data, apply_exif=apply_exif)
+    for length in (1, 2, 3, 4, 10, 20, 50, *np.linspace(100, len(data) - 50, 12).astype(int)):
+        made.message(decoded, data[:length], apply_exif=apply_exif)
+    assert made.message(decoded, b"") == "the file is empty"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "turned PNG"])
+def test_png_with_a_damaged_chunk(kind):
+    data = KINDS[kind]
+    place = data.index(b"IDAT")
+    for apply_exif in (False, True):  # pixels where a chunk should begin
+        made.message(decoded, data[: place - 4] + struct.pack(">I", 50) + data[place:], apply_exif=apply_exif)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"hello, world\n" * 30, b"\0" * 500, b"%PDF-1.4\n", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + b"\0" * 99],
+    ids=["text", "zeros", "PDF", "JPEG's magic number", "JPEG without a body"],
+)
+def test_non_images_are_refused(data):
+    assert made.message(decoded, data) == "it is not an image in a known format"
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (3, 50), (50, 3), (1, 5000), (2, 2)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_images_of_a_few_pixels_are_refused(sides, kind):
+    text = made.message(decoded, made.encoded(np.zeros((*sides, 3), np.uint8), kind))
+    assert f"{sides[1]}x{sides[0]} pixels; at least 4 a side" in text
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@pytest.mark.parametrize("sides", [(50_000, 50_000), (100_000, 2_000), (2**31 - 1, 2**31 - 1)])
+def test_png_with_a_huge_header_is_refused(sides):
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *sides, 8, 2, 0, 0, 0))
+    made.message(
+        decoded, b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("sides", [(65_500, 65_500), (20_000, 10_000)])
+def test_jpeg_with_a_huge_header_is_refused(sides):
+    data = JPEGS["4:2:0"][0]
+    place = data.index(b"\xff\xc0") + 5
+    data = data[:place] + struct.pack(">HH", *sides) + data[place + 4 :]
+    assert f"{sides[1]}x{sides[0]} pixels; at least 4 a side and at most 178,956,970" in made.message(decoded, data)
+
+
+def test_junk_behind_a_jpeg_does_no_harm():
+    data, _ = JPEGS["4:2:0"]
+    np.testing.assert_array_equal(decoded(data + b"junk" * 100), decoded(data))
