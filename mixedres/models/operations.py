@@ -1,8 +1,8 @@
 """Operations of a ResNet between its norms, each in the form that a platform computes fastest.
 
 Each operation chooses its form by `jax.lax.platform_dependent`, so that one traced program suits every platform.
-Results and gradients of the forms differ in rounding alone. XLA for CPUs has fast kernels for convolutions, but in these
-cases it does not use them, or does needless work:
+Results and gradients of the forms differ in rounding alone. XLA for CPUs has fast kernels for convolutions, but in
+these cases XLA does not use them, or does needless work:
 
 - maps smaller than their kernel: 50 to 170 times slower than as a product, because XLA then swaps map and kernel;
 - weight gradients of 1x1 kernels: 3 to 12 times slower than as a product;

@@ -1,8 +1,7 @@
 """The form of the operations for CPUs against XLA's own and against float64, and what is in its program."""
 
 import collections
-from functools import cache, wraps
-from unittest import mock
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from mixedres._internal import jax_compat
 from mixedres.models import operations
 from mixedres.models.operations import convolution, max_pool, relu
 from tests.models import networks
+from tests.platforms import on
 
 # (batch, height, width, channels, filters, size, stride) of each form.
 PRODUCTS = [(4, 6, 5, 8, 16, 1, 1), (3, 7, 5, 16, 8, 1, 2), (2, 1, 1, 8, 4, 1, 1)]
@@ -32,20 +32,6 @@ PLAIN = [(2, 3, 3, 4, 8, 3, 1), (1, 16, 16, 3, 4, 7, 2)]
 def small_pieces(monkeypatch):
     """A cache that holds few values."""
     monkeypatch.setattr(operations, "_PIECE", 1100)
-
-
-def on(platform, fn):
-    """`fn` with the forms that the operations have on a platform, in one that has no choice."""
-
-    def choose(*args, default, **forms):
-        return forms.get(platform, default)(*args)
-
-    @wraps(fn)
-    def chosen(*args):
-        with mock.patch.object(jax.lax, "platform_dependent", choose):
-            return fn(*args)
-
-    return chosen
 
 
 def with_gradients(shape, platform, padding="pytorch"):
