@@ -12,7 +12,7 @@ from experiments.lib import runs
 from experiments.timing.task import MOMENTUM, WEIGHT_DECAY, Contender, Task, cross_entropy
 from mixedres import models, precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 from mixedres.data import InputSpec
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.predict.classifier import Classifier
@@ -141,9 +141,7 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "schedule.warmup": 0,
     }
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return build(
-        command_flags.parse(["benchmark", f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config
-    )
+    return build(parse_flags([f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config)
 
 
 def task(model: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Task:

@@ -101,9 +101,10 @@ def parse(given: Sequence[str]) -> Options:
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
     if not options.config and workdir is None:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
-    from mixedres.config import flags
+    from mixedres.config import config_of_run, parse_flags
 
-    return flags.parse(["doctor", f"--config={options.config or flags.config_of_run(workdir)}", *rest]).config
+    config = options.config or config_of_run(workdir)
+    return parse_flags([f"--config={config}", *rest]).config
 
 
 def _check_free(out: pathlib.Path) -> None:
