@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mixedres._internal.names import LEVELS, MOST_SIDE, PRESETS
+from mixedres._internal.names import LEVELS, MOST_SIDE, PREPROCESSINGS, PRESETS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,6 @@ FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
 DIFFICULTY = Range(lambda x: 0 <= x <= 2, "in [0, 2]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
-PREPROCESSINGS = ("official", "official_fast", "torch")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH = one_of("whole", "fractional")
 WINDOW = Range(_is_window, "STEP:COUNT, whole numbers with STEP >= 0 and COUNT > 0, such as 100:5")
