@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.names import PRESETS
 from mixedres.amp._builder import build
 from mixedres.amp._coloring import color, widen
 from mixedres.amp._evaluation.program import run
@@ -22,7 +23,6 @@ from mixedres.amp._rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
-_OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
 _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
@@ -88,7 +88,7 @@ def half_dtype(dtype: Any) -> np.dtype:
     Raises:
       ValueError: for anything else.
     """
-    given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    given = PRESETS[dtype].compute_dtype if isinstance(dtype, str) and dtype in PRESETS else dtype
     hint = "; qwix computes products in float8" if _FLOAT8.search(str(dtype)) else ""
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
