@@ -37,6 +37,7 @@ MISTAKES = [
     ([DIGITS, "--config.model.name=cifar_resnet21"], ["cifar_resnet21", "6n+2", "20 and 26"]),
     ([DIGITS, "--config.model.kernel_init=zeros"], ["'zeros'", "he_normal"]),
     ([DIGITS, "--config.data.image_size=4"], ["image_size", ">= 8", "4"]),
+    ([DIGITS, "--config.optimizer.name=adamw"], ["nesterov=True", "not an option of adamw", "default, False"]),
     ([DIGITS, "--config.optimizer.decay_mask=("], ["'('", "regular expression"]),
     ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
     ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
