@@ -1,8 +1,14 @@
 """The configuration of a run: its keys, presets and overrides. Importing this imports no JAX."""
 
+from typing import TYPE_CHECKING
+
 from mixedres._internal.errors import ConfigError
-from mixedres.config.keys import KEYS, Key
+from mixedres._internal.lazy import importer
+from mixedres.config.keys import KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.values import check_key, defaults, finish, flatten, split, unflatten, validate
+
+if TYPE_CHECKING:
+    from mixedres.config.precision import precision_of
 
 __all__ = [
     "KEYS",
@@ -10,9 +16,14 @@ __all__ = [
     "Key",
     "check_key",
     "defaults",
+    "duration_in_steps",
     "finish",
     "flatten",
+    "precision_of",
+    "profile_window",
     "split",
     "unflatten",
     "validate",
 ]
+
+__getattr__ = importer(__name__, {"precision_of": "precision"})
