@@ -1,12 +1,12 @@
 """`keep_float32`: operations that stay in float32 because a regular expression matches their path."""
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from mixedres._internal import jax_compat
+from mixedres._internal.errors import nearest
 from mixedres.amp._graph import Graph, Scope
 
 
@@ -56,12 +56,6 @@ class Keep:
             f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
             + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
         )
-
-
-def nearest(pattern: str, paths: Iterable[str]) -> str:
-    """The three of `paths` most similar to `pattern`: '/head, /stem_conv and /block_layer1_1'."""
-    *most, last = difflib.get_close_matches(pattern.strip("^$"), sorted(set(paths)), n=3, cutoff=0.0)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _spellings(scope: Scope) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def _synthetic_normalization(given: Options) -> tuple[tuple[float, ...] | None, 
         return (0.0,) * given.channels, (1.0,) * given.channels
     if name == "per_image":
         return None, None
-    return preprocessing.get(name).normalization(given.channels)
+    return preprocessing.get_preprocessing(name).normalization(given.channels)
 
 
 def _images(name: str, given: Options) -> Source:
@@ -138,7 +138,7 @@ def _images(name: str, given: Options) -> Source:
 
     if given.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {given.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
-    chosen = preprocessing.get(given.preprocessing)
+    chosen = preprocessing.get_preprocessing(given.preprocessing)
     splits = {"train_split": given.train_split, "eval_split": given.eval_split}
     if name == "folder":
         if given.dir is None:

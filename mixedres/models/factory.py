@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -27,6 +27,45 @@ _CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
 # Options of a network that its weights do not show, with their values; the first is the default.
 OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
+
+
+class Network(Protocol):
+    """A network that can be trained: a Flax module with these fields, such as `ResNet`.
+
+    ``apply(variables, images, train=...)`` takes images (b, h, w, c) in float32 and returns logits (b, num_classes) in
+    the output dtype of the policy. The variables are 'params' and, if the network has running statistics,
+    'batch_stats', all float32.
+
+    Attributes:
+      num_classes: outputs of the network.
+      policy: dtypes of parameters, arithmetic and logits; float32 under a graph rewrite.
+      norm_policy: dtypes of normalization.
+      precision: precision of every product; see `jax.lax.dot_general`.
+      keep_float32: regular expression of the paths of modules that compute in float32.
+    """
+
+    num_classes: int
+    policy: jmp.Policy
+    norm_policy: jmp.Policy | None
+    precision: Any
+    keep_float32: str
+
+    @property
+    def init(self) -> Callable[..., Any]:
+        """Returns the method that makes variables: (key, images, train) -> {'params', 'batch_stats'}."""
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """Returns the method that computes logits: (variables, images, train)."""
+
+    @property
+    def clone(self) -> Callable[..., Any]:
+        """Returns the method that copies the module with other fields."""
+
+
+# Networks that are no ResNets, by the name in config.model.name: functions from the fields of `Network`, as keyword
+# arguments, to a network. The keys of a config that are about ResNets (model.*, batch_norm.*) do not apply to them.
+NETWORKS: dict[str, Callable[..., Network]] = {}
 
 INITIALIZERS: dict[str, Callable[..., Any]] = {
     # The v1.5 reference and most ResNets since.
@@ -163,7 +202,7 @@ def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str
     """(whether it has bottlenecks, blocks per stage, version, whether it has the stem for small images) of a name."""
     match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
     if match is None:
-        raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")
+        raise ValueError(f"model {name!r} is unknown; use one of {', '.join((*NAMES, *NETWORKS))}")
     size, small_images = int(match[2]), match[1] is not None
     stage_sizes: tuple[int, ...]
     if small_images:

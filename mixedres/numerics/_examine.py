@@ -15,6 +15,7 @@ from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres.numerics import _taps
 from mixedres.numerics._exponents import Exponents, exponents
+from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._report import Report, ordered
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 
@@ -75,7 +76,9 @@ def examine(
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
     def counted(floats: dict[str, Any], *batch: Any) -> TensorCounts:
-        _, gradients, statistics = _taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
+        _, gradients, statistics = _taps.tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(
+            floats, *batch
+        )
         return TensorCounts(
             statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats))
         )
@@ -101,7 +104,7 @@ class TensorCounts:
       gradients, parameters: counts of weight gradients and weights by name; see `numerics.exponents`.
     """
 
-    taps: _taps.Statistics
+    taps: _taps.TapStatistics
     gradients: dict[str, jax.Array]
     parameters: dict[str, jax.Array]
 
@@ -128,11 +131,7 @@ class TensorCounts:
 
 def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """`loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
-    if "flax.linen" not in sys.modules:
-        return loss_fn
-    from mixedres.numerics import _linen
-
-    return _linen.tapped(loss_fn)
+    return tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
 
 
 def _is_float(array: Any) -> bool:

@@ -47,7 +47,7 @@ _serial = itertools.count()
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Statistics:
+class TapStatistics:
     """Counts of taps on the device: a pytree whose arrays add up over devices, batches and steps.
 
     Attributes:
@@ -155,12 +155,12 @@ def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
     return capture.names
 
 
-def value_and_grad(
+def tapped_value_and_grad(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     select: Collection[str] | None = None,
-) -> Callable[..., tuple[Any, Any, Statistics]]:
+) -> Callable[..., tuple[Any, Any, TapStatistics]]:
     """`jax.value_and_grad` with the statistics of all taps in `fn`.
 
     Args:
@@ -170,14 +170,14 @@ def value_and_grad(
 
     Returns:
       A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
-      `jax.value_and_grad` and the `Statistics` of the taps on which the loss depends.
+      `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends.
 
     Raises:
       ValueError: when called, if `fn` executes no tap.
     """
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    def run(*args: Any) -> tuple[Any, Any, Statistics]:
+    def run(*args: Any) -> tuple[Any, Any, TapStatistics]:
         found = {name: dtype for name, dtype in names(fn, *args).items() if select is None or name in select}
         if not found and select is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
@@ -194,14 +194,14 @@ def value_and_grad(
         value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
         reached = [name for name in found if name in capture.reached]
         counts = tuple(statistics[name] for name in reached)
-        seen = Statistics(tuple(reached), tuple(found[name] for name in reached), counts)
+        seen = TapStatistics(tuple(reached), tuple(found[name] for name in reached), counts)
         return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), seen
 
     return run
 
 
-def read(statistics: Statistics) -> dict[str, Tapped]:
-    """Converts the statistics of `value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
+def read(statistics: TapStatistics) -> dict[str, Tapped]:
+    """Converts the statistics of `tapped_value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
 
     Raises:
       ValueError: for a tap that was never executed, for example in a branch that was not taken.

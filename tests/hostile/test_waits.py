@@ -67,7 +67,7 @@ def test_signal_while_no_batch_comes_ends_the_run(place):
         run_cases.shrink(patch)
         patch.setattr(Synthetic, "train_batches", stuck)
         patch.setattr("mixedres.data.prefetch._PATIENCE", 0.1)
-        run.train(run_cases.tiny("fp16", checkpoint_every=0, eval_every=0), place / "run")
+        run.fit(run_cases.tiny("fp16", checkpoint_every=0, eval_every=0), place / "run")
     hanging.set()
     assert caught.value.status == 143 and "the checkpoint of step 3 is saved" in str(caught.value)
     assert workdir.contents(place / "run")["checkpoints"] == [3]

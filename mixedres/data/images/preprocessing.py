@@ -129,7 +129,7 @@ FAMILIES = {
 }
 
 
-def get(name: str) -> Preprocessing:
+def get_preprocessing(name: str) -> Preprocessing:
     """The preprocessing called `name`; raises ValueError for an unknown name."""
     if name not in FAMILIES:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")

@@ -289,15 +289,15 @@ def test_crop_box_refers_to_the_upright_image(orientation, box, size):
 
 
 def test_published_numbers():
-    official, torch = preprocessing.get("official"), preprocessing.get("torch")
+    official, torch = preprocessing.get_preprocessing("official"), preprocessing.get_preprocessing("torch")
     assert official.normalization(3) == ((123.68, 116.78, 103.94), (1.0, 1.0, 1.0))
     assert torch.mean == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)], abs=1e-9)
     assert torch.std == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)], abs=1e-9)
     mean, std = torch.normalization(1)
     assert mean == pytest.approx([255 * 1.347 / 3]) and std == pytest.approx([255 * 0.678 / 3])
     assert official.normalization(4) == ((114.8,) * 4, (1.0,) * 4)
-    fast = preprocessing.get("official_fast")
+    fast = preprocessing.get_preprocessing("official_fast")
     assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
     assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
     with pytest.raises(ValueError, match="preprocessing 'tf' is unknown; use one of official, official_fast, torch"):
-        preprocessing.get("tf")
+        preprocessing.get_preprocessing("tf")

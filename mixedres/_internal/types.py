@@ -1,0 +1,27 @@
+"""Names for types that are `Any` or a plain dictionary to a checker."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+# Arrays in nested containers: dictionaries, tuples, and dataclasses that are registered with JAX.
+PyTree: TypeAlias = Any
+# Parameters of a network by module and name; gradients and updates have the same structure.
+Params: TypeAlias = Any
+# {'params', 'batch_stats'}, as the `apply` of a Flax module takes them. 'batch_stats' is empty without batch norm.
+Variables: TypeAlias = dict[str, Any]
+# {'image', 'label'}, arrays on the devices.
+Batch: TypeAlias = dict[str, Any]
+# Scalars by name, on the devices or on the host.
+Metrics: TypeAlias = dict[str, Any]
+# A value of JSON, and an object of JSON, such as a flat config or the record of a checkpoint.
+Json: TypeAlias = Any
+Record: TypeAlias = dict[str, Any]
+# A dtype, or what numpy takes for one.
+DType: TypeAlias = Any
+# The `apply` of a Flax module: (variables, images, train) -> logits.
+ApplyFn: TypeAlias = Callable[..., Any]
+# A function from parameters to a pytree of booleans.
+MaskFn: TypeAlias = Callable[[PyTree], PyTree]
+# A jitted step, and a step that was compiled ahead.
+JittedStep: TypeAlias = Any
+CompiledStep: TypeAlias = Callable[..., Any]
