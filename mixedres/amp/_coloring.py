@@ -15,8 +15,8 @@ from jax import lax
 from jax.extend.core import Literal
 
 from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
-from mixedres.amp._patterns import activations, rounding_commutes, saved_in_half
-from mixedres.amp._rules import BROADCASTING, COPIES, SOLVERS
+from mixedres.amp._patterns import PATTERNS, activations, rounding_commutes, saved_in_half
+from mixedres.amp._rules import BROADCASTING, COPIES
 
 
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
@@ -29,7 +29,7 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
       pinned: nodes that stay in float32, with the reason.
     """
     for node in activations(nodes, dtype, storable - pinned.keys()):
-        node.half, node.reason = True, "an activation after a norm, read by half ops alone"
+        node.half, node.reason = True, PATTERNS["activation"].reason
     clear = [node for node in nodes if node.category == "clear"]
     for node in clear:
         if not node.taint:
@@ -155,47 +155,9 @@ def color(graph: Graph) -> None:
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
     spread(nodes, graph.dtype, after - running, pinned)
-    for node, what in saved_in_half(graph, allowed).items():
-        node.saves_half, node.reason = True, f"{what}: float32, saved for its gradient in {graph.dtype}"
-
-
-def widen(graph: Graph) -> None:
-    """Keeps the float32 sums of products that float32 ops alone read, in the colored graph of a whole program.
-
-    They are as exact as the operands and need no conversion, but twice the memory. So it is done for what a function
-    returns, what a solver reads, and what is no larger than an operand and leads to half ops by a softmax at most: not
-    for the logits of a vocabulary or of a long attention, and not for what a norm takes to the next product. Nor inside
-    a checkpoint whose policy chooses products.
-    """
-    to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
-    to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
-    for product in graph.nodes:
-        chosen = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
-        if chosen or not (product.half and product.category == "allow"):
-            continue
-        copies = reach([product], Node.consumers, _copies_half)
-        values = {value for node in (product, *copies) for value in node.outs if value.is_f32}
-        readers = {reader for value in values for reader in value.consumers} - copies
-        if any(reader.half or reader.primitive == "convert_element_type" for reader in readers):
-            continue
-        if not all(value in values for node in copies for value in node.f32_ins()):
-            continue
-        if any(reader in to_solver or reader.primitive in SOLVERS for reader in readers):
-            product.wide, product.reason = "solved", "on the allow list; a solver reads its float32 result"
-        elif any(value.returned for value in values) or (_is_small(product) and to_half.isdisjoint(readers)):
-            product.wide, product.reason = "read", "on the allow list; float32 ops read its float32 result"
-        if product.wide:
-            for node in copies:
-                node.half, node.reason = False, "clear, after a product with a float32 result"
-
-
-def _copies_half(node: Node) -> bool:
-    return node.category == "clear" and node.half and node.primitive != "convert_element_type"
-
-
-def _is_small(product: Node) -> bool:
-    """Whether the result of a product is no larger than an operand."""
-    return not all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2])
+    for node, name in saved_in_half(graph, allowed).items():
+        reason = f"{PATTERNS[name].reason}: float32, saved for its gradient in {graph.dtype}"
+        node.saves_half, node.reason = True, reason
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:

@@ -165,8 +165,8 @@ class Node:
       program: for a custom derivative rule that contains allow ops: the graph of its body.
       backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
       saves_half: computed in float32, but what it saves for its gradient is half.
-      wide: why the float32 result of a product of half operands is not rounded: 'solved' (a solver reads it, so that
-        its derivatives are float32 too), 'read' (float32 ops alone read it), else ''.
+      wide: the pattern by which the float32 result of a product of half operands is not rounded: 'solver' (its
+        derivatives are float32 too), 'result', or ''.
       keep_float32: in float32 because of its scope, regardless of the lists.
     """
 

@@ -14,11 +14,12 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.names import PRESETS
 from mixedres.amp._builder import build
-from mixedres.amp._coloring import color, widen
+from mixedres.amp._coloring import color
 from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
 from mixedres.amp._keep import Keep
+from mixedres.amp._patterns import keep_float32_results
 from mixedres.amp._rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
@@ -185,7 +186,7 @@ def traced(
     def colored(platform: str | None) -> Graph:
         graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, around, platform)
         if whole:
-            widen(graph)
+            keep_float32_results(graph)
         return graph
 
     graph = colored(platform)

@@ -67,7 +67,7 @@ class Kind:
             return [cast(result, dtype) for result in results] if copies else results
         if eqn.primitive.name == "custom_jvp_call":
             return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
-        if self.wide == "solved":
+        if self.wide == "solver":
             return [solved_product(eqn, _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)), dtype)]
         operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
         if self.wide:
