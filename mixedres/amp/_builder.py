@@ -1,4 +1,4 @@
-"""Builds the graph of a traced program: one node per equation, with the equations of calls inlined."""
+"""Construction of the graph of a traced program: one node per equation, with the equations of calls inlined."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ class _Builder:
             outs[0].constant = folded(eqn, [value.constant for value in ins])
         node = self.add(Node(path, eqn, category, scope, ins, outs, sums, program))
         if program is None and node.touches_f32 and (reason := self.keep.reason(scope, jax_compat.body(eqn))):
-            # As after a sum: outside of the layer its result may be stored in half for the product that reads it.
+            # As after a sum: outside of the layer, a product may store the result in half.
             node.category, node.sums = "deny", sums or category != "deny"
             node.keep_float32, node.reason = True, reason
         return node.outs
@@ -83,7 +83,7 @@ class _Builder:
         return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
 
     def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
-        """One merge per carry, with the initial and (by `close`) the next value as operands and the state as result."""
+        """Returns a merge for each carry of a loop, with the initial value as operand; `close` adds the next value."""
         return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
 
     def close(self, merges: list[Node], following: list[Value]) -> list[Value]:
@@ -120,9 +120,9 @@ class _Builder:
         ]
 
     def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        """A function with a custom derivative: one node, which has a graph of its own if it contains products.
+        """Adds one node for a function with a custom derivative.
 
-        The products may be in the backward rule of a custom_vjp alone.
+        The node has a graph of its own if the function, or the backward rule of a custom_vjp, contains products.
         """
         body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
         categories = dict(_categories(body, self.lists, self.dtype, self.platform))
@@ -181,7 +181,10 @@ def build(
 
 
 def _backward(eqn: Equation, lists: Lists) -> Any:
-    """The backward rule of a custom_vjp_call, if it has products; else, and where it cannot be traced alone, None."""
+    """Returns the backward rule of a custom_vjp_call as a jaxpr.
+
+    None if the rule has no products, or cannot be traced alone.
+    """
     forward, backward = differentiated(eqn, variable(eqn))
     try:
         results, pullback = jax.eval_shape(forward, *(var.aval for var in eqn.invars))
@@ -193,7 +196,7 @@ def _backward(eqn: Equation, lists: Lists) -> Any:
 
 
 def _name(jaxpr: Any) -> str:
-    """The name of the function of a custom derivative rule, 'custom rule' if unknown."""
+    """Returns the name of the function of a custom derivative rule, 'custom rule' if the name is unknown."""
     eqns = jax_compat.opened(jaxpr)[0].eqns
     names = [eqn.params["name"] for eqn in eqns if "name" in eqn.params and eqn.primitive.name in ("jit", "pjit")]
     info = getattr(jax_compat.opened(jaxpr)[0], "debug_info", None)

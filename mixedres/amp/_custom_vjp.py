@@ -1,4 +1,4 @@
-"""The derivative of a call of a custom_vjp as two functions, which can be traced and rewritten."""
+"""Derivative of a custom_vjp_call as two functions, which can be traced and rewritten."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from mixedres._internal.jax_compat import Equation
 
 
 def variable(eqn: Equation) -> list[bool]:
-    """Of each operand of a custom_vjp_call, whether its rule has a gradient for it.
+    """Returns which operands of a custom_vjp_call have gradients.
 
-    It has none for integers, nor for the first operands, constants that the function closes over.
+    Integers have none, and neither have the first operands, the constants that the function closes over.
     """
     return [is_inexact(var.aval) and index >= eqn.params["num_consts"] for index, var in enumerate(eqn.invars)]
 
 
 def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(forward, backward) of a custom_vjp_call, by the rule of its author, for the operands that vary.
+    """Returns the functions (forward, backward) of a custom_vjp_call, by the rule of its author.
 
     forward: (*operands) -> (results, pullback). backward: (pullback, cotangents of the inexact results) -> gradients of
-    the varying operands.
+    the operands for which `varies` is true.
     """
 
     def forward(*operands: Any) -> Any:
@@ -42,10 +42,10 @@ def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[...,
 
 
 def is_inexact(array: Any) -> bool:
-    """Whether an array, or its aval, has floating-point or complex numbers."""
+    """Returns whether an array, or its aval, has floating-point or complex numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def float0(array: Any) -> np.ndarray:
-    """The tangent of an array of integers."""
+    """Returns the tangent of an array of integers, which has no bytes."""
     return np.zeros(array.shape, jax.dtypes.float0)

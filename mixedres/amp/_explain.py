@@ -1,4 +1,4 @@
-"""`explain`: the decisions of `autocast` about every operation of a function, with reasons."""
+"""`explain`: every decision of `autocast` about a function, with its reason."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ from mixedres.amp._transform import ListsLike, Program, checked, traced, unstead
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision about one operation.
+    """Decision about one operation.
 
     Attributes:
       primitive: name of the primitive in the jaxpr.
@@ -28,9 +28,9 @@ class Decision:
       reason: reason of the decision.
       path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      in_dtypes, out_dtypes: dtypes of its operands and results after the rewrite.
-      platform: the platform, such as 'cpu', whose branch of a `lax.platform_dependent` has the operation; '' for an
-        operation outside, and for one in a default branch.
+      in_dtypes, out_dtypes: dtypes of the operands and results after the rewrite.
+      platform: platform, such as 'cpu', of the `lax.platform_dependent` branch that contains the operation; '' for a
+        default branch and outside of branches.
     """
 
     primitive: str
@@ -46,14 +46,16 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The decisions about a function; `print` it for a table.
+    """Report of all decisions about a function; `print` shows a table.
+
+        print(explain(lambda x, w: jnp.tanh(x @ w))(x, w))
 
     Attributes:
-      function: the name of the function.
+      function: name of the function.
       dtype: the half dtype.
       decisions: one per operation, in order; operations in a loop or a called function count once per call.
-      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, including the
-        function's own.
+      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, with the
+        conversions of the function itself.
       notes: warnings, such as products that stay in float32.
       jaxpr: the rewritten program.
     """
@@ -67,12 +69,12 @@ class Report:
     jaxpr: Any = dataclasses.field(repr=False)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Number of operations in each (category, dtype); dtype 'none' for operations without floating point."""
+        """Returns the number of operations in each (category, dtype); the dtype is 'none' without floating point."""
         pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions if not d.platform)
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
-        """The numbers of half operations and of casts, in one line."""
+        """Returns the numbers of half operations and of casts, in one line."""
         floats = [d for d in self.decisions if d.dtype is not None and not d.platform]
         products = [d for d in floats if d.category == "allow"]
         half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))
@@ -86,7 +88,7 @@ class Report:
         pathlib.Path(path).write_text(_report_html.render(self), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
-        """The report without the jaxpr for `json.dumps`; dtypes are names."""
+        """Returns the report without the jaxpr for `json.dumps`; dtypes are names."""
         decisions = [
             dataclasses.asdict(d)
             | {
@@ -106,7 +108,7 @@ class Report:
         }
 
     def to_text(self) -> str:
-        """The summary, the notes and a table of all operations on floating-point numbers."""
+        """Returns the summary, the notes and a table of all operations on floating-point numbers."""
         floats = [d for d in self.decisions if d.dtype is not None]
         head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
         rows = [
@@ -170,7 +172,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
-        # A body that JAX traced earlier has no line of its present caller, but the call has.
+        # If JAX traced a body before this call, the body has no source line of the call; the call itself has one.
         source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
         in_branch = any(caller.params.get("branches_platforms") for caller in graph.callers(node))
         platform = graph.platform if in_branch and graph.platform else ""

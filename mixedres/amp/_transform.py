@@ -1,4 +1,4 @@
-"""`autocast`: half precision for any JAX function by a rewrite of its graph."""
+"""`autocast`: half precision for any JAX function, by a rewrite of its graph."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
 class PrecisionWarning(UserWarning):
-    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
+    """Warning that no product was cast because all ask for full precision, or that rounding may stop a loop late."""
 
 
 def autocast(
@@ -39,20 +39,24 @@ def autocast(
     level: str = "default",
     keep_float32: str = "",
 ) -> Callable[..., Any]:
-    """`fn` with its products, and what is safe around them, computed in a half dtype.
+    """Returns `fn` with products, and operations that are safe around them, computed in a half dtype.
 
-    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet.
-    The dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
-    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order.
-    Every call traces `fn` anew, so use it inside a `jax.jit`: `jax.jit(autocast(fn))`.
+    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet. The
+    dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
+    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order. A
+    function that calls `jax.lax.platform_dependent` is colored once for each platform. Every call traces `fn` anew, so
+    use it inside a `jax.jit`:
+
+        step = jax.jit(autocast(lambda x, w: jnp.tanh(x @ w)))
+        y = step(x, w)  # float32, from a float16 product
 
     Args:
       fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
         Python numbers) are passed unchanged.
-      dtype: float16 or bfloat16, by name too, also that of a preset: "fp16", "bf16". float16 gradients need a loss
+      dtype: float16 or bfloat16, also by name or by the name of a preset: "fp16", "bf16". float16 gradients need a loss
         scale, see `mixedres.precision`.
-      lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
-      level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
+      lists: which primitives may be half: `Lists`, or changes of the default lists such as {'deny': {'tanh'}}.
+      level: 'default', 'allow_only' (only products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
 
     Returns:
@@ -68,7 +72,7 @@ def autocast(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The half dtype, the lists and the paths to keep in float32 of a rewrite."""
+    """Checked options of a rewrite: the half dtype, the lists, and the paths to keep in float32."""
 
     dtype: np.dtype
     lists: Lists
@@ -117,7 +121,7 @@ class Program:
     structure: Any
 
     def run(self, settings: Settings, arrays: Sequence[Any]) -> list[Any]:
-        """Returns the results of the graph of the platform for which the call is compiled."""
+        """Evaluates the graph of the platform for which the call is compiled."""
 
         def on(graph: Graph) -> Callable[..., list[Any]]:
             derivative = functools.partial(rewrite, settings=settings, platform=graph.platform)
@@ -218,7 +222,7 @@ def _warn_of_precision(graph: Graph) -> None:
         )
 
 
-# The loops of which a user has been told.
+# Source lines of the loops that were warned of: each line is warned of once in a process.
 _told: set[str] = set()
 
 
@@ -231,7 +235,7 @@ def _warn_of_loops(graph: Graph) -> None:
 
 
 def unsteady(eqn: Any, dtype: np.dtype) -> str:
-    """What is to be said of a loop of `Graph.unsteady_loops`."""
+    """Returns the warning about a loop of `Graph.unsteady_loops`."""
     return (
         f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "
         f"{dtype} lead: a tolerance below their rounding is met late or never; keep them in float32 by a "

@@ -1,7 +1,7 @@
-"""Evaluates calls that contain half nodes (jit, remat, shard_map, scan, while, cond) through JAX's public functions.
+"""Evaluation of calls that contain half nodes (jit, remat, shard_map, scan, while, cond) by JAX's public functions.
 
-The arguments of a body have the dtypes in which they were computed, so that half values are saved for the backward
-pass in half. Loop state and the results of cond are float32. `evaluate` is `Evaluator.body`.
+The arguments of a body have the dtypes in which they were computed, so that half values are saved for the backward pass
+in half. Loop state and the results of cond are float32. `evaluate` is `Evaluator.body`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,10 @@ EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
 
 
 def _inline(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-    """jit and similar calls are inlined under their name; shardings become constraints, donation is dropped."""
+    """Evaluates the body of a jit or a similar call under its name.
+
+    Shardings become constraints, and donation is dropped.
+    """
     params = eqn.params
     args = _constrained(args, params.get("in_shardings", ()))
     with jax.named_scope(params.get("name", eqn.primitive.name)):

@@ -1,7 +1,7 @@
-"""Rewrites functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) and preserves their rules.
+"""Rewrite of functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) that preserves their rules.
 
-JAX traced the rule for float32, so it cannot be bound to half operands. The new rule is the derivative of the original
-call, which uses the user's rule.
+JAX traced the rule for float32, so the rule cannot be bound to half operands. The new rule is the derivative of the
+original call, which calls the rule of the author.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from mixedres.amp._rules import Lists
 
 
 def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
-    """The results of a custom_jvp_call, such as relu, in `dtype`."""
+    """Evaluates a custom_jvp_call, such as relu, in `dtype`."""
 
     def primal(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))
@@ -50,7 +50,7 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
 
 
 def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
-    """The float32 results of a custom rule that contains products, with its function and derivative rewritten."""
+    """Evaluates a custom rule with products, its function and derivative rewritten; results are float32."""
     primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
     if eqn.primitive.name == "custom_jvp_call":
         with_jvp = jax.custom_jvp(primal)
@@ -68,7 +68,7 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
 
 
 def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Results of the original call and their inexact tangents, for the tangents of its inexact operands."""
+    """Returns results and inexact tangents of the original call, from the tangents of its inexact operands."""
     remaining = iter(floats)
     tangents = [next(remaining) if is_inexact(p) else float0(p) for p in primals]
     outs, out_tangents = jax.jvp(lambda *xs: jax_compat.bind(eqn, *xs), tuple(primals), tuple(tangents))
@@ -81,10 +81,10 @@ def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any,
 
 
 def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward functions of a custom_vjp_call, rewritten; with symbolic zeros.
+    """Returns the rewritten forward and backward functions of a custom_vjp_call, for `defvjp` with symbolic zeros.
 
-    A rule may ask which operands have a gradient. So the original call is differentiated for those alone, unless the
-    rule does not ask: then for all, of which it computes the gradients anyway.
+    A rule may ask which operands have a gradient (`symbolic_zeros`). Then the original call is differentiated for these
+    operands alone. A rule that does not ask computes all gradients anyway.
     """
     asks, outs = eqn.params["symbolic_zeros"], [var.aval for var in eqn.outvars]
 
@@ -140,5 +140,5 @@ def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
 
 
 def _array(cotangent: Any) -> Any:
-    """A cotangent in which a zero without elements has them."""
+    """Returns a cotangent as an array; a symbolic zero becomes an array of zeros."""
     return jnp.zeros(cotangent.shape, cotangent.dtype) if isinstance(cotangent, SymbolicZero) else cotangent

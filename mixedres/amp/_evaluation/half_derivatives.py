@@ -1,6 +1,6 @@
-"""Equations with float32 results whose derivatives are half: products, and operations that save half for them.
+"""Equations with float32 results and half residuals or half derivatives.
 
-As in casts by hand, what is saved is half; unlike there, results are computed in float32.
+Hand-placed casts would save the same residuals in half, but would also round the results.
 """
 
 import functools
@@ -18,7 +18,7 @@ from mixedres.amp._evaluation.values import cast
 
 
 def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
-    """The float32 result of a product of half operands, which is not rounded; its derivatives are half products."""
+    """Evaluates a product of half operands with a float32 result; the derivatives are half products."""
 
     @jax.custom_jvp
     def function(*operands: Any) -> Any:
@@ -39,7 +39,10 @@ def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
 
 
 def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> Any:
-    """The same of float32 operands, rounded to half, with float32 derivatives: those of a solver leave half's range."""
+    """Evaluates a product of float32 operands that are rounded to half, with a float32 result and float32 derivatives.
+
+    A solver reads the result, and derivatives of a solver leave the range of half.
+    """
 
     @jax.custom_jvp
     def function(*operands: Any) -> Any:
@@ -59,11 +62,11 @@ def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> An
 
 
 def _float32_sums(eqn: Equation, operands: Sequence[Any]) -> Any:
-    """A product of half operands in float32.
+    """Evaluates a product of half operands with a float32 result.
 
-    XLA's CPU backend has no kernel for some forms of such a product of bfloat16 matrices, and says so when the program
-    runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). There it is computed from the same operands,
-    converted: the same products and sums.
+    XLA for CPUs has no kernel for some products of bfloat16 matrices with a float32 result, and raises an error when
+    the program runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). On CPUs bfloat16 operands are
+    converted to float32 first, which gives the same products and sums.
     """
 
     def product(*operands: Any) -> Any:
@@ -78,11 +81,16 @@ def _float32_sums(eqn: Equation, operands: Sequence[Any]) -> Any:
 
 
 def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
-    """The float32 result of a product or quotient of two arrays, or of a function of one; of a quotient, also in half.
+    """Evaluates mul, div or a function of one array in float32, and saves half residuals for its derivative.
 
     Args:
-      eqn: the equation; half: the dtype of what is saved.
-      operands: float32; rounded: those of a product in half, of which others may read the same copies; else empty.
+      eqn: the equation.
+      half: dtype of the residuals.
+      operands: the operands in float32.
+      rounded: half copies of the operands of a product, which other operations may read too; empty for other equations.
+
+    Returns:
+      The float32 result; for a quotient also its copy in half.
     """
     divides = eqn.primitive.name == "div"
 
@@ -108,13 +116,13 @@ def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded:
 
 
 def _sum(result: Any, linear: Sequence[Callable[[Any], Any]], tangents: Sequence[Any]) -> Any:
-    """The sum of linear functions of the tangents that are not zero."""
+    """Returns the sum of linear functions of tangents, without the tangents that are zero."""
     terms = [function(t) for function, t in zip(linear, tangents, strict=True) if not isinstance(t, SymbolicZero)]
     return sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(result)
 
 
 def _slope(eqn: Equation, operand: Any, half: np.dtype) -> Any:
-    """The derivative of a function of one array; where it is too large for half, as that of a cube, the largest."""
+    """Returns the derivative of a function of one array in half, clipped to the largest half number."""
     _, slope = jax.jvp(lambda x: jax_compat.bind(eqn, x)[0], (operand,), (jnp.ones_like(operand),))
     largest = float(jnp.finfo(half).max)  # type: ignore[no-untyped-call]
     return cast(jnp.clip(slope, -largest, largest), half)
@@ -123,5 +131,5 @@ def _slope(eqn: Equation, operand: Any, half: np.dtype) -> Any:
 @functools.partial(jax.jit, inline=jax_compat.INLINE)
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _times(factor: Any, tangent: Any) -> Any:
-    """A tangent times a half factor, in float32. Without checkpoint JAX would save the factor in float32."""
+    """Returns a float32 tangent times a half factor. Without checkpoint JAX would save the factor in float32."""
     return cast(factor, jnp.float32) * tangent

@@ -1,8 +1,8 @@
-"""Evaluates a colored program: every node in its dtype, with a cast where two dtypes meet.
+"""Evaluation of a colored program: every node in its dtype, with a cast where two dtypes meet.
 
-A float32 value is cast separately for each half node that reads it. The compiler merges the copies, and the gradients
-of the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000
-times would lose 5 % of its gradient). A half value is cast once for all float32 nodes that read it.
+A float32 value is cast separately for each half node that reads it. The compiler merges the casts, and the gradients of
+the readers are summed in float32. With one shared cast the gradients would be summed in half: a weight that is used
+3000 times would lose 5 % of its gradient. A half value is cast once for all float32 nodes that read it.
 """
 
 import functools
@@ -21,9 +21,12 @@ from mixedres.amp._graph import Graph, Path
 
 
 def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-    """The results of the program of `graph` on `args`, in the dtypes of the original.
+    """Evaluates the program of `graph` on `args` and returns its results in the dtypes of the original program.
 
-    `rewrite`: `transform.rewrite` with settings, which is applied to the derivatives of custom rules.
+    Args:
+      graph: the colored graph.
+      rewrite: rewrites the derivatives of custom rules: `_transform.rewrite` with the settings and the platform.
+      args: one array for each argument of the program.
     """
     inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
@@ -31,14 +34,14 @@ def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[
 
 
 class Evaluator:
-    """Evaluates the bodies of a graph; float32 values are represented by cells."""
+    """Evaluator of the bodies of a graph; float32 values are cells."""
 
     def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
         self.kinds = kinds(graph)
 
     def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
-        """The results of a body in the dtypes in which they were computed, float32 ones as cells."""
+        """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
             inner,
@@ -49,7 +52,7 @@ class Evaluator:
         )
 
     def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-        """The results of the equation at `path`, evaluated by its node or, for a call, by its bodies."""
+        """Evaluates the equation at `path`: a node as it is colored, a call by its bodies."""
         node = self.graph.by_path.get(path)
         branch = jax_compat.platform_branch(eqn, self.graph.platform)
         if branch is not None and self.graph.has_half(path):
@@ -75,7 +78,7 @@ class Evaluator:
         return found
 
     def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
-        """A conversion of the original program, from the dtype of the value without rounding twice."""
+        """Evaluates a conversion of the original program so that the computed value is rounded only once."""
         target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
         if isinstance(arg, Cell) and target == self.dtype:
             result = arg.half(target)
@@ -89,7 +92,7 @@ class Evaluator:
 
 
 def _given(arg: Any, dtype: np.dtype) -> Any:
-    """The array of an operand of a half node."""
+    """Returns the array of an operand of a half node."""
     if isinstance(arg, Cell):
         return arg.half(dtype) if arg.shared or arg.exact is not None else arg.array
     return arg
