@@ -1,15 +1,17 @@
-"""CIFAR-10 with ResNet-56, network and recipe of TensorFlow's official ResNet (its accuracy gate: 92.6 to 93.8 %).
+"""CIFAR-10 with ResNet-56: network and recipe of TensorFlow's official ResNet (its accuracy gate: 92.6 to 93.8 %).
 
 python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.dir=DIR
 python -m mixedres.main --config=configs/cifar10.py:fp16 --config.data.name=synthetic --config.steps=100
 python -m mixedres.main --config=configs/cifar10.py:fp16,model.version=2,model=cifar_resnet110
 
-SGD with momentum 0.9, rate 0.1 per 128 images without warm-up, divided by 10 after 91 and 136 epochs of 182 with their
-fractions of batches, weight decay 2e-4 on everything, batch norm included; in float16 a static loss scale of 128. The
-head of the first stage has a projection too, 16 to 16 channels with a norm, as there: 288 parameters more than the
-paper's network, which is model.projection=shape. The images are padded by 4, cropped, flipped and standardized one by
-one. Equal to the original's to float32 rounding (tests/original) but for the random draws, and for an epoch of 390
-whole batches, after which the original begins the next in the middle of a batch.
+SGD with momentum 0.9 and rate 0.1 per 128 images, without warm-up. The rate is divided by 10 after 91 and 136 epochs of
+182; epochs include fractions of batches. Weight decay is 2e-4 on all parameters, including batch norm. float16 has a
+static loss scale of 128.
+
+The first block of the first stage has a projection, 16 to 16 channels with a norm, as in TensorFlow's network. The
+network of the paper (model.projection=shape) has 288 parameters fewer. Images are padded by 4, cropped, flipped and
+standardized one by one. The computation equals TensorFlow's to float32 rounding (tests/original), except for the random
+draws and the epoch: 390 whole batches here, while TensorFlow begins the next epoch within a batch.
 
 DIR holds cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not, or a copy of cifar10 by TensorFlow Datasets.
 
@@ -20,7 +22,7 @@ from mixedres import config as base
 
 
 def get_config(argument: str = "fp32"):
-    """The CIFAR-10 config for PRESET[,key=value...]."""
+    """Returns the CIFAR-10 config for PRESET[,key=value...]."""
     preset, overrides = base.split(argument)
     config = base.defaults()
     config.epochs = 182

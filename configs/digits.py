@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real images that scikit-learn carries, ResNet-20, one minute on two CPU cores.
+"""Handwritten digits: the 1,797 images of scikit-learn, with ResNet-20, in one minute on two CPU cores.
 
 python -m mixedres.main --config=configs/digits.py:fp16
 """
@@ -7,7 +7,7 @@ from mixedres import config as base
 
 
 def get_config(argument: str = "fp32"):
-    """The digits config for PRESET[,key=value...]."""
+    """Returns the digits config for PRESET[,key=value...]."""
     config = base.defaults()
     config.epochs = 14
     config.batch_size = 32

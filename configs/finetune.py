@@ -1,23 +1,23 @@
-"""A trained network on your own images: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg alone.
+"""Fine-tuning of a trained network on your own images: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg alone.
 
 python -m mixedres.main --config=configs/finetune.py:fp16 --config.init_from=WEIGHTS --config.data.dir=DIR
 
-WEIGHTS is the workdir of a run, a .safetensors or .pth file of torchvision's or timm's names, a folder that
-transformers saved, a checkpoint of TensorFlow's official ResNet, or a file of Keras' (docs/weights.md). The head is new
-where the number of classes differs. All layers learn, those near the images more slowly (layer_decay), for 20 epochs
-from a fifth of the rate of configs/folder.py.
+WEIGHTS is the workdir of a run, a .safetensors or .pth file with the names of torchvision or timm, a folder written by
+transformers, a checkpoint of TensorFlow's official ResNet, or a file of Keras (docs/weights.md). If the number of
+classes differs, the head is initialized anew. All layers are trained for 20 epochs, from a fifth of the rate of
+configs/folder.py; layers near the input have lower rates (layer_decay).
 
-  --config.trainable=^/head/ --config.batch_norm.frozen   the head alone, on a backbone that keeps its bits
-  --config.batch_norm.frozen                               all layers, normalized as the weights were trained: for small
-                                                           batches, whose own statistics are poor
-Hardware: one GPU; a few hundred images at 64 pixels are minutes on two CPU cores.
+  --config.trainable=^/head/ --config.batch_norm.frozen   only the head; the backbone keeps every bit
+  --config.batch_norm.frozen                               all layers, normalized by the running averages of the
+                                                           weights: for small batches, whose statistics are noisy
+Hardware: one GPU; a few hundred images at 64 pixels take minutes on two CPU cores.
 """
 
 from mixedres import config as base
 
 
 def get_config(argument: str = "fp16"):
-    """The config for PRESET[,key=value...]."""
+    """Returns the config for PRESET[,key=value...]."""
     config = base.defaults()
     config.init_from = "WEIGHTS"  # to be named
     config.epochs = 20

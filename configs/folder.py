@@ -2,19 +2,19 @@
 
 python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=DIR
 
-ResNet-18 from random weights, 60 epochs of cosine schedule. The number of classes comes from the data. Without val/, a
-fifth of every class is held out for testing (config.data.eval_fraction), always the same images. From about 100,000
-images on, model=resnet50 is worth its time; for small images data.image_size=64,model=cifar_resnet20 is enough.
+ResNet-18 from random weights, 60 epochs with a cosine schedule. The number of classes comes from the data. Without
+val/, a fifth of every class is held out for testing (config.data.eval_fraction), always the same images. For about
+100,000 images or more use model=resnet50; for small images use data.image_size=64,model=cifar_resnet20.
 
-Hardware: one GPU, or patience. Two CPU cores learn ten photographs from 640 crops at 32 pixels in a minute, to 94 to
-99 % on 160 others (tests/train/test_folder_run.py).
+Hardware: one GPU. On two CPU cores, ten photographs are learned from 640 crops at 32 pixels in a minute, with 94 to
+99 % on 160 other crops (tests/train/test_folder_run.py).
 """
 
 from mixedres import config as base
 
 
 def get_config(argument: str = "fp32"):
-    """The config for PRESET[,key=value...]."""
+    """Returns the config for PRESET[,key=value...]."""
     config = base.defaults()
     config.epochs = 60
     config.batch_size = 64

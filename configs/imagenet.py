@@ -7,35 +7,36 @@ python -m mixedres.main --config=configs/imagenet.py:bf16,recipe=cosine,model=re
 Recipes (recipe=NAME after the colon):
 
 official   TensorFlow's ResNet with Keras policies and a custom loop: 76.15 % in float16 on 8 GPUs at batch 2048,
-           counted on 49,152 of the 50,000 test images. SGD with the rate inside its momentum of 0.9, 0.1 per 256
-           images, 5 epochs of warm-up, divided by 10 after 30, 60 and 80. Its l2(1e-4) adds 1e-4 * sum(w²) to the loss,
-           whose gradient is 2e-4 * w. Padding, 1001 outputs, pixels and the static loss scale of 128 in float16 are its
-           own.
-estimator  TensorFlow's r1 ResNet: 76.26 % in float16 by graph rewrite on 8 GPUs at batch 1024. 0.128 per 256 images,
-           divided by 10 after 30, 60, 80 and 90 epochs with their fractions of batches, statistics with momentum 0.997,
-           class 0 for the background. Its --resnet_version=1 is version 1.5 here, and its 2 is model.version=2.
-lars       estimator with --enable_lars, for batches of 4096 and more: batch_size=N after the colon (default 8192)
-           decides its peak and its warm-up.
+           counted on 49,152 of the 50,000 test images. SGD multiplies the gradient by the rate before its momentum of
+           0.9. Rate 0.1 per 256 images, 5 epochs of warm-up, divided by 10 after 30, 60 and 80. TensorFlow's l2(1e-4)
+           adds 1e-4 * sum(w²) to the loss, whose gradient is 2e-4 * w. Padding, 1001 outputs, pixels and the static
+           loss scale of 128 in float16 are TensorFlow's.
+estimator  TensorFlow's r1 ResNet: 76.26 % in float16 by graph rewrite on 8 GPUs at batch 1024. Rate 0.128 per 256
+           images, divided by 10 after 30, 60, 80 and 90 epochs, which include fractions of batches. Statistics with
+           momentum 0.997; class 0 is the background. TensorFlow's --resnet_version=1 is version 1.5 here, and its 2 is
+           model.version=2.
+lars       estimator with --enable_lars, for batches of 4096 and more. batch_size=N after the colon (default 8192) sets
+           the peak of the rate and the warm-up.
 cosine     NVIDIA's 90-epoch recipe for v1.5 (published: 76.9 to 77.2 % in mixed precision): rate 0.256 per 256 images,
            8 epochs of warm-up, cosine to 0, momentum 0.875, weight decay 1/32768, label smoothing 0.1, and
            data.preprocessing=torch.
 
-The first two compute what the originals compute, to float32 rounding (tests/original); docs/training.md has what
-differs: the random draws, and that whole images stand for objects. data.preprocessing=official_fast takes less
-processor time than their pixels.
+official and estimator compute the same as TensorFlow's programs, to float32 rounding (tests/original).
+docs/training.md lists the differences, such as the random draws. data.preprocessing=official_fast takes less processor
+time than their preprocessing.
 
 DATA_DIR holds imagenet2012 as TensorFlow Datasets or ``python -m mixedres.data.prepare imagenet2012`` wrote it, in
-ArrayRecord or TFRecord files, or train-?????-of-01024 and validation-?????-of-00128 of TensorFlow's models. An unpacked
-copy, train/n01440764/*.JPEG and val/n01440764/*.JPEG, is --config.data.name=folder.
+ArrayRecord or TFRecord files, or train-?????-of-01024 and validation-?????-of-00128 of TensorFlow's models. For an
+unpacked copy, train/n01440764/*.JPEG and val/n01440764/*.JPEG, use --config.data.name=folder.
 
-Hardware: any number of GPUs; 8 of them make the batch of 2048. Not run here on the real images yet.
+Hardware: any number of GPUs; 8 GPUs have the batch of 2048. Not run here on the real images yet.
 """
 
 from mixedres import config as base
 
 
 def get_config(argument: str = "fp32"):
-    """The ImageNet config for PRESET[,recipe=official|estimator|lars|cosine][,key=value...]."""
+    """Returns the ImageNet config for PRESET[,recipe=official|estimator|lars|cosine][,key=value...]."""
     preset, overrides = base.split(argument)
     config = base.defaults()
     config.epochs = 90
@@ -59,7 +60,7 @@ def get_config(argument: str = "fp32"):
 
 
 def official(config):
-    """The custom loop of TensorFlow's models repository."""
+    """Sets the recipe of the custom loop in TensorFlow's models repository."""
     config.data.num_classes = 1001
     config.data.preprocessing = "official"
     config.data.synthetic_normalization = "raw"
@@ -78,7 +79,7 @@ def official(config):
 
 
 def estimator(config):
-    """r1 of TensorFlow's models repository."""
+    """Sets the recipe of r1 in TensorFlow's models repository."""
     official(config)
     config.data.background = True
     config.model.padding = "pytorch"
@@ -94,7 +95,7 @@ def estimator(config):
 
 
 def lars(config):
-    """r1 with LARS: the peak by the size of the batch, and a polynomial to 1e-4."""
+    """Sets the recipe of r1 with LARS: a peak that depends on the batch size, and a polynomial to 1e-4."""
     estimator(config)
     config.batch_size = config.batch_size or 8192
     peaks = {32768: 32.0, 16384: 25.0, 8192: 10.0, 0: 5.0}
@@ -102,7 +103,8 @@ def lars(config):
     config.optimizer.name = "lars"
     config.optimizer.learning_rate = peak
     config.optimizer.lr_reference_batch = 0
-    # It decays twice: by the loss and by the optimizer. Norms and biases have neither here, nor the optimizer's there.
+    # r1 applies two decays, in the loss and in the optimizer; this is their sum. Norms and biases have no decay here;
+    # in r1 the optimizer's decay leaves them out.
     config.optimizer.weight_decay = 2e-4
     config.optimizer.decay_mask = "/kernel$"
     config.schedule.name = "polynomial"
@@ -113,7 +115,7 @@ def lars(config):
 
 
 def cosine(config):
-    """NVIDIA's 90 epochs."""
+    """Sets NVIDIA's recipe of 90 epochs."""
     config.optimizer.learning_rate = 0.256
     config.optimizer.momentum = 0.875
     config.optimizer.weight_decay = 1 / 32768

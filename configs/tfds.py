@@ -2,10 +2,11 @@
 
 python -m mixedres.main --config=configs/tfds.py:fp16 --config.data.name=tfds:oxford_flowers102 --config.data.dir=DIR
 
-DIR is where data sets lie, as DIR/oxford_flowers102/2.1.1 (not given: $TFDS_DATA_DIR, else ~/tensorflow_datasets). The
-recipe is that of configs/folder.py. Data sets with a test split and no validation split are tested on the former;
---config.data.train_split and --config.data.eval_split take its notation, such as 'train[:90%]' and 'train[90%:]'. Set
---config.data.flip=False where left and right matter (digits, letters).
+DIR is the directory of the data sets, with DIR/oxford_flowers102/2.1.1. The default is $TFDS_DATA_DIR, or else
+~/tensorflow_datasets. The recipe is the same as in configs/folder.py. Data sets with a test split and no validation
+split are tested on the test split. --config.data.train_split and --config.data.eval_split take the notation of
+TensorFlow Datasets, such as 'train[:90%]' and 'train[90%:]'. Set --config.data.flip=False if left and right matter
+(digits, letters).
 
 Hardware: one GPU.
 """
@@ -14,7 +15,7 @@ from mixedres import config as base
 
 
 def get_config(argument: str = "fp32"):
-    """The config for PRESET[,key=value...]."""
+    """Returns the config for PRESET[,key=value...]."""
     config = base.defaults()
     config.epochs = 60
     config.batch_size = 64

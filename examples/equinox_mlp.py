@@ -2,8 +2,8 @@
 
     python examples/equinox_mlp.py  # 10 seconds: accuracies, explain's summary, the doctor's finding
 
-The whole module is the argument of the loss: autocast casts its arrays where they are used and passes everything else.
-The optimizer sees its arrays alone, as Equinox recommends. first_nonfinite names the leaf of the module that is broken.
+The module is the argument of the loss. autocast casts its arrays where they are used and passes everything else
+through. The optimizer gets only the arrays, as Equinox recommends. first_nonfinite names the leaf that is infinite.
 """
 
 import equinox as eqx
@@ -14,8 +14,7 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 
 class Network(eqx.Module):
@@ -35,12 +34,12 @@ class Network(eqx.Module):
 
 
 def loss(model, images, labels):
-    """The mean cross-entropy, written in float32."""
+    """Returns the mean cross-entropy in float32."""
     return optax.softmax_cross_entropy_with_integer_labels(jax.vmap(model)(images), labels).mean()
 
 
 def train(loss_fn, loss_scale, images, labels, steps):
-    """The trained model and its optimizer's state; mixed precision is in the first two arguments."""
+    """Returns the trained model and optimizer state; only `loss_fn` and `loss_scale` depend on the precision."""
     model = Network(jax.random.key(0))
     tx = precision.loss_scaled(optax.adamw(3e-3), loss_scale)
     state = tx.init(eqx.filter(model, eqx.is_inexact_array))

@@ -2,9 +2,9 @@
 
     python examples/flax_linen.py  # 10 seconds: the doctor's advice, explain's summary, the accuracy
 
-The doctor counts the results of all Linen modules; the dynamic loss scale starts where it recommends. Modules are named
-scopes, so keep_float32 finds the last layer by its name. A skipped step must not change the batch statistics:
-grads_finite selects them.
+The doctor counts the results of all Linen modules, and the dynamic loss scale starts at its recommended scale. Modules
+are named scopes, so keep_float32 matches the last layer by its name. A skipped step must not change the batch
+statistics, so the step selects the old ones by grads_finite.
 """
 
 import flax.linen as nn
@@ -16,8 +16,7 @@ from flax.training import train_state
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 
 class Network(nn.Module):
@@ -32,13 +31,13 @@ class Network(nn.Module):
 
 
 class TrainState(train_state.TrainState):
-    """Flax's own, with batch statistics."""
+    """TrainState of Flax with batch statistics."""
 
     batch_stats: dict
 
 
 def loss(params, batch_stats, images, labels):
-    """(the mean cross-entropy, new batch statistics), written in float32."""
+    """Returns the mean cross-entropy in float32, and the new batch statistics."""
     variables = {"params": params, "batch_stats": batch_stats}
     logits, new = Network().apply(variables, images, True, mutable=["batch_stats"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), new["batch_stats"]
@@ -46,7 +45,7 @@ def loss(params, batch_stats, images, labels):
 
 @jax.jit
 def step(state, images, labels):
-    """The state after one step in float16."""
+    """Returns the state after one step in float16."""
 
     def scaled_loss(params):
         value, batch_stats = autocast(loss, keep_float32="^/head$")(params, state.batch_stats, images, labels)

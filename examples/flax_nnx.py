@@ -1,10 +1,10 @@
-"""Flax NNX: a convolutional network with batch norm and dropout on scikit-learn's digits, in float32 and in float16.
+"""Flax NNX: a convolutional network with batch norm and dropout on scikit-learn's digits, in float32 and float16.
 
     python examples/flax_nnx.py  # 15 seconds: accuracies, skipped steps, explain's summary, the doctor's advice
 
-The model is an argument of the function that autocast takes, so that running statistics and random streams go on as
+The model is an argument of the function under autocast, so that running statistics and random streams are updated as
 with nnx.jit. The loss scale starts far too high on purpose: the first steps overflow, are skipped, and halve it. The
-forward pass of a skipped step may have overflowed too, so the step puts the old running statistics back.
+forward pass of a skipped step may also have overflowed, so the step restores the old running statistics.
 """
 
 import jmp
@@ -14,8 +14,7 @@ from flax import nnx
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 
 class Network(nnx.Module):
@@ -33,12 +32,12 @@ class Network(nnx.Module):
 
 
 def loss(model, images, labels):
-    """The mean cross-entropy, written in float32."""
+    """Returns the mean cross-entropy in float32."""
     return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
 
 
 def train(loss_fn, loss_scale, images, labels, steps):
-    """The trained model and its optimizer's state; mixed precision is in the first two arguments."""
+    """Returns the trained model and optimizer state; only `loss_fn` and `loss_scale` depend on the precision."""
     model = Network(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, precision.loss_scaled(optax.adam(3e-3), loss_scale), wrt=nnx.Param)
 

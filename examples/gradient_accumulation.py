@@ -2,9 +2,9 @@
 
     python examples/gradient_accumulation.py  # 10 seconds: accuracies, what was skipped, explain's summary, advice
 
-MultiSteps goes inside loss_scaled, never around it: a small batch that overflows is left out, and the step waits for
-another. Around it, one infinity would stay in the sum. The loss scale starts far too high on purpose, so that the first
-batches overflow: every batch that did not is in one of the steps.
+MultiSteps must be inside loss_scaled. A small batch that overflows is then left out, and the step uses another batch
+instead. Around loss_scaled, MultiSteps would keep one infinity in its sum. The loss scale starts far too high on
+purpose, so that the first batches overflow. Every batch that does not overflow is part of a step.
 """
 
 import jax
@@ -13,14 +13,13 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 EVERY = 4
 
 
 def init(key):
-    """Float32 weights of three dense layers."""
+    """Returns float32 weights of three dense layers."""
     shapes = ((64, 128), (128, 128), (128, 10))
     keys = jax.random.split(key, len(shapes))
     return [jax.random.normal(k, shape) * (2 / shape[0]) ** 0.5 for k, shape in zip(keys, shapes, strict=True)]
@@ -34,12 +33,12 @@ def apply(weights, x):
 
 
 def loss(params, images, labels):
-    """The mean cross-entropy, written in float32."""
+    """Returns the mean cross-entropy in float32."""
     return optax.softmax_cross_entropy_with_integer_labels(apply(params, images), labels).mean()
 
 
 def train(loss_fn, loss_scale, images, labels, steps):
-    """Trained parameters and the optimizer's state; mixed precision is in the first two arguments."""
+    """Returns trained parameters and optimizer state; only `loss_fn` and `loss_scale` depend on the precision."""
     tx = precision.loss_scaled(optax.MultiSteps(optax.adam(2e-3), EVERY), loss_scale)
 
     @jax.jit

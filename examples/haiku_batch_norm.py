@@ -2,8 +2,8 @@
 
     python examples/haiku_batch_norm.py  # 15 seconds: accuracies, explain's summary, the doctor's advice
 
-autocast goes around the result of hk.transform_with_state, not inside it. bfloat16 has the range of float32 and needs
-no loss scale; NoOpLossScale keeps the loop the same. A skipped step must not change batch norm's state: grads_finite.
+Put autocast around the result of hk.transform_with_state, not inside it. bfloat16 has the range of float32 and needs
+no loss scale; NoOpLossScale keeps the loop the same. In a skipped step, grads_finite keeps the old state of batch norm.
 """
 
 import haiku as hk
@@ -14,8 +14,7 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 
 @hk.transform_with_state
@@ -29,13 +28,13 @@ def network(images, is_training):
 
 
 def loss(params, state, images, labels):
-    """(the mean cross-entropy, the new state of the network), written in float32."""
+    """Returns the mean cross-entropy in float32, and the new state of the network."""
     logits, state = network.apply(params, state, None, images, True)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), state
 
 
 def train(loss_fn, loss_scale, images, labels, steps):
-    """Parameters and state of the trained network; mixed precision is in the first two arguments."""
+    """Returns trained parameters and network state; only `loss_fn` and `loss_scale` depend on the precision."""
     params, state = network.init(jax.random.key(0), images[:1], True)
     tx = precision.loss_scaled(optax.adam(3e-3), loss_scale)
 

@@ -2,9 +2,9 @@
 
     KERAS_BACKEND=jax python examples/keras_fit.py  # 15 seconds: accuracies, explain's summary, the doctor's advice
 
-One line changes the model: fit, evaluate and predict all call stateless_call. fit wants an optimizer of Keras, so the
-loss scale is Keras' own. When it skips a step, the weights stay as they are, but statistics of batch norm do not; with
-batch norm, take the loop of keras_loop.py.
+One line changes the model: fit, evaluate and predict all call stateless_call. fit needs an optimizer of Keras, so the
+loss scale is Keras' own. When Keras skips a step, the weights do not change, but statistics of batch norm do. With
+batch norm, use the loop of keras_loop.py.
 """
 
 import keras
@@ -12,8 +12,7 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics
 
 
 def network():
@@ -30,7 +29,7 @@ def network():
 
 
 def fit(model, optimizer, images, labels, epochs):
-    """Compiles and trains, as in float32."""
+    """Compiles and trains the model, as in float32."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     model.fit(images, labels, batch_size=64, epochs=epochs, verbose=0)

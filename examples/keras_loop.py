@@ -1,9 +1,9 @@
-"""Keras 3 on JAX with a loop of one's own: a convolutional network with batch norm on scikit-learn's digits.
+"""Keras 3 on JAX with a custom loop: a convolutional network with batch norm on scikit-learn's digits.
 
     KERAS_BACKEND=jax python examples/keras_loop.py  # 15 seconds: explain's summary, the doctor's advice, accuracies
 
-stateless_call is the model as a function of its variables, which any optax optimizer trains. grads_finite chooses
-between the new and the old statistics of batch norm. At the end all variables go back into the model.
+stateless_call is the model as a function of its variables, so any optax optimizer can train them. The step selects the
+new or the old statistics of batch norm by grads_finite. At the end all variables are assigned to the model.
 """
 
 import jax
@@ -14,8 +14,7 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 keras.utils.set_random_seed(0)
 layers = [keras.Input((8, 8, 1))]
@@ -26,13 +25,13 @@ model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10
 
 
 def loss(params, others, images, labels):
-    """(the mean cross-entropy, the new values of the other variables), written in float32."""
+    """Returns the mean cross-entropy in float32, and the new values of the other variables."""
     logits, others = model.stateless_call(params, others, images, training=True)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), others
 
 
 def train(loss_fn, loss_scale, params, others, images, labels, steps):
-    """The trained values of all variables; mixed precision is in the first two arguments."""
+    """Returns trained values of all variables; only `loss_fn` and `loss_scale` depend on the precision."""
     tx = precision.loss_scaled(optax.adam(3e-3), loss_scale)
 
     @jax.jit

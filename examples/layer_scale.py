@@ -2,8 +2,8 @@
 
     python examples/layer_scale.py  # 15 seconds: the doctor's advice, errors of real gradients without and with it
 
-Residual blocks behind factors of 1e-7 (layer scale; Touvron et al., arXiv 2103.17239), and logits of several hundred.
-docs/numerics.md discusses the doctor's report."""
+The network has residual blocks behind factors of 1e-7 (layer scale; Touvron et al., arXiv 2103.17239), and logits of
+several hundred. docs/numerics.md discusses the doctor's report."""
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ x, labels = random.standard_normal((64, 16)).astype(np.float32), random.integers
 
 
 class LayerScale(nn.Module):
-    """A factor for every feature, tiny at first."""
+    """Layer with a factor for every feature, initially 1e-7."""
 
     dtype: type
 
@@ -29,7 +29,7 @@ class LayerScale(nn.Module):
 
 
 class Network(nn.Module):
-    """Three residual blocks of one dense layer; the modules in `keep` are float32, the others `dtype`."""
+    """Network of three residual blocks; the modules named in `keep` are float32, the others `dtype`."""
 
     dtype: type
     keep: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 
 def loss_in(dtype, keep=()):
-    """The loss as a function of (params, images, labels, loss scale)."""
+    """Returns the loss as a function of (params, images, labels, loss scale)."""
 
     def loss(params, x, labels, scale=1.0):
         logits = 512 * Network(dtype, keep).apply({"params": params}, x).astype(jnp.float32)
@@ -57,7 +57,7 @@ def loss_in(dtype, keep=()):
 
 
 def error(loss, scale, params, exact):
-    """The largest l2 error of a weight gradient, relative to `exact`."""
+    """Returns the largest l2 error of a weight gradient, relative to `exact`."""
     found = jax.jit(lambda p: jax.grad(loss)(p, x, labels, scale))(params)
     off = jax.tree.map(lambda f, e: float(np.linalg.norm(f / scale - e) / np.linalg.norm(e)), found, exact)
     return max(jax.tree.leaves(off))

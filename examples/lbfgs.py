@@ -2,8 +2,8 @@
 
     python examples/lbfgs.py  # 10 seconds: losses and accuracies, explain's summary, the doctor's advice
 
-The gradients that update takes are scaled, as for every optimizer. What the line search takes beside them is not: value
-is the loss, grad its gradient, value_fn the function that the search calls, all without the loss scale.
+update takes scaled gradients, as for every optimizer. The arguments of the line search are without the loss scale:
+value is the loss, grad its gradient, and value_fn the function that the search calls.
 """
 
 import jax
@@ -12,12 +12,11 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 
 def init(key):
-    """Float32 parameters."""
+    """Returns float32 parameters."""
     keys = jax.random.split(key)
     hidden, head = jax.random.normal(keys[0], (64, 64)) / 8, jax.random.normal(keys[1], (64, 10)) / 8
     return {"hidden": hidden, "bias": jnp.zeros(64), "head": head}
@@ -29,13 +28,13 @@ def apply(params, x):
 
 
 def loss(params, images, labels):
-    """The mean cross-entropy and a weight decay, written in float32."""
+    """Returns the mean cross-entropy plus a weight decay, in float32."""
     decay = 1e-4 * sum(jnp.square(weight).sum() for weight in jax.tree.leaves(params))
     return optax.softmax_cross_entropy_with_integer_labels(apply(params, images), labels).mean() + decay
 
 
 def fit(loss_fn, loss_scale, images, labels, steps):
-    """(fitted parameters, loss, skipped steps); mixed precision is in the first two arguments."""
+    """Fits in the precision of `loss_fn`; returns parameters, loss and number of skipped steps."""
     tx = precision.loss_scaled(optax.lbfgs(), loss_scale)
 
     def step(carry, _):

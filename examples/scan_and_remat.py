@@ -2,9 +2,9 @@
 
     python examples/scan_and_remat.py  # 15 seconds: accuracy, explain's summary, the doctor's finding
 
-autocast rewrites the bodies of scan and checkpoint: products are half forward, when computed again, and backward; the
-carry of the scan, here the residual stream, stays float32. Then a weight of the third layer is made too large, and
-first_nonfinite names what overflows: the operation, its line, the iteration of the scan.
+autocast rewrites the bodies of scan and checkpoint. Products are half in the forward pass, in its recomputation and in
+the backward pass. The carry of the scan, here the residual stream, stays float32. Then a weight of the third layer is
+made too large, and first_nonfinite names the operation that overflows, its line, and the iteration of the scan.
 """
 
 import jax
@@ -14,21 +14,20 @@ import optax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 WIDTH, LAYER = 64, {"qkv": (3, 64, 192), "out": (3, 64, 64), "up": (3, 64, 256), "down": (3, 256, 64)}
 SHAPES = {"embed": (8, WIDTH), "position": (8, WIDTH), "head": (WIDTH, 10), **LAYER}
 
 
 def init(key):
-    """Float32 parameters; those of the three layers have the layer as their first axis."""
+    """Returns float32 parameters; the first axis of the parameters in LAYER is the layer."""
     keys = zip(SHAPES.items(), jax.random.split(key, len(SHAPES)), strict=True)
     return {name: jax.random.normal(key, shape) / shape[-2] ** 0.5 for (name, shape), key in keys}
 
 
 def layer(x, weights):
-    """One layer: (b, tokens, width) -> the same, and nothing for the scan to stack."""
+    """Returns the result of a layer, (b, tokens, width), and None, because the scan has nothing to stack."""
     q, k, v = jnp.split(jax.nn.standardize(x) @ weights["qkv"], 3, axis=-1)
     x = x + jax.nn.softmax(q @ k.mT / WIDTH**0.5) @ v @ weights["out"]
     with jax.named_scope("mlp"):
@@ -43,17 +42,17 @@ def apply(params, images):
 
 
 def loss(params, images, labels):
-    """The mean cross-entropy, written in float32."""
+    """Returns the mean cross-entropy in float32."""
     return optax.softmax_cross_entropy_with_integer_labels(apply(params, images), labels).mean()
 
 
-clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))  # inside loss_scaled it sees true gradients
+clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))  # inside loss_scaled, for unscaled gradients
 tx = precision.loss_scaled(clipped, precision.DynamicLossScale())
 
 
 @jax.jit
 def step(params, state, images, labels):
-    """(parameters, optimizer state) after one step in float16."""
+    """Returns parameters and optimizer state after one step in float16."""
     grads = jax.grad(lambda params: state.loss_scale.scale(autocast(loss)(params, images, labels)))(params)
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state

@@ -2,9 +2,9 @@
 
     python examples/sharded.py  # 15 seconds: losses on one and on eight devices, explain's summary, the doctor's advice
 
-The step is written without a word about devices; where its arguments lie decides how jit divides it, under autocast
-too. Gradients are those of the whole batch, so all devices agree on whether a step is applied, and the loss scale is
-one number. On a CPU the eight devices are simulated; with GPUs it needs eight, or JAX_PLATFORMS=cpu.
+The step does not mention devices: jit divides it by the sharding of its arguments, under autocast too. Gradients are
+means over the whole batch, so all devices apply or skip the same steps, and there is one loss scale. On a CPU the eight
+devices are simulated. On GPUs the program needs eight, or JAX_PLATFORMS=cpu.
 """
 
 import jax
@@ -14,28 +14,27 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 SPECS = {"up": P(None, "model"), "down": P("model", None), "head": P()}
 
 
 def init(key):
-    """Float32 parameters on one device."""
+    """Returns float32 parameters on one device."""
     keys = jax.random.split(key, 3)
     shapes = {"up": (64, 512), "down": (512, 64), "head": (64, 10)}
     return {n: jax.random.normal(k, s) / s[0] ** 0.5 for (n, s), k in zip(shapes.items(), keys, strict=True)}
 
 
 def loss(params, images, labels):
-    """The mean cross-entropy, written in float32."""
+    """Returns the mean cross-entropy in float32."""
     x = images + jax.nn.relu(images @ params["up"]) @ params["down"]
     logits = jax.nn.relu(x) @ params["head"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def train(mesh, images, labels, steps):
-    """(parameters, optimizer state, losses) after training in float16, divided over the mesh."""
+    """Trains in float16 over the mesh; returns parameters, optimizer state and losses."""
     tx = precision.loss_scaled(optax.adam(1e-3), precision.DynamicLossScale())
 
     @jax.jit

@@ -1,10 +1,10 @@
-"""transformers' Flax models: a small GPT-2 that learns a language whose entropy is known, in float32 and in float16.
+"""transformers' Flax models: a small GPT-2 on a language with known entropy, in float32 and in float16.
 
     python examples/transformers_gpt2.py  # 20 seconds: losses, explain's summary, the doctor's advice
 
 The model is a function of its parameters, model(tokens, params=params), and autocast takes a loss that calls it.
 Weights, softmax, layer norms and loss stay float32. Words follow each other by a table of probabilities, so nothing is
-downloaded, and no model can do better than the entropy. transformers 4 is the last version with Flax models.
+downloaded, and the entropy is a lower bound of the loss. transformers 4 is the last version with Flax models.
 """
 
 import jax
@@ -12,8 +12,7 @@ import numpy as np
 import optax
 from transformers import FlaxGPT2LMHeadModel, GPT2Config
 
-from mixedres import numerics, precision
-from mixedres.amp import autocast, explain
+from mixedres import autocast, explain, numerics, precision
 
 WORDS, LENGTH, BATCH = 16, 16, 64
 SIZES = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 2}
@@ -21,13 +20,13 @@ model = FlaxGPT2LMHeadModel(GPT2Config(**SIZES, bos_token_id=0, eos_token_id=0),
 
 
 def loss(params, tokens):
-    """The mean cross-entropy of the next word, written in float32."""
+    """Returns the mean cross-entropy of the next word, in float32."""
     logits = model(tokens, params=params).logits[:, :-1]
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
 def language(batches):
-    """(random texts (batches, b, length), the entropy of the next word in nats)."""
+    """Returns random texts, (batches, b, length), and the entropy of the next word in nats."""
     random = np.random.default_rng(0)
     table = random.dirichlet(np.full(WORDS, 0.2), size=WORDS)
     often = np.linalg.matrix_power(table, 100)[0]  # how often each word occurs
@@ -39,7 +38,7 @@ def language(batches):
 
 
 def train(loss_fn, loss_scale, texts):
-    """(trained parameters, mean loss of the last ten steps); mixed precision is in the first two arguments."""
+    """Trains in the precision of `loss_fn`; returns parameters and the mean loss of the last ten steps."""
     tx = precision.loss_scaled(optax.adam(3e-3), loss_scale)
 
     @jax.jit

@@ -42,7 +42,7 @@ from experiments.lib.gpus import GPUS, without_cache
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 from mixedres.train import steps
 from mixedres.train.builder import build
 
@@ -83,8 +83,8 @@ class Case:
 
 def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step, and the sizes of the network's parameters."""
-    experiment = build(command_flags.parse(["aot", *case.arguments]).config)
-    experiment = experiment.on(make_mesh(GPUS[case.gpu].devices()))
+    experiment = build(parse_flags(case.arguments).config)
+    experiment = dataclasses.replace(experiment, mesh=make_mesh(GPUS[case.gpu].devices()))
     with without_cache():
         compiled = (
             steps.train_step(experiment).lower(steps.state_shapes(experiment), steps.batch_shapes(experiment)).compile()
@@ -229,7 +229,7 @@ def measure_on_tpu(case: Case) -> dict[str, Any]:
     devices = tpus.chips(case.gpu)
     if case.batch % len(devices):
         raise ConfigError(f"--batch={case.batch} cannot be shared by the {len(devices)} chips of {case.gpu}")
-    experiment = build(command_flags.parse(["aot", *case.arguments]).config)
+    experiment = build(parse_flags(case.arguments).config)
     about = {"tpu": case.gpu, "batch": case.batch, "preset": case.preset, "form": case.form}
     about |= {"model": experiment.config.model.name, "image_size": experiment.config.data.image_size}
     with without_cache():

@@ -42,7 +42,7 @@ from experiments.timing.turns import Timed, paired_ratio, take_turns, told
 from mixedres import data
 from mixedres._internal import environment, huge_pages
 from mixedres._internal.errors import ConfigError, MemoryShortage
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 from mixedres.train import start, steps
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
@@ -86,7 +86,7 @@ def prepare(
     preset: str, norms: str, arguments: list[str], stack: contextlib.ExitStack, *, fixed: bool, name: str = ""
 ) -> Contender:
     """Compiles the step of a preset and initialises its state."""
-    config = command_flags.parse(["benchmark", *arguments]).config
+    config = parse_flags(arguments).config
     if norms != "auto":
         config.model.fused = FORMS[norms]
     if fixed:

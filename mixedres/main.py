@@ -53,31 +53,30 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     if command_line.HELP & set(arguments):
         console.show(*USAGE.splitlines(), *_key_help())
         return
-    from mixedres.config import flags
+    from mixedres.config import parse_flags
 
-    argv = ["mixedres", *arguments]
-    values = flags.parse(argv)
-    presets = None if values.presets is None else _presets(values.presets)
-    name = flags.default_workdir(argv, values.config) if values.workdir is None else values.workdir
+    flags = parse_flags(arguments)
+    presets = None if flags.presets is None else _presets(flags.presets)
+    name = flags.default_workdir if flags.workdir is None else flags.workdir
     if "://" in name:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
     directory = command_line.path(name).absolute()
     # Imported here so that a mistake in the flags need not wait for JAX, Orbax and the models.
     from mixedres import train
 
-    join = (values.distributed, values.coordinator, values.num_processes, values.process_id, values.process_timeout)
+    join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
-        if presets is not None or values.mode == "eval":
+        if presets is not None or flags.mode == "eval":
             process.raise_interrupts()
         if presets is not None:
-            train.compare_presets(values.config, directory, presets, group=group)
-        elif values.mode == "eval":
-            train.evaluate(values.config, directory, group=group)
+            train.compare_presets(flags.config, directory, presets, group=group)
+        elif flags.mode == "eval":
+            train.evaluate(flags.config, directory, group=group)
         else:
-            train.fit(values.config, directory, clean=values.clean, group=group)
+            train.fit(flags.config, directory, clean=flags.clean, group=group)
             console.give_up()  # an error of the log ends no run
 
 
@@ -88,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _presets(text: str) -> list[str]:
     """Returns the names in the value of --presets."""
-    names = PRESETS if text == "all" else [name.strip() for name in text.split(",")]
+    names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
     return command_line.presets("--presets", names, also="all, or ")
 
 

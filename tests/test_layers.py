@@ -31,7 +31,7 @@ NEEDS = {
     "data": {"PIL", "absl", "array_record", "cv2", "google", "google_crc32c", "grain", "numpy", "scipy"}
     | {"simplejpeg", "sklearn", "tensorflow_datasets", "tqdm"},
     "precision": {"jax", "jmp", "numpy", "optax"},
-    "config": {"absl", "jax", "ml_collections"},
+    "config": {"jax", "ml_collections"},
 }
 # The only files that may use what has no public name.
 COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}

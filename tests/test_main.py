@@ -22,7 +22,7 @@ MISTAKES = [
     ([DIGITS, "--config.batch_size=4"], ["batch_size is 4", "8"]),
     ([DIGITS, "--config.microbatches=3"], ["batch_size is 32", "microbatches: 3", "24 and 48"]),
     ([DIGITS, "--config.epochs=0"], ["epochs is 0", "> 0"]),
-    ([DIGITS, "--config.epochs=nan"], ["epochs is nan", "> 0"]),
+    ([DIGITS, "--config.epochs=nan"], ["epochs is 'nan'", "type float"]),
     *(
         ([DIGITS, f"--config.profile={x}"], [f"profile is '{x}'", "100:5"])
         for x in ("abc", "5", "-1:3", "0:0", "3:0", "")
@@ -78,7 +78,7 @@ MISTAKES = [
     ([DIGITS, "--coordinator=a:1", "--num_processes=0", "--process_id=0"], ["--num_processes=0", ">= 1"]),
     ([DIGITS, "--coordinator=a", "--num_processes=2", "--process_id=0"], ["--coordinator=a", "10.0.0.1:7733"]),
     ([DIGITS, "--process_timeout=0"], ["--process_timeout=0", "> 0"]),
-    ([DIGITS, "--process_id=two"], ["--process_id=two"]),
+    ([DIGITS, "--process_id=two"], ["--process_id", "'two'"]),
     ([DIGITS, "--workdir=/dev/null/run"], ["/dev/null/run", "cannot be written", "--workdir=DIR"]),
     ([DIGITS, "--workdir=/proc/run"], ["/proc/run", "cannot be written"]),
 ]

@@ -67,13 +67,13 @@ COMMAND_LINES = (
     Case("a flag that is none", (FP16, "--workdri=x"), ("--workdri", "--help")),
     Case("a word that is no flag", (FP16, "train"), ("'train'", "--help")),
     Case("an empty workdir", (FP16, "--workdir="), ("--workdir=", "name a directory")),
-    Case("a mode that is none", (FP16, "--mode=test"), ("--mode=test", "train|eval")),
+    Case("a mode that is none", (FP16, "--mode=test"), ("--mode", "'test'", "'train', 'eval'")),
     Case("--clean of what is evaluated", (*RUN, "--mode=eval", "--clean"), ("--clean", "--mode=eval")),
     Case("a key that is none", (FP16, "--config.batchsize=8"), ("'batchsize'", "batch_size")),
     Case("a difficulty beyond all", (f"{CLUTTERED}:fp16", "--config.data.difficulty=3"), ("data.difficulty", "[0, 2]")),
     Case("too few pixels for clutter", (f"{CLUTTERED}:fp16,data.image_size=8",), ("image_size", "from 16 to 64")),
     Case("a section for a key", (FP16, "--config.model=resnet18"), ("'model'", "model.name")),
-    Case("a text for a number", (FP16, "--config.batch_size=many"), ("batch_size=many", "int")),
+    Case("a text for a number", (FP16, "--config.batch_size=many"), ("batch_size is 'many'", "int")),
     Case("a fraction for a whole number", (FP16, "--config.batch_size=8.5"), ("batch_size", "int")),
 )
 CONFIGS = (

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mixedres._internal.errors import ConfigError
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 
 # In the directory of a sweep: a line for every run, and what its file says.
 RESULTS, SWEEP = "results.jsonl", "sweep.json"
@@ -44,7 +44,7 @@ class Run:
 
     def config(self) -> ConfigDict:
         """The config that the arguments mean; raises ConfigError for a mistake in them."""
-        return command_flags.parse(["sweep", *self.arguments]).config
+        return parse_flags(self.arguments).config
 
 
 def load(path: str) -> Sweep:

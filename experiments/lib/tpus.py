@@ -1,5 +1,6 @@
 """TPUs that need not be there: training steps compiled for them by libtpu, and what the compiled programs tell."""
 
+import dataclasses
 import importlib.metadata
 import os
 import re
@@ -49,7 +50,7 @@ def measure(experiment: Experiment, devices: list[Any]) -> dict[str, Any]:
     Of MB and ms, 'accessed_mb' and 'optimal_ms' are XLA's own estimates and not measured; 'all_reduces' has {dtype:
     [number, MB]}.
     """
-    there = experiment.on(make_mesh(devices))
+    there = dataclasses.replace(experiment, mesh=make_mesh(devices))
     lowered = steps.train_step(there).lower(steps.state_shapes(there), steps.batch_shapes(there))
     began = time.perf_counter()
     compiled = lowered.compile()

@@ -29,7 +29,7 @@ from experiments.timing.turns import Timed, paired_ratio, take_turns, told
 from mixedres import precision
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 from mixedres.train import optimizers, start, steps
 from mixedres.train.builder import build
 from mixedres.train.debug import comparison
@@ -163,7 +163,7 @@ def main(argv: list[str]) -> int:
         for batch in options.batches:
             flags = [f"--config.{key}={value}" for key, value in (NETWORK | {"batch_size": batch}).items()]
             config = f"--config=configs/imagenet.py:{options.preset},recipe=cosine"
-            given = build(command_flags.parse(["benchmark", config, *flags, *rest]).config)
+            given = build(parse_flags([config, *flags, *rest]).config)
             programs, missing = prepare(given)
             missing += take_turns(programs, options.rounds, options.steps)
             failed += [f"batch {batch}: {line}" for line in missing]

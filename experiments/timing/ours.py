@@ -12,7 +12,7 @@ from experiments.lib import runs
 from experiments.timing.task import MOMENTUM, WEIGHT_DECAY, Contender, Task, cross_entropy
 from mixedres import models, precision
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 from mixedres.data import InputSpec
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.predict.classifier import Classifier
@@ -90,7 +90,7 @@ class Prediction(Ours):
         spec = InputSpec(task.images.shape[1:], task.mean, task.std)
         variables = {"params": task.params, "batch_stats": task.batch_stats}
         names = tuple(map(str, range(task.num_classes)))
-        network = Classifier(task.model, model, chosen, spec, names, variables).on(device.platform)
+        network = Classifier(task.model, model, chosen, spec, names, variables)
         mesh = make_mesh([device])
         whole, self._split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
         run = jax.jit(network.probabilities, in_shardings=(whole, self._split), out_shardings=self._split)
@@ -141,9 +141,7 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "schedule.warmup": 0,
     }
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return build(
-        command_flags.parse(["benchmark", f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config
-    )
+    return build(parse_flags([f"--config=configs/imagenet.py:{preset},recipe=cosine", *flags]).config)
 
 
 def task(model: str, batch: int, size: int, num_classes: int, learning_rate: float) -> Task:

@@ -1,6 +1,7 @@
 """What has no public name in JAX, or not the same one in all supported versions."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import sysconfig
@@ -26,7 +27,7 @@ Equation = Any
 
 # Frames that say nothing about who wrote an operation, and those of libraries.
 _PACKAGE = pathlib.Path(__file__).parent.parent
-_OWN = tuple(str(_PACKAGE / folder) + os.sep for folder in ("_internal", "autocast", "numerics"))
+_OWN = tuple(str(_PACKAGE / folder) + os.sep for folder in ("_internal", "amp", "numerics"))
 _NOBODY = (os.path.dirname(jax.__file__) + os.sep, *_OWN, "<frozen")
 _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep)
 
@@ -174,21 +175,44 @@ def named_scopes(eqn: Equation) -> tuple[str, ...]:
 
 
 def bodies(eqn: Equation) -> list[Any]:
-    """The jaxprs in the parameters of an equation."""
+    """Returns the jaxprs in the parameters of an equation."""
     return list(_jaxprs(tuple(eqn.params.values())))
 
 
-def equations(jaxpr: Any, *, every_platform: bool = False) -> Iterator[Equation]:
-    """All equations of a jaxpr and of the jaxprs in their parameters.
+def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool = False) -> Iterator[Equation]:
+    """Yields all equations of a jaxpr and of the jaxprs in the parameters of its equations.
 
-    Where `lax.platform_dependent` has a default, what it has for some platforms counts for `every_platform` alone.
+    Args:
+      jaxpr: closed or open.
+      platform: the platform whose branch of a `lax.platform_dependent` is entered; see `platform_branch`.
+      every_platform: enter all branches of a `lax.platform_dependent`, whatever `platform` is.
     """
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
-        platforms = () if every_platform else eqn.params.get("branches_platforms") or ()
-        inside = [eqn.params["branches"][platforms.index(None)]] if None in platforms else bodies(eqn)
-        for inner in inside:
-            yield from equations(inner, every_platform=every_platform)
+        chosen = None if every_platform else platform_branch(eqn, platform)
+        for inner in bodies(eqn) if chosen is None else [eqn.params["branches"][chosen]]:
+            yield from equations(inner, platform, every_platform=every_platform)
+
+
+def platform_branch(eqn: Equation, platform: str | None) -> int | None:
+    """Returns the index of the branch that a `lax.platform_dependent` has for a platform.
+
+    Args:
+      eqn: any equation.
+      platform: such as 'cpu'; None: a platform that the equation does not name.
+
+    Returns:
+      The index in `eqn.params["branches"]`; None if there is no branch for the platform, and for other equations.
+    """
+    branches = eqn.params.get("branches_platforms") or ()
+    named = (index for index, names in enumerate(branches) if names is not None and platform in names)
+    return next(named, branches.index(None) if None in branches else None)
+
+
+def platforms(jaxpr: Any) -> tuple[str, ...]:
+    """Returns the names of the platforms for which a `lax.platform_dependent` in a jaxpr has a branch, sorted."""
+    branches = (eqn.params.get("branches_platforms") or () for eqn in equations(jaxpr, every_platform=True))
+    return tuple(sorted({name for names in itertools.chain.from_iterable(branches) for name in names or ()}))
 
 
 def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:

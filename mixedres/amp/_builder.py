@@ -18,8 +18,10 @@ from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
 
 
 class _Builder:
-    def __init__(self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep) -> None:
-        self.lists, self.dtype, self.color, self.keep = lists, dtype, color, keep
+    def __init__(
+        self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, platform: str | None
+    ) -> None:
+        self.lists, self.dtype, self.color, self.keep, self.platform = lists, dtype, color, keep, platform
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
 
@@ -47,6 +49,9 @@ class _Builder:
             return self.scan(eqn, path, scope, ins)
         if name == "while":
             return self.while_loop(eqn, path, scope, ins)
+        if (branch := jax_compat.platform_branch(eqn, self.platform)) is not None:
+            label = f"platform_dependent({self.platform or 'default'})"
+            return self.jaxpr(eqn.params["branches"][branch], (*path, branch), scope.inside(label), ins[1:])
         if name == "cond" and eqn.params.get("branches_platforms") is None:
             return self.cond(eqn, path, scope, ins)
         if name in ("custom_jvp_call", "custom_vjp_call"):
@@ -120,12 +125,13 @@ class _Builder:
         The products may be in the backward rule of a custom_vjp alone.
         """
         body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
-        categories = dict(_categories(body, self.lists, self.dtype))
+        categories = dict(_categories(body, self.lists, self.dtype, self.platform))
         has_products = "allow" in categories
         if (has_products or is_vjp) and not self.keep.reason(scope):
 
             def graph(jaxpr: Any, label: str) -> Graph:
-                return build(jaxpr, self.lists, self.dtype, self.color, self.keep, scope.inside(_name(body) + label))
+                inside = scope.inside(_name(body) + label)
+                return build(jaxpr, self.lists, self.dtype, self.color, self.keep, inside, self.platform)
 
             @functools.cache  # which traces the rule: only where its products decide, or for a report
             def backward() -> Graph | None:
@@ -145,13 +151,30 @@ class _Builder:
         return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
 
 
-def build(jaxpr: Any, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, scope: Scope) -> Graph:
-    """The graph of a closed jaxpr called in `scope`, colored by `color`, with the paths of `keep` in float32."""
-    builder = _Builder(lists, dtype, color, keep)
+def build(
+    jaxpr: Any,
+    lists: Lists,
+    dtype: np.dtype,
+    color: Callable[[Graph], None],
+    keep: Keep,
+    scope: Scope,
+    platform: str | None,
+) -> Graph:
+    """Builds and colors the graph of a program.
+
+    Args:
+      jaxpr: the program, a closed jaxpr.
+      lists, dtype, keep: the options of `autocast`.
+      color: sets the colors of a graph.
+      scope: the calls and named scopes around the program.
+      platform: the platform whose branches of `lax.platform_dependent` become nodes; None: one that has no branch.
+    """
+    builder = _Builder(lists, dtype, color, keep, platform)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
-    graph = Graph(jaxpr, builder.nodes, dtype, lists, {node.path: node for node in builder.nodes}, builder.calls)
+    by_path = {node.path: node for node in builder.nodes}
+    graph = Graph(jaxpr, builder.nodes, dtype, lists, platform, by_path, builder.calls)
     color(graph)
     graph.index_regions()
     return graph
@@ -177,20 +200,21 @@ def _name(jaxpr: Any) -> str:
     return names[0] if len(eqns) == 1 and names else getattr(info, "func_name", None) or "custom rule"
 
 
-def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype) -> Iterator[tuple[str, bool]]:
-    """(category, whether all its ops are sums) for the categories of all float32 equations in a body."""
+def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype, platform: str | None) -> Iterator[tuple[str, bool]]:
+    """Yields (category, whether all its ops are sums) for the categories of all float32 equations in a body."""
     found: dict[str, bool] = {}
     for eqn in jax_compat.opened(jaxpr)[0].eqns:
         name = eqn.primitive.name
         atoms = [*eqn.invars, *eqn.outvars]
         if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
             continue
-        body = jax_compat.body(eqn)
-        if name in jax_compat.SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
-            inner = list(_categories(body, lists, dtype))
+        branch = jax_compat.platform_branch(eqn, platform)
+        body = jax_compat.body(eqn) if branch is None else eqn.params["branches"][branch]
+        if branch is not None or name in jax_compat.SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
+            inner = list(_categories(body, lists, dtype, platform))
         elif name in ("scan", "while", "cond"):
             bodies = [value for key in ("jaxpr", "cond_jaxpr", "body_jaxpr") if (value := eqn.params.get(key))]
-            nested = [list(_categories(b, lists, dtype)) for b in (*bodies, *eqn.params.get("branches", ()))]
+            nested = [list(_categories(b, lists, dtype, platform)) for b in (*bodies, *eqn.params.get("branches", ()))]
             inner = [("unlisted", False), *(item for items in nested for item in items if item[0] == "allow")]
         else:
             outside = any(isinstance(a, Literal) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,10 +12,9 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres.amp import _report_html
-from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
-from mixedres.amp._transform import ListsLike, checked, rewrite, traced, unsteady
+from mixedres.amp._transform import ListsLike, Program, checked, traced, unsteady
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +29,8 @@ class Decision:
       path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
       in_dtypes, out_dtypes: dtypes of its operands and results after the rewrite.
+      platform: the platform, such as 'cpu', whose branch of a `lax.platform_dependent` has the operation; '' for an
+        operation outside, and for one in a default branch.
     """
 
     primitive: str
@@ -41,6 +41,7 @@ class Decision:
     source: str
     in_dtypes: tuple[Any, ...]
     out_dtypes: tuple[Any, ...]
+    platform: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +68,12 @@ class Report:
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Number of operations in each (category, dtype); dtype 'none' for operations without floating point."""
-        pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions)
+        pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions if not d.platform)
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
         """The numbers of half operations and of casts, in one line."""
-        floats = [d for d in self.decisions if d.dtype is not None]
+        floats = [d for d in self.decisions if d.dtype is not None and not d.platform]
         products = [d for d in floats if d.category == "allow"]
         half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))
         return (
@@ -133,11 +134,14 @@ def explain(
     settings = checked(fn, dtype, lists, level, keep_float32)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        graph, arrays, _ = traced(fn, settings, Call(args, kwargs))
-        jaxpr = jax.make_jaxpr(lambda *a: run(graph, functools.partial(rewrite, settings=settings), a))(*arrays)
+        program = traced(fn, settings, Call(args, kwargs))
+        jaxpr = jax.make_jaxpr(lambda *arrays: program.run(settings, arrays))(*program.arrays)
         down, up = casts(jaxpr, settings.dtype)
         name = getattr(fn, "__name__", type(fn).__name__)
-        return Report(name, settings.dtype, tuple(_decisions(graph)), down, up, tuple(_notes(graph)), jaxpr)
+        decisions = [*_decisions(program.graph)]
+        for graph in program.others.values():
+            decisions += (decision for decision in _decisions(graph) if decision.platform)
+        return Report(name, settings.dtype, tuple(decisions), down, up, tuple(_notes(program)), jaxpr)
 
     return explained
 
@@ -168,7 +172,9 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         reason = node.reason or _default_reason(node, dtype)
         # A body that JAX traced earlier has no line of its present caller, but the call has.
         source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
-        yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs)
+        in_branch = any(caller.params.get("branches_platforms") for caller in graph.callers(node))
+        platform = graph.platform if in_branch and graph.platform else ""
+        yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs, platform)
 
 
 def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
@@ -196,18 +202,24 @@ def _default_reason(node: Node, dtype: np.dtype | None) -> str:
     )
 
 
-def _notes(graph: Graph) -> Iterator[str]:
+def _notes(program: Program) -> Iterator[str]:
+    graph, others = program.graph, program.others
     nodes = list(graph.all_nodes())
     products = [node for node in nodes if node.category == "allow"]
     wide = [node for node in products if not node.half and node.reason]
     if count := sum(node.keep_float32 for node in nodes):
         yield f"operations in float32 because keep_float32 matches their paths: {count}"
-    elif not any(node.half or node.reason for node in products):
+    elif not others and not any(node.half or node.reason for node in products):
         yield "no operation of the allow list has float32 operands: the function is unchanged"
     for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
     yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
+    if others:
+        yield (
+            f"the function has branches for platforms ({', '.join(others)}); operations of a branch have "
+            "platform_dependent in their path, and only those of default branches are counted"
+        )
     double = sum(any(getattr(v.aval, "dtype", None) == jnp.float64 for v in node.outs) for node in nodes)
     if double:
         yield f"{double} operations compute in float64, which the rewrite does not change"

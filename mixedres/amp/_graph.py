@@ -222,12 +222,13 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A program: its nodes in order of evaluation, the half dtype, the lists, and its calls by path."""
+    """A program: its nodes in order of evaluation, the half dtype, the lists, its platform, and its calls by path."""
 
     jaxpr: Any
     nodes: list[Node]
     dtype: np.dtype
     lists: Lists
+    platform: str | None
     by_path: dict[Path, Node]
     calls: dict[Path, Equation]
 

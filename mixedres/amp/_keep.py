@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from mixedres._internal import jax_compat
@@ -42,11 +43,14 @@ class Keep:
         inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
         return next(filter(None, (self.reason(*place) for place in inside)), "")
 
-    def check(self, graph: Graph) -> None:
-        """Raises ValueError if the pattern is not empty and matches no operation on float32."""
-        if not self.pattern or any(node.keep_float32 for node in graph.all_nodes()):
+    def check(self, graphs: Iterable[Graph]) -> None:
+        """Raises ValueError if the pattern is not empty and matches no operation on float32 in any of the graphs."""
+        if not self.pattern:
             return
-        scopes = {node.scope.modules for node in graph.all_nodes() if node.touches_f32 and node.scope.names}
+        nodes = [node for graph in graphs for node in graph.all_nodes()]
+        if any(node.keep_float32 for node in nodes):
+            return
+        scopes = {node.scope.modules for node in nodes if node.touches_f32 and node.scope.names}
         paths = ["/" + "/".join(names[1:] or names) for names in scopes]
         raise ValueError(
             f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.names import PRESETS
 from mixedres.amp._builder import build
 from mixedres.amp._coloring import color, widen
 from mixedres.amp._evaluation.program import run
@@ -22,7 +23,6 @@ from mixedres.amp._rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
-_OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
 _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
@@ -88,7 +88,7 @@ def half_dtype(dtype: Any) -> np.dtype:
     Raises:
       ValueError: for anything else.
     """
-    given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    given = PRESETS[dtype].compute_dtype if isinstance(dtype, str) and dtype in PRESETS else dtype
     hint = "; qwix computes products in float8" if _FLOAT8.search(str(dtype)) else ""
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
@@ -99,30 +99,70 @@ def half_dtype(dtype: Any) -> np.dtype:
     return half
 
 
-def rewrite(fn: Callable[..., Any], settings: Settings, scope: Scope | None = None) -> Callable[..., Any]:
-    """`autocast` with checked settings; `scope`: the surroundings of a part of a program, None for a whole program."""
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function traced on its arguments and colored, once for each platform that it distinguishes.
+
+    Attributes:
+      graph: the colored graph for every platform without a branch of its own.
+      others: {platform: its colored graph} for the platforms that a `lax.platform_dependent` in the function names.
+      arrays: the arguments that are arrays.
+      structure: the tree of the results. The graphs return the results and, after them, the changes in nnx modules.
+    """
+
+    graph: Graph
+    others: Mapping[str, Graph]
+    arrays: Sequence[Any]
+    structure: Any
+
+    def run(self, settings: Settings, arrays: Sequence[Any]) -> list[Any]:
+        """Returns the results of the graph of the platform for which the call is compiled."""
+
+        def on(graph: Graph) -> Callable[..., list[Any]]:
+            derivative = functools.partial(rewrite, settings=settings, platform=graph.platform)
+            return lambda *arrays: run(graph, derivative, arrays)
+
+        if not self.others:
+            return on(self.graph)(*arrays)
+        branches = {platform: on(graph) for platform, graph in self.others.items()}
+        results: list[Any] = jax.lax.platform_dependent(*arrays, default=on(self.graph), **branches)
+        return results
+
+
+def rewrite(
+    fn: Callable[..., Any], settings: Settings, scope: Scope | None = None, platform: str | None = None
+) -> Callable[..., Any]:
+    """Returns `fn` rewritten with checked settings.
+
+    Args:
+      fn: see `autocast`.
+      settings: result of `checked`.
+      scope: the calls around a part of a program, such as a custom derivative; None for a whole program.
+      platform: the platform for which a part of a program is rewritten; a whole program is rewritten for all.
+    """
 
     @functools.wraps(fn, updated=())
     def rewritten(*args: Any, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
-        graph, arrays, tree = traced(fn, settings, call, scope)
-        if not graph.has_half(()):
-            _warn_of_precision(graph)
-        _warn_of_loops(graph)
-        results = run(graph, functools.partial(rewrite, settings=settings), arrays)
-        call.update(results[tree.num_leaves :])
-        return jax.tree.unflatten(tree, results[: tree.num_leaves])
+        program = traced(fn, settings, call, scope, platform)
+        if not any(graph.has_half(()) for graph in (program.graph, *program.others.values())):
+            _warn_of_precision(program.graph)
+        _warn_of_loops(program.graph)
+        results = program.run(settings, program.arrays)
+        call.update(results[program.structure.num_leaves :])
+        return jax.tree.unflatten(program.structure, results[: program.structure.num_leaves])
 
     return rewritten
 
 
 def traced(
-    fn: Callable[..., Any], settings: Settings, call: Call, scope: Scope | None = None
-) -> tuple[Graph, list[Any], Any]:
-    """(colored graph, array arguments, structure of the results) of a call of `fn`.
-
-    The graph returns the results and, after them, what changes in the nnx modules among the arguments.
-    """
+    fn: Callable[..., Any],
+    settings: Settings,
+    call: Call,
+    scope: Scope | None = None,
+    platform: str | None = None,
+) -> Program:
+    """Traces a call of `fn` and colors its graphs; `scope` and `platform` as in `rewrite`."""
     leaves = call.leaves
     is_array = [isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) for leaf in leaves]
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
@@ -140,11 +180,19 @@ def traced(
 
     flat.__name__ = getattr(fn, "__name__", "fn")  # for the messages of tracing errors
     jaxpr = jax.make_jaxpr(flat)(*arrays)
-    graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, scope or Scope())
-    if scope is None:
-        widen(graph)
-        settings.keep.check(graph)
-    return graph, arrays, structure
+    around, whole = scope or Scope(), scope is None
+
+    def colored(platform: str | None) -> Graph:
+        graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, around, platform)
+        if whole:
+            widen(graph)
+        return graph
+
+    graph = colored(platform)
+    others = {name: colored(name) for name in jax_compat.platforms(jaxpr)} if whole else {}
+    if whole:
+        settings.keep.check([graph, *others.values()])
+    return Program(graph, others, arrays, structure)
 
 
 def _check_arrays(fn: Callable[..., Any], results: Any) -> None:

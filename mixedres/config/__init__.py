@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
+from mixedres.config.flags import Flags, config_of_run, load_config, parse_flags
 from mixedres.config.keys import KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.values import check_key, defaults, finish, flatten, split, unflatten, validate
 
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
 __all__ = [
     "KEYS",
     "ConfigError",
+    "Flags",
     "Key",
     "check_key",
+    "config_of_run",
     "defaults",
     "duration_in_steps",
     "finish",
     "flatten",
+    "load_config",
+    "parse_flags",
     "precision_of",
     "profile_window",
     "split",

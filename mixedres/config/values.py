@@ -19,6 +19,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 from mixedres.config.keys import KEYS
 
+BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}
 
 
@@ -65,30 +66,54 @@ def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> Config
     if preset not in PRESETS:
         raise ConfigError(f"--config=FILE:PRESET: precision {preset!r} is unknown; use one of {', '.join(PRESETS)}")
     config.precision.name = preset
-    for given, text in overrides.items():
-        path = f"{given}.name" if f"{given}.name" in _BY_PATH else given
-        check_key(path)
-        _assign(config, path, _literal(text, _BY_PATH[path].type))
+    for name, text in overrides.items():
+        override(config, f"{name}.name" if f"{name}.name" in _BY_PATH else name, text)
     return config
 
 
-def _assign(config: ConfigDict, path: str, value: Any) -> None:
+def override(config: ConfigDict, path: str, text: str) -> None:
+    """Sets a key of a config to the value that a text means.
+
+    'None' unsets a key that is not set by default. Booleans are true, false, True or False; texts need no quotes; other
+    values are Python literals, and what is no literal is a text.
+
+    Raises:
+      ConfigError: for an unknown key or a value of the wrong type.
+    """
+    check_key(path)
+    key = _BY_PATH[path]
+    if text == "None" and key.default is None:
+        value: object = None
+    elif key.type is str:
+        value = text
+    else:
+        value = _literal(text)
+    _assign(config, path, value)
+
+
+def _literal(text: str) -> object:
+    try:
+        return BOOLEANS[text] if text in BOOLEANS else ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def is_switch(path: str) -> bool:
+    """Returns whether the key `path` is boolean, so that its flag needs no value; raises ConfigError for no key."""
+    check_key(path)
+    return _BY_PATH[path].type is bool
+
+
+def _assign(config: ConfigDict, path: str, value: object) -> None:
     *sections, name = path.split(".")
     for part in sections:
         config = config[part]
     try:
         config[name] = value
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"config.{path} is {value!r}; it must be of type {_BY_PATH[path].type.__name__}") from None
-
-
-def _literal(text: str, wanted: type) -> Any:
-    if wanted is str:
-        return text
-    try:
-        return ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (SyntaxError, ValueError):
-        return text
+        key = _BY_PATH[path]
+        allowed = "true or false" if key.type is bool else f"of type {key.type.__name__}"
+        raise ConfigError(f"config.{path} is {value!r}; it must be {allowed}") from None
 
 
 def _nearest(path: str) -> str:

@@ -107,15 +107,15 @@ def parse(given: Sequence[str]) -> Options:
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
-    from mixedres.config import flags
+    from mixedres.config import config_of_run, parse_flags
 
     if options.config:
         file = options.config
     elif workdir is not None:
-        file = flags.config_of_run(workdir)
+        file = config_of_run(workdir)
     else:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
-    return flags.parse(["doctor", f"--config={file}", *rest]).config
+    return parse_flags([f"--config={file}", *rest]).config
 
 
 def _check_free(out: pathlib.Path) -> None:

@@ -23,8 +23,7 @@ def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array
     """The network with its weights inside, as a function of images (b, *spec.shape) of spec.image_dtype.
 
     It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. The kernels of a ResNet that are cast to a
-    half dtype are stored in it; the values are the same. The program has the form of the network for CPUs and that for
-    other platforms, and the weights once; XLA compiles the one that runs.
+    half dtype are stored in it; the values are the same.
     """
     model = chosen.model
 
@@ -37,8 +36,7 @@ def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array
     variables = jax.tree_util.tree_map_with_path(stored, chosen.variables)
 
     def run(images: jax.Array) -> dict[str, jax.Array]:
-        forms = {"cpu": chosen.on("cpu").probabilities, "default": chosen.probabilities}
-        probabilities = jax.lax.platform_dependent(variables, images, **forms)
+        probabilities = chosen.probabilities(variables, images)
         return {"probabilities": probabilities, "classes": jnp.argmax(probabilities, axis=-1).astype(jnp.int32)}
 
     return run

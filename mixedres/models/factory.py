@@ -100,7 +100,6 @@ def create(
     precision: Any = None,
     keep_float32: str = "",
     fused: bool = False,
-    platform: str | None = None,
 ) -> ResNet:
     """Builds a ResNet.
 
@@ -121,8 +120,6 @@ def create(
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
       fused: in training, fuse batch norms with the ops after them, which saves memory traffic; norms compute in
         float32, or in the policy's compute dtype if it is wider.
-      platform: of the devices that run the network, such as `jax.default_backend()`: 'cpu' changes the form of some
-        operations, whose XLA form is slow there, and nothing else; None: a form for any platform.
 
     Raises:
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
@@ -161,7 +158,6 @@ def create(
         precision=precision,
         keep_float32=keep_float32,
         fused=fused,
-        platform=platform,
     )
 
 

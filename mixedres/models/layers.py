@@ -55,7 +55,7 @@ class Conv(nn.Module):
       padding: see `mixedres.models.operations.pads`.
       policy: dtypes of the kernel and of the arithmetic; the result has the compute dtype.
       kernel_init: initializer of the kernel.
-      precision, platform: see `mixedres.models.operations`.
+      precision: see `mixedres.models.operations.convolution`.
       keep_float32: see `policy_of`.
     """
 
@@ -66,7 +66,6 @@ class Conv(nn.Module):
     kernel_init: Callable[..., Any]
     padding: str = "pytorch"
     precision: Any = None
-    platform: str | None = None
     keep_float32: str = ""
 
     @nn.compact
@@ -75,8 +74,7 @@ class Conv(nn.Module):
         policy, shape = policy_of(self), (self.size, self.size, x.shape[-1], self.filters)
         x = x.astype(policy.compute_dtype)
         kernel = self.param("kernel", self.kernel_init, shape, policy.param_dtype).astype(policy.compute_dtype)
-        options = {"padding": self.padding, "precision": self.precision, "platform": self.platform}
-        return convolution(x, kernel, self.stride, **options)
+        return convolution(x, kernel, self.stride, padding=self.padding, precision=self.precision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +199,6 @@ class Norms:
         to rounding, the same values, with less memory traffic.
       policy, momentum, epsilon, axis_name, unbiased, keep_float32: see `BatchNorm`.
       pool_padding: see `mixedres.models.operations.pads`.
-      platform: see `mixedres.models.operations`.
     """
 
     train: bool
@@ -213,24 +210,23 @@ class Norms:
     unbiased: bool
     keep_float32: str
     pool_padding: str
-    platform: str | None
 
     def relu(self, name: str, y: jax.Array) -> jax.Array:
         """relu(norm(y))."""
         if not self.fused:
-            return relu(self._plain(name, y), self.platform)
+            return relu(self._plain(name, y))
         return self._fused_relu(fused.norm_relu, name, y)
 
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
         """max_pool(relu(norm(y)))."""
         if not self.fused:
-            return max_pool(self.relu(name, y), self.platform, self.pool_padding)
+            return max_pool(self.relu(name, y), self.pool_padding)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
     def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
         """relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
-            return relu(add(self._plain(name, y, **options), x, dtype), self.platform)
+            return relu(add(self._plain(name, y, **options), x, dtype))
         own = self._params(name, y, **options)
         out, statistics = fused.norm_add_relu(y, x, own.scale, own.bias, self._config(dtype))
         own.update_running_stats(y, *statistics)
@@ -241,7 +237,7 @@ class Norms:
     ) -> jax.Array:
         """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
-            return relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype), self.platform)
+            return relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
         of_y, of_z = self._params(name, y, **options), self._params(name_z, z)
         args = y, of_y.scale, of_y.bias, z, of_z.scale, of_z.bias
         out, statistics_y, statistics_z = fused.norms_add_relu(*args, self._config(dtype))
@@ -263,7 +259,7 @@ class Norms:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
     def _config(self, dtype: Any) -> NormConfig:
-        return NormConfig(self.epsilon, dtype, self.axis_name, self.platform, self.pool_padding)
+        return NormConfig(self.epsilon, dtype, self.axis_name, self.pool_padding)
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The operations of a ResNet between its norms, each in the form that a platform computes fastest.
+"""Operations of a ResNet between its norms, each in the form that a platform computes fastest.
 
-XLA for CPUs has fast kernels for convolutions, and cases in which it does not use them or does needless work:
+Each operation chooses its form by `jax.lax.platform_dependent`, so that one traced program suits every platform.
+Results and gradients of the forms differ in rounding alone. XLA for CPUs has fast kernels for convolutions, but in
+these cases XLA does not use them, or does needless work:
 
 - maps smaller than their kernel: 50 to 170 times slower than as a product, because XLA then swaps map and kernel;
 - weight gradients of 1x1 kernels: 3 to 12 times slower than as a product;
@@ -13,6 +15,7 @@ docs/performance.md has the numbers.
 
 import functools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,15 +47,9 @@ def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
 
 
 def convolution(
-    x: jax.Array,
-    kernel: jax.Array,
-    stride: int,
-    *,
-    padding: str = "pytorch",
-    precision: Any = None,
-    platform: str | None = None,
+    x: jax.Array, kernel: jax.Array, stride: int, *, padding: str = "pytorch", precision: Any = None
 ) -> jax.Array:
-    """The convolution of a map with a kernel, padded so that stride 1 keeps the shape.
+    """Returns the convolution of a map with a kernel, padded so that stride 1 keeps the shape.
 
     Args:
       x: (b, h, w, c).
@@ -60,21 +57,31 @@ def convolution(
       stride: of both axes.
       padding: see `pads`.
       precision: of the products; see `jax.lax.conv_general_dilated`.
-      platform: 'cpu': the form for XLA's CPU backend, which differs in rounding only; others: XLA's convolution.
 
     Returns:
       (b, ceil(h / stride), ceil(w / stride), filters) in the dtype of `x`.
     """
+    options = (stride, padding, precision)
+    on_cpu = _form_for_cpus(x, kernel, stride)
+    if on_cpu is _convolution:
+        return _convolution(x, kernel, *options)
+
+    def form(function: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        return lambda x, kernel: function(x, kernel, *options)
+
+    result: jax.Array = jax.lax.platform_dependent(x, kernel, cpu=form(on_cpu), default=form(_convolution))
+    return result
+
+
+def _form_for_cpus(x: jax.Array, kernel: jax.Array, stride: int) -> Callable[..., jax.Array]:
     size = kernel.shape[0]
-    if platform != "cpu" or x.ndim != 4:  # the error for another number of axes is XLA's
-        return _convolution(x, kernel, stride, padding, precision)
+    if x.ndim != 4:  # XLA's convolution raises the error
+        return _convolution
     if size == 1:
-        return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
+        return _product_of_pixels
     if math.prod(_strided(extent, stride) for extent in x.shape[1:3]) < size**2:
-        return _product_of_windows(x, kernel, stride, padding, precision)
-    if _pieces(x, kernel, stride) > 1:
-        return _with_gradient_in_pieces(x, kernel, stride, padding, precision)
-    return _convolution(x, kernel, stride, padding, precision)
+        return _product_of_windows
+    return _with_gradient_in_pieces if _pieces(x, kernel, stride) > 1 else _convolution
 
 
 def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
@@ -154,8 +161,13 @@ def _strided(extent: int, stride: int) -> int:
     return -(-extent // stride)
 
 
+def _product_of_pixels(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
+    """Returns the convolution with a 1x1 kernel as one product."""
+    return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
+
+
 def _product(x: jax.Array, matrix: jax.Array, precision: Any) -> jax.Array:
-    """(..., c) and (c, filters) -> (..., filters).
+    """Returns the product of (..., c) and (c, filters), (..., filters).
 
     As a product of two matrices: of one with more axes XLA writes a transpose to memory for the gradient of `matrix`.
     """
@@ -163,14 +175,13 @@ def _product(x: jax.Array, matrix: jax.Array, precision: Any) -> jax.Array:
     return jnp.dot(rows, matrix, precision=precision).reshape(*x.shape[:-1], matrix.shape[1])
 
 
-def relu(x: jax.Array, platform: str | None = None) -> jax.Array:
-    """max(x, 0), with the gradient 0 at 0.
+def relu(x: jax.Array) -> jax.Array:
+    """Returns max(x, 0) for an array of any shape, with the gradient 0 at 0.
 
-    Args:
-      x: of any shape.
-      platform: 'cpu': as a selection, which XLA for CPUs writes to memory once.
+    On CPUs it is a selection, which XLA writes to memory once.
     """
-    return _relu_by_selection(x) if platform == "cpu" else nn.relu(x)
+    result: jax.Array = jax.lax.platform_dependent(x, cpu=_relu_by_selection, default=nn.relu)
+    return result
 
 
 @jax.custom_jvp
@@ -184,21 +195,29 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
     return y, jnp.where(y > 0, tangents[0], 0)
 
 
-def max_pool(x: jax.Array, platform: str | None = None, padding: str = "pytorch") -> jax.Array:
-    """3x3 max-pooling with stride 2; the gradient of equal values goes to the first of them.
+def max_pool(x: jax.Array, padding: str = "pytorch") -> jax.Array:
+    """Returns the 3x3 max pool with stride 2; the gradient of equal values goes to the first of them.
+
+    On CPUs the gradient has no scatter, which is slow there.
 
     Args:
       x: (b, h, w, c).
       padding: see `pads`; padding is never the maximum.
-      platform: 'cpu': the same without XLA's scatter, which is slow there.
 
     Returns:
       (b, ceil(h / 2), ceil(w / 2), c). A NaN in a window is its maximum.
     """
-    if platform == "cpu":
+
+    def default(x: jax.Array) -> jax.Array:
+        around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
+        pooled: jax.Array = nn.max_pool(x, (3, 3), strides=(2, 2), padding=around)
+        return pooled
+
+    def on_cpu(x: jax.Array) -> jax.Array:
         return _pool(_pool(x, 2, padding), 1, padding)
-    around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=around)
+
+    result: jax.Array = jax.lax.platform_dependent(x, cpu=on_cpu, default=default)
+    return result
 
 
 def _pool(x: jax.Array, axis: int, padding: str) -> jax.Array:

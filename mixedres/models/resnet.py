@@ -165,7 +165,6 @@ class ResNet(nn.Module):
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 too; other modules cast their operands to the compute dtype.
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
-      platform: of the devices that run the network; see `mixedres.models.operations`.
     """
 
     stage_sizes: Sequence[int]
@@ -189,7 +188,6 @@ class ResNet(nn.Module):
     precision: Any = None
     keep_float32: str = ""
     fused: bool = False
-    platform: str | None = None
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -200,7 +198,7 @@ class ResNet(nn.Module):
         x = conv(self.filters, 3 if self.small_images else 7, 1 if self.small_images else 2, name="stem_conv")(images)
         self.sow("intermediates", "initial_conv", x)
         if preactivated:
-            x = x if self.small_images else max_pool(x, self.platform, self.pool_padding)
+            x = x if self.small_images else max_pool(x, self.pool_padding)
         else:
             x = norms.relu("stem_norm", x) if self.small_images else norms.relu_pool("stem_norm", x)
         if not self.small_images:
@@ -246,7 +244,6 @@ class ResNet(nn.Module):
             policy=self.policy,
             kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
             precision=self.precision,
-            platform=self.platform,
             keep_float32=self.keep_float32,
             name=name,
         )
@@ -265,5 +262,4 @@ class ResNet(nn.Module):
             unbiased=self.unbiased,
             keep_float32=self.keep_float32,
             pool_padding=self.pool_padding,
-            platform=self.platform,
         )

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixedres.amp import ListsLike, autocast
-from mixedres.amp._transform import half_dtype
+from mixedres.amp import ListsLike, autocast, half_dtype
 from mixedres.precision._loss_scale import LossScale, is_inexact, known_to_flax, make_loss_scale
 
 

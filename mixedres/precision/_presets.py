@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jmp
+from jax.typing import DTypeLike
 
-from mixedres.amp import LEVELS, Lists, ListsLike, autocast
-from mixedres.amp._keep import Keep
+from mixedres._internal.names import LEVELS, PRESETS
+from mixedres.amp import Keep, Lists, ListsLike, autocast
 from mixedres.precision._loss_scale import LossScale, make_loss_scale
 
 IMPLEMENTATIONS = ("casting", "graph_rewrite")
@@ -47,7 +48,7 @@ class Precision:
     def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
         """The policies of the layers and of their norms; float32 for the graph rewrite."""
         if self.implementation == "graph_rewrite":
-            full = jmp.get_policy(_FULL)
+            full = jmp.get_policy(_policy_text("float32"))
             return full, full
         return self.policy, self.norm_policy
 
@@ -72,6 +73,13 @@ class Precision:
             return f"norm_policy '{self.norm_policy}': fused norms compute in {fused}; write compute={fused}"
         return None
 
+    @property
+    def wider(self) -> str | None:
+        """Returns the preset to try if numbers leave the range of the compute dtype; None if float32 has no more."""
+        range_of = jnp.finfo(self.policy.compute_dtype).max  # type: ignore[no-untyped-call]
+        half = range_of < jnp.finfo(jnp.bfloat16).max  # type: ignore[no-untyped-call]
+        return preset_of(jnp.bfloat16, self.implementation) if half else None
+
     def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` itself if the layers cast, else its graph rewrite."""
         if self.implementation == "casting":
@@ -83,20 +91,24 @@ class Precision:
         return make_loss_scale(self.loss_scale, **dynamic)
 
 
-_FULL = "params=float32,compute=float32,output=float32"
-_BFLOAT16 = "params=float32,compute=bfloat16,output=float32"
-_FLOAT16 = "params=float32,compute=float16,output=float32"
+def _policy_text(compute_dtype: str) -> str:
+    return f"params=float32,compute={compute_dtype},output=float32"
 
-# name: (policy, loss scale, implementation, matmul precision). 128 is the original's default for float16.
-PRESETS: dict[str, tuple[str, str | float, str, str]] = {
-    "fp32": (_FULL, "none", "casting", "highest"),
-    "tf32": (_FULL, "none", "casting", "tensorfloat32"),
-    "bf16": (_BFLOAT16, "none", "casting", "default"),
-    "fp16": (_FLOAT16, "dynamic", "casting", "default"),
-    "fp16_static": (_FLOAT16, 128.0, "casting", "default"),
-    "fp16_rewrite": (_FLOAT16, "dynamic", "graph_rewrite", "default"),
-    "bf16_rewrite": (_BFLOAT16, "none", "graph_rewrite", "default"),
-}
+
+def preset_of(compute_dtype: DTypeLike, implementation: str) -> str:
+    """Returns the name of the first preset with a compute dtype and an implementation.
+
+    >>> preset_of("bfloat16", "graph_rewrite")
+    'bf16_rewrite'
+
+    Raises:
+      ValueError: if there is none.
+    """
+    dtype = jnp.dtype(compute_dtype).name
+    for name, preset in PRESETS.items():
+        if (preset.compute_dtype, preset.implementation) == (dtype, implementation):
+            return name
+    raise ValueError(f"no preset computes in {dtype} by {implementation}")
 
 
 def get(
@@ -130,23 +142,19 @@ def get(
     """
     if name not in PRESETS:
         raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
-    preset_policy, preset_scale, preset_implementation, preset_matmul = PRESETS[name]
-    network = parse_policy(preset_policy if policy is None else policy)
+    given = {"loss_scale": loss_scale, "implementation": implementation, "matmul_precision": matmul_precision}
+    preset = PRESETS[name]._replace(**{part: value for part, value in given.items() if value is not None})
+    network = parse_policy(_policy_text(preset.compute_dtype) if policy is None else policy)
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
-    loss_scale = preset_scale if loss_scale is None else loss_scale
-    # Raises for an invalid spec. Only traced: devices must not start before the processes of a run are connected.
-    jax.eval_shape(lambda: make_loss_scale(loss_scale))
+    # Raises for an invalid loss scale. Only traced: devices must not start before the processes of a run are connected.
+    jax.eval_shape(lambda: make_loss_scale(preset.loss_scale))
     chosen = Precision(
         name=name,
         policy=network,
         norm_policy=norms,
-        loss_scale=loss_scale,
-        implementation=_one_of(
-            "implementation", preset_implementation if implementation is None else implementation, IMPLEMENTATIONS
-        ),
-        matmul_precision=_one_of(
-            "matmul precision", preset_matmul if matmul_precision is None else matmul_precision, MATMUL_PRECISIONS
-        ),
+        loss_scale=preset.loss_scale,
+        implementation=_one_of("implementation", preset.implementation, IMPLEMENTATIONS),
+        matmul_precision=_one_of("matmul precision", preset.matmul_precision, MATMUL_PRECISIONS),
         lists=None if lists is None else Lists.parse(lists, network.compute_dtype),
         level=_one_of("level", level, LEVELS),
         keep_float32=Keep(keep_float32).pattern,

@@ -46,11 +46,6 @@ class Classifier:
     variables: dict[str, Any]
     notes: tuple[str, ...] = ()
 
-    def on(self, platform: str) -> "Classifier":
-        """The network in its form for the devices of a platform, such as 'cpu'."""
-        is_resnet = isinstance(self.model, models.ResNet)
-        return dataclasses.replace(self, model=self.model.clone(platform=platform)) if is_resnet else self
-
     def probabilities(self, variables: Any, images: jax.Array) -> jax.Array:
         """(b, *spec.shape) -> (b, classes) float32, the softmax of the logits in float32; traceable."""
         spec = self.spec

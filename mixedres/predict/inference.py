@@ -43,7 +43,7 @@ def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: 
     batch_size = -(-min(batch_size, len(paths)) // len(devices)) * len(devices)
     mesh = make_mesh(devices)
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
-    run = jax.jit(chosen.on(devices[0].platform).probabilities, in_shardings=(whole, split), out_shardings=split)
+    run = jax.jit(chosen.probabilities, in_shardings=(whole, split), out_shardings=split)
     variables = jax.device_put(chosen.variables, whole)
     shape = jax.ShapeDtypeStruct((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
     compiled = run.lower(variables, shape).compile()

@@ -133,13 +133,6 @@ class Experiment:
             max_consecutive_skips=config.max_consecutive_skips,
         )
 
-    def on(self, mesh: jax.sharding.Mesh) -> Experiment:
-        """Returns this experiment on the devices of another mesh, with the network in the form for these devices."""
-        model = self.model
-        if isinstance(model, models.ResNet):
-            model = model.clone(platform=mesh.devices.flat[0].platform)
-        return dataclasses.replace(self, mesh=mesh, model=model)
-
     def in_precision(self, chosen: Precision) -> Experiment:
         """Returns this experiment with the network in another precision, and the same config and loss scale."""
         model = self.model.clone(**chosen.network_options)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres._internal.jax_compat import bodies, equations, name_stack, opened
+from mixedres._internal.jax_compat import bodies, equations, name_stack, opened, platform_branch
 from mixedres.amp import explain
 
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "None": "none"}
@@ -58,7 +58,8 @@ def dtypes_by(place, jaxpr, scope=""):
         if eqn.primitive.name in PRODUCTS:
             dtypes = {SHORT[str(atom.aval.dtype)] for atom in eqn.invars}
             found.setdefault(place(here), set()).update(dtypes)
-        for inner in bodies(eqn):
+        branch = platform_branch(eqn, None)
+        for inner in bodies(eqn) if branch is None else [eqn.params["branches"][branch]]:
             for key, dtypes in dtypes_by(place, inner, here).items():
                 found.setdefault(key, set()).update(dtypes)
     return found

@@ -108,10 +108,3 @@ def test_gradient_of_a_half_value_read_by_every_step():
         return lax.scan(lambda h, _: (h + (c @ W2).mean() * 1e-2, None), 0.0, None, length=4096)[0]
 
     assert_close_gradients(loss, W1)
-
-
-def test_platform_dependent_code_is_left_alone():
-    def program(w):
-        return lax.platform_dependent(X, cpu=lambda x: x @ w, default=lambda x: 2 * x @ w)
-
-    np.testing.assert_array_equal(jax.jit(autocast(program))(W1), jax.jit(program)(W1))

@@ -15,6 +15,7 @@ from mixedres.train import losses
 from tests.amp.graphs import SHORT, distance, product_dtypes, products, residual_bytes
 from tests.amp.networks import LOSS_SCALE, NETWORKS, network
 from tests.models.networks import shapes_of, small
+from tests.platforms import on
 
 # Which of two float16 gradients is closer to float32 is chance for one seed; less so for their mean.
 SEEDS, MARGIN = 3, 1.1
@@ -54,7 +55,7 @@ def bottlenecks():
         loss, model = resnet_loss("resnet50", "1.5", preset)
         args = resnet_avals(model)
         grad = jax.make_jaxpr(jax.value_and_grad(loss, has_aux=True))(*args)
-        return grad, residual_bytes(lambda *args: loss(*args)[0], args)
+        return grad, residual_bytes(on(None, lambda *args: loss(*args)[0]), args)
 
     return {preset: program(preset) for preset in ("fp16", "rewrite")}
 
@@ -76,7 +77,7 @@ def test_no_more_float32_is_saved_for_the_backward_pass(bottlenecks):
 @pytest.mark.parametrize(("name", "version"), [("resnet18", "1.5"), ("resnet50", "1.5"), ("resnet50", "2")])
 def test_resnet_convolutions_read_half_activations(name, version):
     loss, model = resnet_loss(name, version, "rewrite")
-    inner, _ = jax_compat.opened(jax.make_jaxpr(loss)(*resnet_avals(model)))
+    inner, _ = jax_compat.opened(jax.make_jaxpr(on(None, loss))(*resnet_avals(model)))
     made_by = {var: eqn for eqn in inner.eqns for var in eqn.outvars}
     convolutions = [eqn for eqn in inner.eqns if eqn.primitive.name == "conv_general_dilated"]
     makers = [made_by[eqn.invars[0]] for eqn in convolutions]

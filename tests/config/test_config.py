@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from mixedres import amp, checkpoints, precision
+from mixedres import checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, errors
-from mixedres.config import flags, recorded
+from mixedres.config import parse_flags, recorded
 from mixedres.config.keys import KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
 
@@ -100,7 +100,6 @@ def test_recorded_number_out_of_range_names_the_key():
 
 
 def test_help_shows_the_names_of_the_library():
-    assert tuple(precision.PRESETS) == names.PRESETS and names.LEVELS == amp.LEVELS
     assert sorted(names.LAYOUTS) == sorted(checkpoints.LAYOUTS)
 
 
@@ -110,41 +109,85 @@ def test_help_shows_the_names_of_the_library():
 def test_shipped_recipe_is_found_by_name(given, tmp_path, monkeypatch):
     """Only the value of --config is a name of a recipe, whatever else has the same text."""
     monkeypatch.chdir(tmp_path)
-    argv = ["mixedres", *given, "--workdir=digits:fp16", "--config.data.name=digits", "--config.precision.name=fp16"]
-    values = flags.parse(argv)
+    argv = [*given, "--workdir=digits:fp16", "--config.data.name=digits", "--config.precision.name=fp16"]
+    values = parse_flags(argv)
     assert (values.workdir, values.config.data.name) == ("digits:fp16", "digits")
-    in_full = flags.parse(["mixedres", f"--config={ROOT}/configs/digits.py:fp16"])
+    in_full = parse_flags([f"--config={ROOT}/configs/digits.py:fp16"])
     assert base.flatten(values.config) == base.flatten(in_full.config)
-    assert flags.default_workdir(argv, values.config) == "runs/digits-fp16"
+    assert values.default_workdir == "runs/digits-fp16"
 
 
 def test_evaluation_takes_the_config_of_the_run(tmp_path):
-    trained = flags.parse(["mixedres", "--config=digits:fp16,model=cifar_resnet8"]).config
+    trained = parse_flags(["--config=digits:fp16,model=cifar_resnet8"]).config
     (tmp_path / recorded.FILE).write_text(json.dumps(base.flatten(trained)))
-    argv = ["mixedres", "--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
-    values = flags.parse(argv)
+    argv = ["--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
+    values = parse_flags(argv)
     assert base.flatten(values.config) == base.flatten(trained) | {"seed": 7}
     assert values.workdir == str(tmp_path)
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
-        flags.parse(["mixedres", "--mode=eval", "--workdir", str(tmp_path / "none")])
+        parse_flags(["--mode=eval", "--workdir", str(tmp_path / "none")])
     (tmp_path / recorded.FILE).write_text("{")
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
-        flags.parse(argv)
+        parse_flags(argv)
     with pytest.raises(ConfigError, match="--config is missing"):
-        flags.parse(["mixedres", f"--workdir={tmp_path}"])
+        parse_flags([f"--workdir={tmp_path}"])
 
 
 def test_file_without_a_config_is_named(tmp_path, monkeypatch):
     (tmp_path / "empty.py").write_text("x = 1\n")
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the name under which files are loaded
     with pytest.raises(ConfigError, match=r"empty\.py has no function get_config"):
-        flags.parse(["mixedres", f"--config={tmp_path / 'empty.py'}"])
+        parse_flags([f"--config={tmp_path / 'empty.py'}"])
 
 
 def test_file_goes_before_a_shipped_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = (ROOT / "configs" / "digits.py").read_text().replace("return base", "config.seed = 5\n    return base")
     (tmp_path / "digits.py").write_text(source)
-    assert flags.parse(["mixedres", "--config=digits.py:fp16"]).config.seed == 5
+    assert parse_flags(["--config=digits.py:fp16"]).config.seed == 5
     with pytest.raises(ConfigError, match=r"shipped recipes: .*digits"):
-        flags.parse(["mixedres", "--config=digit"])
+        parse_flags(["--config=digit"])
+
+
+SPELLINGS = [
+    ("data.flip", "true", True),
+    ("data.flip", "False", False),
+    ("epochs", "1e1", 10.0),
+    ("batch_size", "0x20", 32),
+    ("schedule.warmup", "5 epochs", "5 epochs"),
+    ("schedule.boundaries", "(1,'2 steps')", (1, "2 steps")),
+    ("precision.loss_scale", "128", 128),
+    ("precision.loss_scale", "dynamic", "dynamic"),
+    ("wandb", "None", None),  # unset by default; a text elsewhere
+    ("data.num_classes", "None", None),
+    ("trainable", "None", "None"),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "value"), SPELLINGS)
+def test_override_means_the_same_in_every_place(path, text, value):
+    places = (
+        [f"--config=digits:fp16,{path}={text}"],
+        ["--config=digits:fp16", f"--config.{path}={text}"],
+        ["--config=digits:fp16", f"--config.{path}", text],
+    )
+    for arguments in places:
+        assert base.flatten(parse_flags(arguments).config)[path] == value
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [("data.flip", "yes"), ("data.flip", "1"), ("seed", "None"), ("seed", "1.0")]
+)
+def test_value_of_another_type_is_refused_in_every_place(path, text):
+    told = set()
+    for arguments in ([f"--config=digits:fp16,{path}={text}"], ["--config=digits:fp16", f"--config.{path}={text}"]):
+        with pytest.raises(ConfigError, match=f"config.{path} is") as error:
+            parse_flags(arguments)
+        told.add(str(error.value))
+    assert len(told) == 1
+
+
+def test_switch_needs_no_value_and_other_keys_do():
+    assert parse_flags(["--config=digits:fp16", "--config.data.flip", "--clean"]).config.data.flip is True
+    with pytest.raises(ConfigError, match=r"--config\.seed has no value; write --config\.seed=VALUE"):
+        parse_flags(["--config=digits:fp16", "--config.seed", "--clean"])

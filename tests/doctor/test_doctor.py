@@ -7,7 +7,7 @@ import types
 import pytest
 
 from mixedres import train
-from mixedres.config import flags
+from mixedres.config import parse_flags
 from mixedres.doctor import __main__ as doctor
 from mixedres.doctor import examination
 from mixedres.numerics import Comparison, Report
@@ -58,7 +58,7 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, ca
 
     # What it says to add is understood, and followed there is nothing left to change but the scale.
     line = next(line for line in text.splitlines() if line.startswith("  --config."))
-    followed = flags.parse(["mixedres", *TINY, *shlex.split(line)]).config
+    followed = parse_flags([*TINY, *shlex.split(line)]).config
     assert followed.precision.loss_scale == 2.0 ** document["recommended_log2_scale"]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mixedres import precision
+from mixedres._internal.jax_compat import equations
 from mixedres.models import create, module_paths, policy_at
 from mixedres.models.layers import Conv
 from mixedres.numerics._nonfinite.finding import module_path
@@ -107,8 +108,13 @@ def test_convolution_equals_flax(size, stride):
     )
     variables = [module.init(jax.random.key(3), IMAGES) for module in (ours, theirs)]
     jax.tree.map(np.testing.assert_array_equal, *variables)
-    programs = [str(jax.make_jaxpr(module.apply)(variables[0], IMAGES)) for module in (ours, theirs)]
-    assert programs[0] == programs[1]
+    programs = [equations(jax.make_jaxpr(module.apply)(variables[0], IMAGES)) for module in (ours, theirs)]
+    own, flax = (
+        [(e.primitive.name, e.params, [v.aval for v in (*e.invars, *e.outvars)]) for e in program]
+        for program in programs
+    )
+    choice = ("platform_index", "cond")  # of the form for CPUs
+    assert [line for line in own if line[0] not in choice] == flax
 
 
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])

@@ -12,6 +12,7 @@ from mixedres._internal import jax_compat
 from mixedres.models import operations
 from mixedres.models.operations import convolution, max_pool, relu
 from tests.models import networks
+from tests.platforms import on
 
 # (batch, height, width, channels, filters, size, stride) of each form.
 PRODUCTS = [(4, 6, 5, 8, 16, 1, 1), (3, 7, 5, 16, 8, 1, 2), (2, 1, 1, 8, 4, 1, 1)]
@@ -37,11 +38,10 @@ def with_gradients(shape, platform, padding="pytorch"):
     """A function from (x, kernel, cotangent) to the result and both gradients."""
 
     def compute(x, kernel, g):
-        options = {"padding": padding, "platform": platform}
-        y, vjp = jax.vjp(lambda x, kernel: convolution(x, kernel, shape[6], **options), x, kernel)
+        y, vjp = jax.vjp(lambda x, kernel: convolution(x, kernel, shape[6], padding=padding), x, kernel)
         return y, *vjp(g)
 
-    return compute
+    return on(platform, compute)
 
 
 def arrays(shape, dtype):
@@ -96,7 +96,7 @@ def test_shape_chooses_the_cpu_form(small_pieces):
 
 def test_taps_on_padding_are_left_out():
     """A 7x7 kernel on a map of one pixel is a product with its middle."""
-    jaxpr = jax.make_jaxpr(lambda x, kernel: convolution(x, kernel, 1, platform="cpu"))
+    jaxpr = jax.make_jaxpr(on("cpu", lambda x, kernel: convolution(x, kernel, 1)))
     (dot,) = [
         eqn
         for eqn in jax_compat.equations(jaxpr(jnp.ones((2, 1, 1, 8)), jnp.ones((7, 7, 8, 4))))
@@ -107,9 +107,8 @@ def test_taps_on_padding_are_left_out():
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_image_without_a_batch_is_refused_as_before(size):
-    for platform in ("cpu", None):
-        with pytest.raises(TypeError, match="ndim to be equal, got 3 and 4"):
-            convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1, platform=platform)
+    with pytest.raises(TypeError, match="ndim to be equal, got 3 and 4"):
+        convolution(jnp.ones((8, 8, 3)), jnp.ones((size, size, 3, 4)), 1)
 
 
 def test_batch_is_divided_into_equal_pieces_for_the_cache():
@@ -127,10 +126,10 @@ def test_batch_is_divided_into_equal_pieces_for_the_cache():
 def test_further_derivatives_of_the_cpu_form(shape, small_pieces):
     x, kernel, _ = arrays(shape, "float32")
 
-    def loss(platform):
-        return lambda x, kernel: jnp.sin(convolution(x, kernel, shape[6], platform=platform)).sum()
+    def f(x, kernel):
+        return jnp.sin(convolution(x, kernel, shape[6])).sum()
 
-    def results(f, x, kernel):
+    def results(x, kernel):
         gradient = jax.grad(f, 1)
         return [
             jax.jvp(f, (x, kernel), (kernel.sum() * x, 2 * kernel))[1],
@@ -141,7 +140,7 @@ def test_further_derivatives_of_the_cpu_form(shape, small_pieces):
             jax.vmap(jax.grad(f), (0, None))(jnp.stack([x, 2 * x]), kernel),
         ]
 
-    own, plain = (jax.jit(results, static_argnums=0)(loss(platform), x, kernel) for platform in ("cpu", None))
+    own, plain = (jax.jit(on(platform, results))(x, kernel) for platform in ("cpu", None))
     for ours, theirs in zip(own, plain, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
@@ -154,7 +153,7 @@ def test_cpu_pool_has_the_same_maxima_and_ties(size, dtype, padding):
     x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
     bad = x.copy()
     bad[0, 0, 0, 0] = np.nan
-    pools = [lambda x, platform=platform: max_pool(x, platform, padding) for platform in ("cpu", None)]
+    pools = [on(platform, lambda x: max_pool(x, padding)) for platform in ("cpu", None)]
     g = rng.integers(1, 9, jax.eval_shape(pools[0], x).shape).astype(dtype)  # sums are exact
 
     @jax.jit
@@ -163,7 +162,7 @@ def test_cpu_pool_has_the_same_maxima_and_ties(size, dtype, padding):
         return (own, own_gradient(g), pools[0](bad)), (plain, plain_gradient(g), pools[1](bad))
 
     jax.tree.map(np.testing.assert_array_equal, *both(x, bad, g))
-    jaxpr = jax.make_jaxpr(jax.grad(lambda x: max_pool(x, "cpu", padding).sum()))(x)
+    jaxpr = jax.make_jaxpr(on("cpu", jax.grad(lambda x: max_pool(x, padding).sum())))(x)
     assert not [e for e in jax_compat.equations(jaxpr) if "scatter" in e.primitive.name or "window" in e.primitive.name]
 
 
@@ -188,12 +187,9 @@ def test_padding_of_tensorflow(extent, size, stride, expected):
 
 def test_cpu_relu_equals_relu():
     x = np.float32([-np.inf, -1.0, -0.0, 0.0, 1e-45, 2.0, np.inf, np.nan])
-    ours, theirs = (
-        jax.jit(jax.vmap(jax.value_and_grad(lambda x, platform=platform: relu(x, platform))))(x)
-        for platform in ("cpu", None)
-    )
+    ours, theirs = (jax.jit(on(platform, jax.vmap(jax.value_and_grad(relu))))(x) for platform in ("cpu", None))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    assert jax.eval_shape(lambda x: relu(x, "cpu"), x.astype(np.float16)).dtype == jnp.float16
+    assert jax.eval_shape(relu, x.astype(np.float16)).dtype == jnp.float16
 
 
 @pytest.mark.parametrize(
@@ -205,14 +201,19 @@ def test_cpu_form_keeps_results_and_gradients_of_a_network(name, version, fused)
     model = networks.small(name, version, stage_sizes=(1, 1, 1, 1), fused=fused)
     variables, images = networks.random_variables(model), networks.images((2, 64, 64, 3))
 
-    def loss(params, model):
+    def loss(params):
         logits, _ = model.apply({**variables, "params": params}, images, train=True, mutable=["batch_stats"])
         return jax.nn.log_softmax(logits)[:, 0].sum()
 
-    own, plain = (
-        jax.jit(jax.value_and_grad(loss), static_argnums=1)(variables["params"], model.clone(platform=platform))
-        for platform in ("cpu", None)
-    )
+    own, plain = (jax.jit(on(platform, jax.value_and_grad(loss)))(variables["params"]) for platform in ("cpu", None))
     np.testing.assert_allclose(own[0], plain[0], rtol=1e-5)
     for ours, theirs in zip(*map(jax.tree.leaves, (own[1], plain[1])), strict=True):
         assert networks.relative(ours, theirs) < 1e-3 or np.abs(np.asarray(theirs)).max() < 1e-5
+
+
+def test_one_program_has_both_forms():
+    x, kernel, _ = arrays(PRODUCTS[0], "float32")
+    program = jax.jit(lambda x, kernel: convolution(x, kernel, 1)).trace(x, kernel)
+    for platform, ours in (("cpu", "stablehlo.dot_general"), ("cuda", "stablehlo.convolution")):
+        text = program.lower(lowering_platforms=(platform,)).as_text()
+        assert [op for op in ("stablehlo.dot_general", "stablehlo.convolution") if op in text] == [ours]

@@ -17,7 +17,7 @@ NORMALIZE = normalize.by_channel((127.0,), (60.0,))
 
 
 @cache
-def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[int, ...] = (), platform=None):
+def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[int, ...] = ()):
     """(model, variables as numpy) of a ResNet on SIZE x SIZE gray images: stem, `stages` and head.
 
     Without a block it has a convolution, a norm and a dense layer, and compiles in a fraction of the time.
@@ -33,7 +33,6 @@ def network(preset: str, sync: bool = False, fused: bool = False, stages: tuple[
         zero_init_last=False,
         precision=chosen.matmul_precision,
         fused=fused,
-        platform=platform,
     ).clone(stage_sizes=stages)
     init = jax.jit(partial(model.init, train=False))
     variables = init(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 1)))
@@ -47,9 +46,9 @@ def optimizer(**options):
 
 
 @cache
-def compiled(preset, devices, sync, ema, scale, tx, fused=False, stages=(), platform=None, donate=None, **options):
+def compiled(preset, devices, sync, ema, scale, tx, fused=False, stages=(), donate=None, **options):
     """(jitted step, function that makes a first state); cached, because compiling is most of the time of a test."""
-    model, variables = network(preset, sync, fused, stages, platform)
+    model, variables = network(preset, sync, fused, stages)
     wrapped = precision.loss_scaled(tx or optimizer(), scale or precision.get(preset).make_loss_scale())
     mesh = make_mesh(jax.devices()[:devices])
     apply_fn = precision.get(preset).rewrite(model.apply)

@@ -1,8 +1,5 @@
 """From a config to objects: lengths, rates and what reaches the model."""
 
-import dataclasses
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,19 +151,10 @@ def test_lists_and_level_of_the_config_reach_the_rewrite():
     assert [chosen.lists.category(name) for name in ("tanh", "logistic", "select_n")] == ["deny", "deny", "unlisted"]
 
 
-def test_network_has_the_form_of_the_platform():
-    experiment = build(run_cases.tiny("fp16"))
-    mesh = types.SimpleNamespace(devices=np.asarray([types.SimpleNamespace(platform="gpu")]))
-    moved = experiment.on(mesh)
-    assert (experiment.model.platform, moved.model.platform) == ("cpu", "gpu") and moved.mesh is mesh
-
-
 @pytest.mark.parametrize("preset", ["fp16", "fp16_rewrite"])
 def test_keep_float32_reaches_the_step(preset):
     """And no other: of 3 products of the head, forward and backward, every one, of the others none."""
     experiment = build(run_cases.tiny(preset, num_devices=1, precision__keep_float32="^/head$"))
-    assert experiment.model.platform == "cpu"
-    experiment = dataclasses.replace(experiment, model=experiment.model.clone(platform="gpu"))
     state = jax.eval_shape(experiment.init_state)
     jaxpr = jax.make_jaxpr(steps.train_step(experiment))(state, steps.batch_shapes(experiment))
     found = graphs.dtypes_by(lambda scope: "/head" in scope, jaxpr)

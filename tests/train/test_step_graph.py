@@ -21,10 +21,10 @@ STEP_DTYPES = GOLDEN / "step_dtypes.txt"
 def products(preset, platform=None):
     """A line for each kind of product in the training step: count, primitive, dtypes, precision."""
     stages = (1, 1, 1) if platform == "cpu" else (1, 1)  # a map smaller than its kernel has a form of its own on a CPU
-    train_step, state = cases.make(preset, devices=8, stages=stages, platform=platform)
+    train_step, state = cases.make(preset, devices=8, stages=stages)
     jaxpr = jax.make_jaxpr(train_step)(state, cases.batch(0, images=np.uint8)).jaxpr
     found = collections.Counter()
-    for eqn in equations(jaxpr):
+    for eqn in equations(jaxpr, platform):
         name = eqn.primitive.name
         if name in ("conv_general_dilated", "dot_general"):
             dtypes = ",".join(str(v.aval.dtype) for v in eqn.invars)

@@ -51,6 +51,9 @@ class Evaluator:
     def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
         """The results of the equation at `path`, evaluated by its node or, for a call, by its bodies."""
         node = self.graph.by_path.get(path)
+        branch = jax_compat.platform_branch(eqn, self.graph.platform)
+        if branch is not None and self.graph.has_half(path):
+            return self.body(eqn.params["branches"][branch], (*path, branch), args[1:])
         if node is None and self.graph.has_half(path):
             return control_flow.EVALUATE[eqn.primitive.name](self.body, eqn, path, args)
         if node is not None and node.program is not None:

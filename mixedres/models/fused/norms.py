@@ -63,7 +63,7 @@ def _checked(fn: Any) -> Any:
 
 
 def _relu(x: jax.Array, config: NormConfig) -> jax.Array:
-    return relu(x, config.platform).astype(config.dtype)
+    return relu(x).astype(config.dtype)
 
 
 # ---- norm and ReLU

@@ -24,14 +24,12 @@ class NormConfig(NamedTuple):
       epsilon: added to the variance.
       dtype: dtype of the result.
       axis_name: mesh axis over which statistics are averaged; None for statistics per device.
-      platform: see `mixedres.models.operations.relu`.
       pool_padding: see `mixedres.models.operations.pads`; for a norm before a pool.
     """
 
     epsilon: float
     dtype: Any
     axis_name: str | None = None
-    platform: str | None = None
     pool_padding: str = "pytorch"
 
 

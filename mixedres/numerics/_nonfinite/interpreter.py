@@ -94,10 +94,11 @@ class _Site(NamedTuple):
 
 
 class Recorder:
-    """Evaluates programs; `frames` are the frames of the last evaluation by path."""
+    """Evaluates programs for one platform; `frames` are the frames of the last evaluation by path."""
 
-    def __init__(self) -> None:
+    def __init__(self, platform: str) -> None:
         self.frames: dict[Path, Frame] = {}
+        self._platform = platform
 
     def program(self, jaxpr: Any, names: Sequence[str], arrays: Sequence[Any]) -> tuple[list[Value], Statistics]:
         """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
@@ -142,6 +143,8 @@ class Recorder:
         name = eqn.primitive.name
         if name in _INLINED:
             return self._body(jax_compat.body(eqn), tape, site, args)
+        if (branch := jax_compat.platform_branch(eqn, self._platform)) is not None:
+            return self._body(eqn.params["branches"][branch], tape, site, args[1:])
         if name == "scan" and eqn.params["length"]:
             return self._scan(tape, eqn, site, args)
         if name == "shard_map":

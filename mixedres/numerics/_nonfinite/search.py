@@ -44,7 +44,7 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
         return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
 
     jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-    recorder, tensors = Recorder(), list[Tensor | None]()
+    recorder, tensors = Recorder(_platform(arrays)), list[Tensor | None]()
 
     def measured(*arrays: Any) -> Statistics:
         results, numbers = recorder.program(jaxpr, [name for name, leaf in leaves if is_array(leaf)], arrays)
@@ -64,3 +64,9 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
 def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
     """The leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
     return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
+
+
+def _platform(arrays: Sequence[Any]) -> str:
+    """Returns the platform of the devices that hold the arrays, or the default one for arrays on the host."""
+    held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
+    return next(held, jax.default_backend())

@@ -18,7 +18,7 @@ import pytest
 
 from mixedres import main
 from mixedres.checkpoints import Checkpoints
-from mixedres.config import flags as command_flags
+from mixedres.config import parse_flags
 from mixedres.train import distributed, evaluation
 from mixedres.train import start as starting
 from mixedres.train.builder import build
@@ -151,7 +151,7 @@ def assert_same_run(one, other):
         assert a["top1"] == b["top1"]
     a, b = (evaluated(run) for run in (one, other))
     assert a["examples"] == 360 and all(a[key] == b[key] for key in ("top1", "top5", "examples"))
-    experiment = build(command_flags.parse(["mixedres", *RUN, "--config.num_devices=1"]).config)
+    experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     like = experiment.init_state()
     first, second = (Checkpoints(run / "checkpoints").restore_newest(like)[0] for run in (one, other))
     differ = 0.0
@@ -189,7 +189,7 @@ def test_two_processes_killed_stopped_and_started_again_equal_one(alone, tmp_pat
     assert_same_run(alone, tmp_path / "run")
 
     # What two processes saved, one restores, and the other way round.
-    parsed = command_flags.parse(["mixedres", *RUN, "--config.num_devices=4"]).config
+    parsed = parse_flags([*RUN, "--config.num_devices=4"]).config
     assert evaluation.evaluate(parsed, tmp_path / "run") == pytest.approx(evaluated(tmp_path / "run"), rel=1e-6)
     shutil.copytree(alone, tmp_path / "copy")
     done = together(tmp_path / "copy", "pass", "pass", extra=(("--mode=eval",), ("--mode=eval",)))
@@ -297,7 +297,7 @@ def test_run_compares_config_data_and_workdir_before_it_writes(tmp_path):
         def assert_equal(self, what, value):
             compared[what] = json.loads(json.dumps(value))
 
-    experiment = build(command_flags.parse(["mixedres", *RUN, "--config.num_devices=1"]).config)
+    experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     starting.assert_same(experiment, tmp_path / "run", Recorder())
     assert list(compared) == ["config", "data", "workdir"] and list(tmp_path.iterdir()) == []
     assert compared["config"]["steps"] == 20 and compared["data"]["eval_examples"] == 360
