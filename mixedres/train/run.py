@@ -38,6 +38,9 @@ from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
 def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE) -> Record:
     """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
 
+        config = mixedres.config.parse_flags(["--config=digits:fp16"]).config
+        print(fit(config, pathlib.Path("runs/digits").absolute())["eval"]["top1"])
+
     Args:
       config: the config of the run.
       directory: the workdir.
