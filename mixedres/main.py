@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _presets(text: str) -> list[str]:
     """Returns the names in the value of --presets."""
-    names = PRESETS if text == "all" else [name.strip() for name in text.split(",")]
+    names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
     return command_line.presets("--presets", names, also="all, or ")
 
 

@@ -49,7 +49,7 @@ def replay_step(given: Sequence[str]) -> None:
     for line in diagnosis.products_before(finding):
         console.show(f"  {line}")
     console.show(diagnosis.location(finding, len(experiment.devices)))
-    console.show(diagnosis.cause(finding, experiment.precision.name, state.loss_scale))
+    console.show(diagnosis.cause(finding, experiment.precision, state.loss_scale))
     if finding.nonfinite_results:
         console.show(f"not finite at the end of the step: {len(finding.nonfinite_results)} of loss and gradients")
 

@@ -30,15 +30,7 @@ exit status: 0; 1: it failed; 2: a mistake in the command, and no report was wri
 
 
 class Options(NamedTuple):
-    """Parsed options of the command.
-
-    Attributes:
-      config: config of the network, the data and the training.
-      workdir: the run whose weights are examined; None: fresh weights.
-      steps: numbers of training steps after which to examine, ascending.
-      compare: presets whose gradients are compared with those in float32.
-      out: file of the report.
-    """
+    """Parsed options of the command; `workdir` is None to examine fresh weights, and `steps` ascend."""
 
     config: ConfigDict
     workdir: pathlib.Path | None

@@ -131,7 +131,9 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     """
     if not all(row.is_finite for row in report.rows):
         return []
-    name = _preset(config.precision.name, report.dtype)
+    name, chosen = config.precision.name, precision.get(config.precision.name)
+    if jnp.dtype(chosen.policy.compute_dtype) != jnp.dtype(report.dtype):
+        name = precision.preset_of(report.dtype, chosen.implementation)
     flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
     if report.dtype == "bfloat16":
         flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
@@ -147,11 +149,3 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
         dynamic = ["--config.precision.loss_scale=dynamic"] * (config.precision.loss_scale not in (None, "dynamic"))
         lines.append(f"or: {' '.join([*flags, *dynamic, f'--config.loss_scale.initial={scale}'])}  (a dynamic one)")
     return lines
-
-
-def _preset(name: str, dtype: str) -> str:
-    """Returns the preset most like `name` that computes in `dtype`."""
-    if jnp.dtype(precision.get(name).policy.compute_dtype) == jnp.dtype(dtype):
-        return name
-    half = {"float16": "fp16", "bfloat16": "bf16"}[dtype]
-    return f"{half}_rewrite" if name.endswith("_rewrite") else half

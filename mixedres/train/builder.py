@@ -82,7 +82,7 @@ def build(config: ConfigDict) -> Experiment:
             f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
-    model = _network(config, source.num_classes, chosen, mesh.devices.flat[0])
+    model = _network(config, source.num_classes, chosen, mesh.devices.flat[0].device_kind)
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
     total_steps = config.steps or in_steps(config.epochs)
@@ -110,12 +110,12 @@ def build(config: ConfigDict) -> Experiment:
     return experiment
 
 
-def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, device: jax.Device) -> models.Network:
+def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, kind: str) -> models.Network:
     """Returns the network of the config: a ResNet, or one of `models.NETWORKS`, which take no options of ResNets."""
     make = models.NETWORKS.get(config.model.name)
     if make is None:
         options = config.model.to_dict()
-        fused = _is_fused(options.pop("fused"), config, chosen, device.device_kind)
+        fused = _is_fused(options.pop("fused"), config, chosen, kind)
         with errors("config.model"):
             return models.create(
                 **options,

@@ -52,8 +52,8 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
         # By default JAX leaves out programs that compile in less than a second, which are most of a start.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        # The path of XLA's own caches would become part of a program's key, so that a directory that was moved or is
-        # mounted elsewhere would be useless.
+        # With XLA's own caches, the key of a program contains the path of the cache. No program of a directory that was
+        # moved, or is mounted elsewhere, would be found.
         "jax_persistent_cache_enable_xla_caches": "none",
     }
     previous = {name: getattr(jax.config, name) for name in options}

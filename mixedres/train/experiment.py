@@ -29,16 +29,10 @@ class Experiment:
 
     Attributes:
       config: the config that names the parts.
-      precision: the precision preset.
-      source: the data.
-      model: the network, a Flax module.
-      mesh: the devices.
-      batch_size: images per step over all devices.
-      steps_per_epoch: whole batches in the training data.
-      total_steps: length of the run in steps.
-      eval_every: steps between two evaluations; 0: one at the end.
-      checkpoint_every: steps between two checkpoints; 0: one at the end.
-      warmup_steps: steps in which the learning rate grows from 0.
+      precision, source, model: the preset, the data and the network.
+      mesh: the devices; batch_size: images per step over all of them.
+      steps_per_epoch, total_steps, warmup_steps: numbers of steps.
+      eval_every, checkpoint_every: steps between two evaluations or checkpoints; 0: one at the end.
       learning_rate: function of the number of applied updates.
       tx: the loss-scaled optimizer.
     """

@@ -26,18 +26,7 @@ from mixedres.train.metrics.log import RunLog
 class Parts:
     """The parts of a run that stay the same from its first to its last step.
 
-    Attributes:
-      experiment: what the config names.
-      directory: the workdir.
-      group: the processes of the run.
-      claim: the claim of the workdir; None in a process that does not write.
-      saved: the checkpoints.
-      log: the log of metrics.
-      sampler: counts tensors at some of the steps.
-      profiler: traces some of the steps.
-      stop_signal: the request of a signal to stop.
-      train_step: the training step, compiled.
-      eval_step: the evaluation step, compiled.
+    `directory` is the workdir, `claim` is None in a process that does not write, and both steps are compiled.
     """
 
     experiment: Experiment

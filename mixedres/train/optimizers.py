@@ -99,22 +99,16 @@ def path_mask(pattern: str) -> MaskFn:
     return mask
 
 
-class Parts(NamedTuple):
-    """The transformations that all optimizers share.
-
-    Attributes:
-      descend: multiplies by minus the learning rate.
-      decay: adds ``weight_decay * w`` to the parameters that decay.
-      mask: marks the parameters that decay.
-    """
-
-    descend: optax.GradientTransformation
-    decay: optax.GradientTransformation
-    mask: MaskFn
-
-
 # The transformations of an optimizer, in order.
 Chain = tuple[optax.GradientTransformation, ...]
+
+
+class Parts(NamedTuple):
+    """The transformations that all optimizers share, and a function that marks the parameters that decay."""
+
+    descend: optax.GradientTransformation  # multiplies by minus the learning rate
+    decay: optax.GradientTransformation  # adds ``weight_decay * w`` to the parameters that decay
+    mask: MaskFn
 
 
 def _sgd(parts: Parts, *, momentum: float, nesterov: bool, rate_in_momentum: bool) -> Chain:
@@ -145,7 +139,7 @@ def _trace(momentum: float, nesterov: bool) -> optax.GradientTransformation:
 def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns `tx` on parameters of at most two axes: a kernel (height, width, in, out) is (height * width * in, out).
 
-    optax 0.2.5 has no `MuonDimensionNumbers`, which say the same.
+    `optax.contrib.MuonDimensionNumbers` would do the same, but optax 0.2.5 does not have them.
     """
 
     def flat(tree: PyTree) -> PyTree:
@@ -159,13 +153,8 @@ def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformati
 
 
 # {name: function that builds the optimizer}. The keyword-only arguments of the function are the options that the
-# optimizer takes: keys of the section `optimizer` of a config. `create` refuses all others.
-OPTIMIZERS: dict[str, Callable[..., Chain]] = {
-    "sgd": _sgd,
-    "lars": _lars,
-    "adamw": _adamw,
-    "muon": _muon,
-}
+# optimizer takes: keys of the section `optimizer` of a config. `create` refuses all other options.
+OPTIMIZERS: dict[str, Callable[..., Chain]] = {"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon}
 _TAKES = {name: inspect.getfullargspec(build).kwonlyargs for name, build in OPTIMIZERS.items()}
 _DEFAULTS = {key.path.removeprefix("optimizer."): key.default for key in KEYS if key.path.startswith("optimizer.")}
 
@@ -183,9 +172,9 @@ def create(
 
     Args:
       name: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio |w| / |g + decay * w| where the paper
-        has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101) or 'muon' (arXiv 2502.16982): a kernel moves by its
-        momentum with all singular values near 1, where the height, width and input channels of a convolution are the
-        rows of a matrix; adamw updates all parameters that are no kernels.
+        has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101) or 'muon' (arXiv 2502.16982). Muon moves a kernel by
+        its momentum with all singular values near 1; the rows of the matrix are height, width and input channels of a
+        convolution. Parameters with one axis are updated by adamw.
       learning_rate: function of the number of applied updates.
       weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw and muon
         decoupled: the update shrinks w by ``learning_rate * weight_decay``.

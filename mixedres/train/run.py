@@ -6,7 +6,6 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +37,9 @@ from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
 
 def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE) -> Record:
     """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
+
+        config = mixedres.config.parse_flags(["--config=digits:fp16"]).config
+        print(fit(config, pathlib.Path("runs/digits").absolute())["eval"]["top1"])
 
     Args:
       config: the config of the run.
@@ -71,9 +73,10 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
         if group.is_primary:
             ownership.begin(directory, experiment.resolved, experiment.data)
         tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
-        first_step, record = int(begun.state.step), begun.record or {}
-        compiled = _compile(experiment, begun.state)
-        console.say(f"compiled in {compiled.seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
+        first_step, record, started = int(begun.state.step), begun.record or {}, time.perf_counter()
+        train_step, eval_step, sampler = _compile(experiment, begun.state)
+        seconds = time.perf_counter() - started
+        console.say(f"compiled in {seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
         log = _open_log(experiment, directory, group, tracker, begun.state, record)
         parts = Parts(
             experiment=experiment,
@@ -82,11 +85,11 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
             claim=opened.claim,
             saved=saved,
             log=log,
-            sampler=compiled.sampler,
+            sampler=sampler,
             profiler=profiler.Profiler(window, directory, log, group),
             stop_signal=stop_signal,
-            train_step=compiled.train_step,
-            eval_step=compiled.eval_step,
+            train_step=train_step,
+            eval_step=eval_step,
         )
         loop = Loop(parts, begun.state, record.get("evaluated"), record.get("best"), record.get("pending_eval"))
         if group.count == 1:
@@ -94,7 +97,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
         with _closing(log, saved), _batches(parts, first_step) as batches, group.loop():
             result = loop.run(batches)
         _check_outcome(loop.state, result)
-        document = summary.summarize(loop, first_step, result, compiled.seconds, programs)
+        document = summary.summarize(loop, first_step, result, seconds, programs)
         if group.is_primary:
             _write_summary(directory / workdir.SUMMARY, document)
     best = document["eval"]
@@ -102,17 +105,8 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
     return document
 
 
-class _Compiled(NamedTuple):
-    """The steps of a run, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
-
-    train_step: CompiledStep
-    eval_step: CompiledStep
-    sampler: Sampler
-    seconds: float
-
-
-def _compile(experiment: Experiment, state: step.TrainState) -> _Compiled:
-    started = time.perf_counter()
+def _compile(experiment: Experiment, state: step.TrainState) -> tuple[CompiledStep, CompiledStep, Sampler]:
+    """Returns all steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
     train_step = steps.train_step(experiment).lower(state, steps.batch_shapes(experiment)).compile()
     environment.check_memory(
         train_step,
@@ -122,7 +116,7 @@ def _compile(experiment: Experiment, state: step.TrainState) -> _Compiled:
     eval_step = evaluation.compile_step(experiment, state)
     sampler = Sampler(experiment)
     sampler.compile(state)
-    return _Compiled(train_step, eval_step, sampler, time.perf_counter() - started)
+    return train_step, eval_step, sampler
 
 
 def _open_log(

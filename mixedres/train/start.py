@@ -14,7 +14,7 @@ import numpy as np
 
 from mixedres import __version__, checkpoints, models
 from mixedres._internal import console, jax_compat
-from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, errors
+from mixedres._internal.errors import ConfigError, OtherModelError, errors
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Checkpoints, Claim, WeightsFile, ownership, workdir
@@ -25,7 +25,7 @@ from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
-# Seconds until all hosts see a file that one of them wrote; NFS may cache for a minute that it does not exist.
+# Seconds until all hosts see a new file; NFS may cache for a minute that the file does not exist.
 SHARED_WITHIN = 90.0
 
 
@@ -61,9 +61,9 @@ class Start:
     """A state to start from.
 
     Attributes:
-      state: on the devices.
+      state: the state, on the devices.
       record: the record of the checkpoint beside the state; None without a checkpoint.
-      initial: the weights of `config.init_from`; None for a checkpoint and for random weights.
+      initial: the weights of ``config.init_from``; None for a checkpoint and for random weights.
     """
 
     state: TrainState
@@ -83,9 +83,8 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
     wide = f", {experiment.precision.keep_float32} in float32" if experiment.precision.keep_float32 else ""
     fused = ", fused norms" if experiment.is_fused else ""
     version = f" v{experiment.model.version}" if isinstance(experiment.model, models.ResNet) else ""
-    devices = f"{len(experiment.devices)} {experiment.devices[0].device_kind} device" + "s" * (
-        len(experiment.devices) > 1
-    )
+    count = len(experiment.devices)
+    devices = f"{count} {experiment.devices[0].device_kind} device{'s' * (count > 1)}"
     console.say(
         f"mixedres {__version__}: {config.model.name}{version} on {config.data.name} "
         f"({source.train_examples:,} training, {source.eval_examples:,} test images)",
@@ -233,13 +232,11 @@ def restore_newest(
     try:
         state, record, damaged = saved.restore_newest(like)
     except OSError as error:
-        raise ConfigError(
-            f"{error}; nothing was changed. Put back a copy of one, or start over with --clean"
-        ) from error
+        todo = "Put back a copy of one, or start over with --clean"
+        raise ConfigError(f"{error}; nothing was changed. {todo}") from error
     except OtherModelError as error:
-        raise ConfigError(
-            f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
-        ) from error
+        todo = "Put back the right ones, or name another --workdir"
+        raise ConfigError(f"{error}; nothing was changed. {todo}") from error
     if int(state.step) > experiment.total_steps:
         raise ConfigError(
             f"the newest checkpoint is of step {int(state.step)}, beyond the {experiment.total_steps} of this config"
@@ -264,9 +261,7 @@ def _print_changes(experiment: Experiment, record: Record) -> None:
             f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
         )
     if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
-        console.say(
-            f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps"
-        )
+        console.say(f"note: the run is longer now; its learning rate follows {experiment.total_steps:,} steps")
 
 
 def load_weights(given: str, like: Variables, model: models.Network, spec: InputSpec | None = None) -> InitialWeights:
@@ -281,21 +276,13 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     Raises:
       ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
     """
-    path = pathlib.Path(os.path.expanduser(given))
-    try:
-        with errors("config.init_from"):
-            file = checkpoints.read(path)
-            found = checkpoints.architecture(file.tensors, file.layout)
-            if isinstance(model, models.ResNet):
-                _check_options(given, file, found, model)
-            variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
-    except ConfigError as error:
-        if not isinstance(error.__cause__, MismatchError):
-            raise
-        raise ConfigError(
-            f"config.init_from={given} is {checkpoints.describe(file)}, not the network of this config: "
-            f"{error.__cause__}"
-        ) from None
+    with errors("config.init_from"):
+        file = checkpoints.read(pathlib.Path(os.path.expanduser(given)))
+    found = checkpoints.architecture(file.tensors, file.layout)
+    if isinstance(model, models.ResNet):
+        _check_options(given, file, found, model)
+    with errors(f"config.init_from={given} is {checkpoints.describe(file)}, not the network of this config"):
+        variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
     note = f"weights: {file.path} ({checkpoints.describe(file)})" + (f"; {file.note}" if file.note else "")
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"

@@ -43,7 +43,6 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     )
     for found in (state.variables, state.ema):
         assert step_cases.bits(layouts.to_tensors(found, "mixedres")) == step_cases.bits(tensors(backbone))
-    # A run has the name of its network; of tensors alone this network, which has no block, has none.
     name = "cifar_resnet8" if through == "workdir" else "a network without a name"
     assert f"weights: {source} ({name} of 10 classes" in capsys.readouterr().out
 
@@ -173,7 +172,7 @@ def test_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
     alone = ["--config.trainable=^/head/", "--config.batch_norm.frozen", f"--config.init_from={first}"]
     second = tmp_path / "other"
     assert main.main(["mixedres", config, *short, *alone, f"--workdir={second}"]) == 0
-    assert f"weights: {first} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
+    assert f"weights: {first} (a network without a name of 10 classes" in capsys.readouterr().out
     check_head_alone_changed(tensors(first), tensors(second))
     losses = [workdir.read_summary(path)["eval"]["loss"] for path in (first, second)]
     assert losses[1] < losses[0]

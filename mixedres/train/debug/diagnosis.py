@@ -36,8 +36,8 @@ def products_before(finding: Finding, count: int = 5) -> list[str]:
     return [f"{row}: {row.largest:.4g}" for row in rows[-count:]]
 
 
-def cause(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
-    """Returns the likely cause and what to try, without a full stop, for a step in `preset` at `loss_scale`."""
+def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
+    """Returns the likely cause and what to try, without a full stop, for a step in this precision at `loss_scale`."""
     origin = finding.origin
     if origin is None:
         return (
@@ -52,10 +52,10 @@ def cause(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str
     if half and origin.array.direction == "forward":
         return (
             f"The forward pass outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
-            f"changes that; {_wider(preset)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(chosen)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
         )
     if half:
-        return _cause_in_gradient(origin, preset, loss_scale)
+        return _cause_in_gradient(origin, chosen, loss_scale)
     return f"Numbers beyond {_limit(origin):.2g} mean that training diverged, not that {origin.array.dtype} is too " + (
         f"narrow; {_SMALLER_STEPS}"
     )
@@ -70,24 +70,23 @@ def _cause_in_argument(row: ArrayRecord) -> str:
     return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
 
 
-def _cause_in_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -> str:
+def _cause_in_gradient(origin: Origin, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
     scale = float(loss_scale.loss_scale)
     text = f"A gradient outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, at loss scale {scale:g}; "
     if isinstance(loss_scale, precision.NoOpLossScale):
-        return text + f"{_wider(preset)}, or {_SMALLER_STEPS}"
+        return text + f"{_wider(chosen)}, or {_SMALLER_STEPS}"
     if isinstance(loss_scale, precision.StaticLossScale):
         return text + "lower config.precision.loss_scale or set it to 'dynamic'"
     if bool(loss_scale.at_minimum):
-        return text + f"the scale is at its minimum: lower config.loss_scale.min, or {_wider(preset)}"
+        return text + f"the scale is at its minimum: lower config.loss_scale.min, or {_wider(chosen)}"
     return text + (
         "the scale halves at every skipped step: lower config.loss_scale.initial, or raise "
         "config.max_consecutive_skips until the scale is low enough"
     )
 
 
-def _wider(preset: str) -> str:
-    wider = preset.replace("fp16_static", "bf16").replace("fp16", "bf16")
-    return f"set config.precision.name={wider}" if wider in precision.PRESETS else "set config.precision.name=bf16"
+def _wider(chosen: precision.Precision) -> str:
+    return f"set config.precision.name={chosen.wider or 'bf16'}"
 
 
 def _keep_layer(row: ArrayRecord) -> str:

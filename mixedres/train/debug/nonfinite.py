@@ -75,7 +75,7 @@ def _explain(experiment: Experiment, state: TrainState, batch: Batch) -> str:
         return "it was not examined (only a run with a single process examines steps)"
     try:
         finding = examine_step(experiment, state, batch)
-        cause = diagnosis.cause(finding, experiment.precision.name, state.loss_scale)
+        cause = diagnosis.cause(finding, experiment.precision, state.loss_scale)
         return f"{diagnosis.location(finding, len(experiment.devices))}. {cause}"
     except Exception as error:  # such as too little memory; saving the step matters more
         return f"it was not examined ({one_line(error)})"

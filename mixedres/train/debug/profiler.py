@@ -44,7 +44,7 @@ class Profiler:
     """
 
     def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
-        """Takes the parts.
+        """Prepares the trace; `step` starts it.
 
         Args:
           window: numbers of the steps to trace; empty: no trace.

@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -32,15 +31,9 @@ LATE = re.compile(r"DEADLINE_EXCEEDED(?:.*task names:\s*(\d+))?", re.DOTALL)
 
 
 class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
-    """A run with one process, with the interface of `ProcessGroup`.
+    """A run with one process, with the interface of `ProcessGroup`."""
 
-    Attributes:
-      index: number of this process, from 0.
-      count: number of processes.
-    """
-
-    index = 0
-    count = 1
+    index, count = 0, 1  # number of this process, from 0, and number of processes
 
     @property
     def is_primary(self) -> bool:
@@ -77,9 +70,7 @@ class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
 
     def _note(self, **changes: float) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
 
 
 class ProcessGroup(SingleProcess):
@@ -145,9 +136,7 @@ class ProcessGroup(SingleProcess):
                 self._client.wait_at_barrier("stop", FOREVER_MS)
                 self._last_step = max(read_keys(self._client, "stop").values()) + 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError)):  # in all processes
             try:
                 self.barrier("end")

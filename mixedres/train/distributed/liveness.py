@@ -39,7 +39,7 @@ class LivenessMonitor:
     """Heartbeats of all processes, which `threads` exchange and judge; the caller starts and joins the threads."""
 
     def __init__(self, client: Any, index: int, count: int, timeout: float, end: Callable[[str, int], None]):
-        """Takes the parts.
+        """Makes the threads.
 
         Args:
           client: JAX's key-value store.

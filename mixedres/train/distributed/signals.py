@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 from mixedres._internal import process
 
@@ -29,7 +29,7 @@ class StopSignal:
         self._undo = process.take_signals(self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -38,12 +38,7 @@ class MetricWriter:
     """
 
     def __init__(
-        self,
-        jsonl: pathlib.Path,
-        first_step: int,
-        *,
-        evaluated: bool = True,
-        tracker: WandbWriter | None = None,
+        self, jsonl: pathlib.Path, first_step: int, *, evaluated: bool = True, tracker: WandbWriter | None = None
     ):
         """Opens the files, and removes the lines of `jsonl` that the run writes again.
 
@@ -148,10 +143,15 @@ class _Lines:
         self._opened.close()
 
 
+# tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
+_SCHEME = "mixedres"
+
+
 class _Curves:
     """TensorBoard events through tensorboardX, which writes them in a thread of its own."""
 
     def __init__(self, directory: pathlib.Path, first_step: int):
+        register_writer_factory(_SCHEME, _LosableFile)
         self._writer = SummaryWriter(
             f"{_SCHEME}:{directory.absolute()}",
             purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
@@ -215,11 +215,6 @@ class _LosableFile:
     @staticmethod
     def directory_check(path: str) -> None:
         """Accepts every path, because the directory of a run exists."""
-
-
-# tensorboardX opens paths 'mixedres:PATH' as `_LosableFile`; the entry in its table changes no other path.
-_SCHEME = "mixedres"
-register_writer_factory(_SCHEME, _LosableFile)
 
 
 def _is_current(line: str, last: Mapping[str, int]) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import main, replay, train
+from mixedres import main, precision, replay, train
 from mixedres._internal.errors import ConfigError, NonFiniteError
 from mixedres.train import start, steps
 from mixedres.train.builder import build
@@ -97,7 +97,7 @@ def test_gradient_overflow_names_the_layer(fused):
     layer = "block_layer1_1" if fused == "true" else "block_layer1_1/norm2"  # norm and sum, when they are fused
     assert (row.path, row.direction, row.dtype) == (f"ResNet/{layer}", "backward", np.float16)
     assert finding.origin.inputs[0].largest > 65504
-    assert "config.loss_scale.min" in diagnosis.cause(finding, "fp16", state.loss_scale)
+    assert "config.loss_scale.min" in diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
     build(run_cases.tiny("fp16", model__fused=fused, precision__keep_float32=f"^/{layer}$"))  # as is advised elsewhere
 
 
@@ -108,7 +108,7 @@ def test_too_large_loss_scale_overflows_at_the_cast():
     origin = finding.origin
     assert (origin.array.path, origin.array.direction) == ("ResNet", "backward")
     assert origin.array.dtype == np.float16 and origin.inputs[0].largest > 2**35
-    assert "config.loss_scale.initial" in diagnosis.cause(finding, "fp16", state.loss_scale)
+    assert "config.loss_scale.initial" in diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
 
 
 def test_infinite_pixel_is_the_fault_of_the_batch():
@@ -118,7 +118,7 @@ def test_infinite_pixel_is_the_fault_of_the_batch():
     state, finding = halt(at_minimum(first), data)
     assert finding.origin.is_argument and finding.origin.array.path == "batch/image"
     assert finding.origin.devices == (3,)
-    assert "batch.npz" in diagnosis.cause(finding, "fp16", state.loss_scale)
+    assert "batch.npz" in diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
 
 
 def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
