@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Aval, Jaxpr
 from mixedres.amp._custom_vjp import differentiated, is_inexact, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep
@@ -25,7 +26,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
 
-    def jaxpr(self, jaxpr: Any, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
+    def jaxpr(self, jaxpr: Jaxpr, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
         """Adds a body with the arguments `args` and returns its results."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
@@ -79,7 +80,7 @@ class _Builder:
         self.nodes.append(node)
         return node
 
-    def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Any) -> Node:
+    def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Aval) -> Node:
         return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
 
     def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
@@ -129,7 +130,7 @@ class _Builder:
         has_products = "allow" in categories
         if (has_products or is_vjp) and not self.keep.reason(scope):
 
-            def graph(jaxpr: Any, label: str) -> Graph:
+            def graph(jaxpr: Jaxpr, label: str) -> Graph:
                 inside = scope.inside(_name(body) + label)
                 return build(jaxpr, self.lists, self.dtype, self.color, self.keep, inside, self.platform)
 
@@ -152,7 +153,7 @@ class _Builder:
 
 
 def build(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     lists: Lists,
     dtype: np.dtype,
     color: Callable[[Graph], None],
@@ -195,7 +196,7 @@ def _backward(eqn: Equation, lists: Lists) -> Any:
     return jaxpr if any(products) else None
 
 
-def _name(jaxpr: Any) -> str:
+def _name(jaxpr: Jaxpr) -> str:
     """Returns the name of the function of a custom derivative rule, 'custom rule' if the name is unknown."""
     eqns = jax_compat.opened(jaxpr)[0].eqns
     names = [eqn.params["name"] for eqn in eqns if "name" in eqn.params and eqn.primitive.name in ("jit", "pjit")]
@@ -203,7 +204,7 @@ def _name(jaxpr: Any) -> str:
     return names[0] if len(eqns) == 1 and names else getattr(info, "func_name", None) or "custom rule"
 
 
-def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype, platform: str | None) -> Iterator[tuple[str, bool]]:
+def _categories(jaxpr: Jaxpr, lists: Lists, dtype: np.dtype, platform: str | None) -> Iterator[tuple[str, bool]]:
     """Yields (category, whether all its ops are sums) for the categories of all float32 equations in a body."""
     found: dict[str, bool] = {}
     for eqn in jax_compat.opened(jaxpr)[0].eqns:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
+from mixedres._internal.types import Atom
 from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
 from mixedres.amp._patterns import PATTERNS, activations, rounding_commutes, saved_in_half
 from mixedres.amp._rules import BROADCASTING, COPIES
@@ -301,7 +302,7 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
     additions: set[Node] = set()
     running: set[Node] = set()
 
-    def runs(atom: Any, value: Value, shape: tuple[int, ...]) -> bool:
+    def runs(atom: Atom, value: Value, shape: tuple[int, ...]) -> bool:
         if isinstance(atom, Literal) or not value.is_f32 or atom.aval.shape != shape:
             return False
         if value.constant is not None and value.constant.size == 1:

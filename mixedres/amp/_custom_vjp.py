@@ -9,6 +9,7 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array, PyTree
 
 
 def variable(eqn: Equation) -> list[bool]:
@@ -26,26 +27,26 @@ def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[...,
     the operands for which `varies` is true.
     """
 
-    def forward(*operands: Any) -> Any:
-        def call(*varying: Any) -> list[Any]:
+    def forward(*operands: Array) -> Any:
+        def call(*varying: Array) -> list[Any]:
             own = iter(varying)
             return jax_compat.bind(eqn, *(next(own) if v else x for v, x in zip(varies, operands, strict=True)))
 
         results, pullback = jax.vjp(call, *(x for v, x in zip(varies, operands, strict=True) if v))
         return tuple(results), pullback
 
-    def backward(pullback: Any, cotangents: Sequence[Any]) -> Any:
+    def backward(pullback: PyTree, cotangents: Sequence[Array]) -> Any:
         own = iter(cotangents)
         return pullback([next(own) if is_inexact(var.aval) else float0(var.aval) for var in eqn.outvars])
 
     return forward, backward
 
 
-def is_inexact(array: Any) -> bool:
+def is_inexact(array: Array) -> bool:
     """Returns whether an array, or its aval, has floating-point or complex numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
-def float0(array: Any) -> np.ndarray:
+def float0(array: Array) -> np.ndarray:
     """Returns the tangent of an array of integers, which has no bytes."""
     return np.zeros(array.shape, jax.dtypes.float0)

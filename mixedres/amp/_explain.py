@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.amp import _report_html
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
@@ -122,8 +123,8 @@ class Report:
 
 
 def explain(
-    fn: Callable[..., Any],
-    dtype: Any = jnp.float16,
+    fn: Function,
+    dtype: DType = jnp.float16,
     lists: ListsLike = None,
     *,
     level: str = "default",
@@ -135,7 +136,7 @@ def explain(
     """
     settings = checked(fn, dtype, lists, level, keep_float32)
 
-    def explained(*args: Any, **kwargs: Any) -> Report:
+    def explained(*args: PyTree, **kwargs: Any) -> Report:
         program = traced(fn, settings, Call(args, kwargs))
         jaxpr = jax.make_jaxpr(lambda *arrays: program.run(settings, arrays))(*program.arrays)
         down, up = casts(jaxpr, settings.dtype)
@@ -148,7 +149,7 @@ def explain(
     return explained
 
 
-def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
+def casts(jaxpr: Jaxpr, dtype: DType) -> tuple[int, int]:
     """Numbers of conversions (float32 to `dtype`, back) in a jaxpr and all its bodies, on accelerators."""
     down = up = 0
     for eqn in jax_compat.equations(jaxpr):
@@ -179,7 +180,7 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs, platform)
 
 
-def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
+def _dtype(value: Array, dtype: np.dtype, half: bool) -> Any:
     return dtype if half and value.is_f32 else getattr(value.aval, "dtype", None)
 
 

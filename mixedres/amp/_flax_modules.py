@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from mixedres._internal.types import Array, PyTree
+
 
 class Call:
     """Arguments of a call as leaves; an nnx module is replaced by its state, as in `nnx.jit`.
@@ -21,7 +23,7 @@ class Call:
       leaves: arrays, and the other leaves of the arguments and of the states of their modules.
     """
 
-    def __init__(self, args: Any, kwargs: Any) -> None:
+    def __init__(self, args: PyTree, kwargs: Any) -> None:
         self._nnx: Any = sys.modules.get("flax.nnx")
         places, self._tree = jax.tree.flatten((args, kwargs), is_leaf=self._is_module)
         self._is_place = [not self._is_module(place) for place in places]
@@ -34,7 +36,7 @@ class Call:
         self.leaves, self._structure = jax.tree.flatten((others, state))
         self._changed: list[tuple[Any, Any]] = []
 
-    def _is_module(self, value: Any) -> bool:
+    def _is_module(self, value: Array) -> bool:
         return self._nnx is not None and isinstance(value, self._nnx.Pytree | self._nnx.Variable)
 
     def apply(self, fn: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -81,7 +83,7 @@ class Call:
                 arrays += leaves
         return arrays
 
-    def update(self, arrays: Sequence[Any]) -> None:
+    def update(self, arrays: Sequence[Array]) -> None:
         """Writes changes that `apply` returned, as computed arrays, into the modules of the caller."""
         if self._changed:
             remaining = iter(arrays)

@@ -18,6 +18,7 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array
 from mixedres.amp._rules import Lists
 
 
@@ -62,7 +63,7 @@ SMALL = 16
 _KEEP = ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast")
 
 
-def known(const: Any) -> np.ndarray | None:
+def known(const: Array) -> np.ndarray | None:
     """Returns the value of a literal, of a constant on the host or of one element on a device; else None."""
     if isinstance(const, jax.core.Tracer) or (not hasattr(const, "dtype") and not np.isscalar(const)):
         return None

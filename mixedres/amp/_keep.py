@@ -3,10 +3,10 @@
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import nearest
+from mixedres._internal.types import Jaxpr
 from mixedres.amp._graph import Graph, Scope
 
 
@@ -32,7 +32,7 @@ class Keep:
         except re.error as error:
             raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
-    def reason(self, scope: Scope, body: Any = None) -> str:
+    def reason(self, scope: Scope, body: Jaxpr = None) -> str:
         """Returns the reason why an operation at `scope`, or in its `body`, stays in float32; '' if it need not."""
         if not self.pattern:
             return ""

@@ -22,6 +22,7 @@ from jax.extend.core import Primitive, primitives
 
 from mixedres._internal import jax_compat
 from mixedres._internal.names import LEVELS
+from mixedres._internal.types import DType
 
 CATEGORIES = ("allow", "infer", "deny", "clear")
 
@@ -166,12 +167,12 @@ class Lists:
         raise ValueError(f"level {level!r} is unknown; use one of {', '.join(LEVELS)}")
 
     @classmethod
-    def default(cls, dtype: Any) -> Lists:
+    def default(cls, dtype: DType) -> Lists:
         """Returns the default lists for a half dtype. bfloat16 has the range of float32, so powers may be half."""
         return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 
     @classmethod
-    def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: Any) -> Lists:
+    def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: DType) -> Lists:
         """Converts None (the default lists), changes of the default lists, or lists to lists.
 
         Raises:

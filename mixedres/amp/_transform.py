@@ -13,6 +13,7 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.names import PRESETS
+from mixedres._internal.types import Array, DType, Equation, Function, PyTree
 from mixedres.amp._builder import build
 from mixedres.amp._coloring import color
 from mixedres.amp._evaluation.program import run
@@ -32,8 +33,8 @@ class PrecisionWarning(UserWarning):
 
 
 def autocast(
-    fn: Callable[..., Any],
-    dtype: Any = jnp.float16,
+    fn: Function,
+    dtype: DType = jnp.float16,
     lists: ListsLike = None,
     *,
     level: str = "default",
@@ -79,7 +80,7 @@ class Settings:
     keep: Keep
 
 
-def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
+def checked(fn: Function, dtype: DType, lists: ListsLike, level: str, keep_float32: str) -> Settings:
     """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
@@ -87,7 +88,7 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, ke
     return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
 
 
-def half_dtype(dtype: Any) -> np.dtype:
+def half_dtype(dtype: DType) -> np.dtype:
     """Returns the half dtype that an argument of `autocast` names, such as "fp16" or jnp.float16.
 
     Raises:
@@ -120,7 +121,7 @@ class Program:
     arrays: Sequence[Any]
     structure: Any
 
-    def run(self, settings: Settings, arrays: Sequence[Any]) -> list[Any]:
+    def run(self, settings: Settings, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates the graph of the platform for which the call is compiled."""
 
         def on(graph: Graph) -> Callable[..., list[Any]]:
@@ -135,7 +136,7 @@ class Program:
 
 
 def rewrite(
-    fn: Callable[..., Any], settings: Settings, scope: Scope | None = None, platform: str | None = None
+    fn: Function, settings: Settings, scope: Scope | None = None, platform: str | None = None
 ) -> Callable[..., Any]:
     """Returns `fn` rewritten with checked settings.
 
@@ -147,7 +148,7 @@ def rewrite(
     """
 
     @functools.wraps(fn, updated=())
-    def rewritten(*args: Any, **kwargs: Any) -> Any:
+    def rewritten(*args: PyTree, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
         program = traced(fn, settings, call, scope, platform)
         if not any(graph.has_half(()) for graph in (program.graph, *program.others.values())):
@@ -161,7 +162,7 @@ def rewrite(
 
 
 def traced(
-    fn: Callable[..., Any],
+    fn: Function,
     settings: Settings,
     call: Call,
     scope: Scope | None = None,
@@ -173,7 +174,7 @@ def traced(
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
     structure = None
 
-    def flat(*arrays: Any) -> list[Any]:
+    def flat(*arrays: Array) -> list[Any]:
         nonlocal structure
         remaining = iter(arrays)
         full = [next(remaining) if dynamic else leaf for leaf, dynamic in zip(leaves, is_array, strict=True)]
@@ -200,7 +201,7 @@ def traced(
     return Program(graph, others, arrays, structure)
 
 
-def _check_arrays(fn: Callable[..., Any], results: Any) -> None:
+def _check_arrays(fn: Function, results: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
             name = getattr(fn, "__name__", repr(fn))
@@ -234,7 +235,7 @@ def _warn_of_loops(graph: Graph) -> None:
             warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
 
 
-def unsteady(eqn: Any, dtype: np.dtype) -> str:
+def unsteady(eqn: Equation, dtype: np.dtype) -> str:
     """Returns the warning about a loop of `Graph.unsteady_loops`."""
     return (
         f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "

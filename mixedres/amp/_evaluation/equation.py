@@ -18,6 +18,7 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
 from mixedres.amp._evaluation.half_derivatives import saving_half, solved_product, wide_product
 from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32
@@ -51,7 +52,7 @@ class Kind:
     lists: Lists
     same: tuple[Any, ...] | None = None
 
-    def evaluate(self, arrays: Sequence[Any]) -> list[Any]:
+    def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
         """Evaluates the equation.
 
         Args:
@@ -91,7 +92,7 @@ def kinds(graph: Graph) -> dict[Node, Kind]:
     }
 
 
-def call(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
+def call(kind: Kind, arrays: Sequence[Array]) -> list[Any]:
     """Evaluates an equation of a kind, by the jitted function of the kind if its equations share one."""
     if kind.same is None:
         return kind.evaluate(arrays)
@@ -103,7 +104,7 @@ def call(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
 def _shared(kind: Kind) -> Callable[..., list[Any]]:
     """Returns `kind.evaluate` as a jitted function of the operands that are no literals."""
 
-    def function(*operands: Any) -> list[Any]:
+    def function(*operands: Array) -> list[Any]:
         arrays = list(operands)
         for index, value in _literals(kind).items():
             arrays.insert(index, value)
@@ -134,13 +135,13 @@ def _same(node: Node) -> tuple[Any, ...] | None:
     return same
 
 
-def _each(eqn: Equation, arrays: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
+def _each(eqn: Equation, arrays: Sequence[Array], function: Callable[[Any], Any]) -> list[Any]:
     """Returns the arrays, with `function` applied to the arrays of float32 operands."""
     pairs = zip(eqn.invars, arrays, strict=True)
     return [function(array) if is_f32(atom.aval) else array for atom, array in pairs]
 
 
-def _operand(eqn: Equation, array: Any, half: np.dtype) -> Any:
+def _operand(eqn: Equation, array: Array, half: np.dtype) -> Any:
     """Returns an operand in half. Broadcasting is done in float32, because the gradient of a broadcast is a sum."""
     shape = eqn.outvars[0].aval.shape
     broadcast = eqn.primitive.name in BROADCASTING and not (isinstance(array, np.ndarray) or np.isscalar(array))

@@ -6,7 +6,7 @@ the readers are summed in float32. With one shared cast the gradients would be s
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,13 +14,14 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array, Function, Jaxpr
 from mixedres.amp._evaluation import control_flow, custom_derivatives
 from mixedres.amp._evaluation.equation import call, kinds
 from mixedres.amp._evaluation.values import Cell, as_float32, cast, cells, is_f32
 from mixedres.amp._graph import Graph, Path
 
 
-def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
     """Evaluates the program of `graph` on `args` and returns its results in the dtypes of the original program.
 
     Args:
@@ -36,11 +37,11 @@ def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[
 class Evaluator:
     """Evaluator of the bodies of a graph; float32 values are cells."""
 
-    def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
+    def __init__(self, graph: Graph, rewrite: Function) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
         self.kinds = kinds(graph)
 
-    def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
+    def body(self, jaxpr: Jaxpr, path: Path, args: Sequence[Array]) -> list[Any]:
         """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
@@ -51,7 +52,7 @@ class Evaluator:
             lambda atom: Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val,
         )
 
-    def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
+    def equation(self, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
         """Evaluates the equation at `path`: a node as it is colored, a call by its bodies."""
         node = self.graph.by_path.get(path)
         branch = jax_compat.platform_branch(eqn, self.graph.platform)
@@ -77,7 +78,7 @@ class Evaluator:
                 cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
         return found
 
-    def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
+    def convert(self, eqn: Equation, arg: Array, *, half: bool) -> Any:
         """Evaluates a conversion of the original program so that the computed value is rounded only once."""
         target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
         if isinstance(arg, Cell) and target == self.dtype:
@@ -91,7 +92,7 @@ class Evaluator:
         return Cell(result, None if isinstance(arg, Cell) else arg)
 
 
-def _given(arg: Any, dtype: np.dtype) -> Any:
+def _given(arg: Array, dtype: np.dtype) -> Any:
     """Returns the array of an operand of a half node."""
     if isinstance(arg, Cell):
         return arg.half(dtype) if arg.shared or arg.exact is not None else arg.array

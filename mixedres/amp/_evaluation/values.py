@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Aval, DType
 
 
 class Cell:
@@ -23,7 +24,7 @@ class Cell:
 
     __slots__ = ("_f32", "_half", "array", "exact", "shared")
 
-    def __init__(self, array: Any, exact: Any = None, *, shared: bool = False) -> None:
+    def __init__(self, array: Array, exact: Any = None, *, shared: bool = False) -> None:
         self.array, self.exact, self.shared = array, exact, shared
         self._f32 = self._half = None
 
@@ -48,7 +49,7 @@ class Cell:
         return _cast_again(self.array, self._half)
 
 
-def cast(array: Any, dtype: Any) -> Any:
+def cast(array: Array, dtype: DType) -> Any:
     """Returns `array` cast to `dtype`; numpy arrays and scalars are converted on the host."""
     if isinstance(array, np.ndarray | np.generic) or np.isscalar(array):
         with np.errstate(over="ignore"):
@@ -57,12 +58,12 @@ def cast(array: Any, dtype: Any) -> Any:
 
 
 @jax.custom_jvp
-def _second_cast(array: Any, half: Any) -> Any:
+def _second_cast(array: Array, half: DType) -> Any:
     """Returns `half`, with the derivative of a cast from `array` to `half`."""
     return half
 
 
-def _second_cast_jvp(primals: Any, tangents: Any) -> Any:
+def _second_cast_jvp(primals: Array, tangents: Array) -> Any:
     return primals[1], cast(tangents[0], primals[1].dtype)
 
 
@@ -70,7 +71,7 @@ _second_cast.defjvp(_second_cast_jvp)
 _cast_again = jax.jit(_second_cast, inline=jax_compat.INLINE)
 
 
-def as_dtype(array: Any, dtype: Any) -> Any:
+def as_dtype(array: Array, dtype: DType) -> Any:
     """Returns `array` in `dtype`, cast only if it has another dtype."""
     return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
 
@@ -81,17 +82,17 @@ def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
     return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
 
 
-def is_f32(aval: Any) -> bool:
+def is_f32(aval: Aval) -> bool:
     """Returns whether `aval` is float32, so that the rewrite may change the dtype."""
     return bool(getattr(aval, "dtype", None) == jnp.float32)
 
 
-def as_float32(value: Any) -> Any:
+def as_float32(value: Array) -> Any:
     """Returns the array of a value in the dtype of the original program."""
     return value.f32() if isinstance(value, Cell) else value
 
 
-def as_computed(value: Any) -> Any:
+def as_computed(value: Array) -> Any:
     """Returns the array of a value in the dtype in which it was computed."""
     return value.array if isinstance(value, Cell) else value
 
