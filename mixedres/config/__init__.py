@@ -1,4 +1,4 @@
-"""The configuration of a run: its keys, presets and overrides. Importing this imports no JAX."""
+"""Configuration of a run: keys, presets, overrides and flags. Importing this package does not import JAX."""
 
 from typing import TYPE_CHECKING
 

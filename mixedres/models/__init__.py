@@ -1,4 +1,4 @@
-"""ResNets as Flax modules that take jmp policies."""
+"""ResNets as Flax modules that take jmp policies, and the interface of other networks."""
 
 from mixedres.models import kernel_layout
 from mixedres.models.factory import (

@@ -1,4 +1,4 @@
-"""Models by name."""
+"""Networks by name: ResNets, and other networks that a program adds."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _IMAGENET_SIZES = {
 }
 _IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
 _CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
-# Options of a network that its weights do not show, with their values; the first is the default.
+# Options of a network that its weights do not reveal: {name: values, the default first}.
 OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
@@ -70,13 +70,13 @@ NETWORKS: dict[str, Callable[..., Network]] = {}
 
 Initializer: TypeAlias = Callable[..., jax.Array]
 INITIALIZERS: dict[str, Initializer] = {
-    # The v1.5 reference and most ResNets since.
+    # TensorFlow's v1.5, and most ResNets since.
     "he_normal": nn.initializers.he_normal(),
     # Torchvision's ResNets, and the backward case of the original paper.
     "he_normal_fan_out": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-    # Variance 1/fan_in: the reference's v1 and v2 (TensorFlow's variance_scaling_initializer()).
+    # Variance 1/fan_in: TensorFlow's v1 and v2 (variance_scaling_initializer()).
     "lecun_normal": nn.initializers.lecun_normal(),
-    # The reference's head.
+    # The head of TensorFlow's official ResNet.
     "normal_0.01": nn.initializers.normal(0.01),
     "glorot_uniform": nn.initializers.glorot_uniform(),
 }
@@ -160,12 +160,12 @@ def check_options(options: Mapping[str, str]) -> None:
 
 
 def default_version(name: str) -> str:
-    """The version of a network that is named without one."""
+    """Returns the version of a network whose config names none."""
     return "1" if name.startswith("cifar_") else "1.5"
 
 
 def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
-    """The name of the network with these blocks, or None."""
+    """Returns the name of the ResNet with these blocks, or None."""
     for size, network in _IMAGENET_SIZES.items():
         if network == (bottleneck, stage_sizes):
             return f"resnet{size}"
@@ -175,7 +175,7 @@ def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
 
 
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
-    """(whether it has bottlenecks, blocks per stage, version, whether it has the stem for small images) of a name."""
+    """Returns whether blocks are bottlenecks, blocks per stage, version, and whether images are small."""
     match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
     if match is None:
         raise ValueError(f"model {name!r} is unknown; use one of {', '.join((*NAMES, *NETWORKS))}")

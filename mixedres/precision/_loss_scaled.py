@@ -1,4 +1,4 @@
-"""An optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and that optimizer in one call."""
+"""Optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and the optimizer in one call."""
 
 import collections
 from collections.abc import Callable
@@ -111,24 +111,24 @@ def _check_unscaled(scaled_grads: Params, extra: dict[str, Any]) -> None:
 
 
 def _update_or_zero(finite: jax.Array, update: Any) -> Any:
-    """The update or -0.0; the float0 update of an integer parameter has no value."""
+    """Returns the update, or -0.0 if the step is skipped; the float0 update of an integer parameter has no value."""
     if update.dtype == jax.dtypes.float0:
         return update
     return jnp.where(finite, update, jnp.asarray(-0.0, update.dtype))
 
 
 def _all_finite(tree: PyTree) -> jax.Array:
-    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value.
+    """Returns whether every inexact leaf is finite; float0 gradients of integer parameters have no value.
 
     A GPU reduces a large array in two kernels. Here one kernel reduces each array along its last axis, and two more
-    reduce the joined results; without the barrier XLA would split the joined array again.
+    kernels reduce the joined results. Without the barrier XLA would split the joined array again.
     """
     rows = [_finite_rows(jnp.asarray(x)) for x in jax.tree.leaves(tree) if is_inexact(x)]
     return _materialized(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
 
 
 def _finite_rows(x: jax.Array) -> jax.Array:
-    """A short boolean vector that is all true if `x` is finite."""
+    """Returns a short boolean vector that is all true if `x` is finite."""
     finite = jnp.isfinite(x)
     # Arrays that are sharded by their type cannot be joined with others.
     if _is_sharded(x) or (x.size > 4096 and (x.ndim == 1 or x.shape[-1] < 32)):
@@ -137,10 +137,10 @@ def _finite_rows(x: jax.Array) -> jax.Array:
 
 
 def _join_vectors(tree: PyTree) -> list[Any]:
-    """The inexact leaves of `tree`, with the short vectors of each dtype joined.
+    """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined.
 
-    The check then unscales a copy of them in one kernel; sharing the quotients with the update, as XLA does by itself,
-    takes a kernel for each.
+    The check then unscales a copy of the vectors in one kernel. By itself XLA shares the quotients with the update,
+    which takes a kernel for each vector.
     """
     leaves: list[Any] = []
     vectors: dict[Any, list[Any]] = collections.defaultdict(list)
@@ -155,13 +155,13 @@ def _is_sharded(x: jax.Array) -> bool:
 
 
 def _materialized(x: jax.Array) -> jax.Array:
-    """`x` as one array, which XLA may not split."""
+    """Returns `x` as one array, which XLA may not split."""
     whole: jax.Array = jax.lax.optimization_barrier(x)
     return whole
 
 
 class Rewritten(NamedTuple):
-    """The result of `enable_rewrite`.
+    """Result of `enable_rewrite`.
 
     Attributes:
       fn: the function with its products in half.

@@ -20,7 +20,7 @@ MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """The precision of a model, its loss and its optimizer.
+    """Precision of a model, its loss and its optimizer; `get` makes one.
 
     Attributes:
       name: name of the preset.
@@ -28,9 +28,9 @@ class Precision:
       norm_policy: dtypes of normalization layers; their statistics are always float32.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
-        built in float32, and `mixedres.amp` decides op by op what runs in the compute dtype.
-      matmul_precision: precision of float32 products ('highest' is true float32, 'tensorfloat32' has a 10-bit mantissa,
-        'default' is chosen by the platform: TF32 on recent GPUs).
+        built in float32, and `mixedres.amp.autocast` decides op by op which operations run in the compute dtype.
+      matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
+        'default' is the platform's choice (TF32 on recent GPUs).
       lists, level: options of the graph rewrite; see `mixedres.amp.autocast`.
       keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
     """
@@ -47,7 +47,7 @@ class Precision:
 
     @property
     def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
-        """The policies of the layers and of their norms; float32 for the graph rewrite."""
+        """Returns the policies of the layers and of their norms; float32 for the graph rewrite."""
         if self.implementation == "graph_rewrite":
             full = jmp.get_policy(_policy_text("float32"))
             return full, full
@@ -55,7 +55,7 @@ class Precision:
 
     @property
     def network_options(self) -> dict[str, Any]:
-        """The arguments of `mixedres.models.create` that are of the precision."""
+        """Returns the arguments of `mixedres.models.create` that the precision sets."""
         policy, norm_policy = self.network_policies
         return {
             "policy": policy,
@@ -66,7 +66,7 @@ class Precision:
 
     @property
     def why_not_fusable(self) -> str | None:
-        """Why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
+        """Returns the reason why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
         if self.implementation == "graph_rewrite":
             return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
         computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
@@ -82,13 +82,13 @@ class Precision:
         return preset_of(jnp.bfloat16, self.implementation) if half else None
 
     def rewrite(self, fn: Function) -> Callable[..., Any]:
-        """`fn` itself if the layers cast, else its graph rewrite."""
+        """Returns `fn` itself if the layers cast, else its graph rewrite."""
         if self.implementation == "casting":
             return fn
         return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
-        """A new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
+        """Returns a new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
         return make_loss_scale(self.loss_scale, **dynamic)
 
 
@@ -124,12 +124,14 @@ def get(
     level: str = "default",
     keep_float32: str = "",
 ) -> Precision:
-    """The preset `name`, with any part replaced.
+    """Returns the preset `name`, with any part replaced.
+
+        chosen = precision.get("fp16", keep_float32="^/head$")
 
     Args:
       name: a key of `PRESETS`.
-      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In
-        jmp's grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
+      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's
+        grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
         returns the compute dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting' or 'graph_rewrite'.
@@ -190,7 +192,7 @@ def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
 
 
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
-    """The `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
+    """Returns the `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
 
     Raises:
       ValueError: for a text that does not parse, and for float64 without x64 mode.
