@@ -3,20 +3,20 @@
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import nearest
+from mixedres._internal.types import Jaxpr
 from mixedres.amp._graph import Graph, Scope
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """The operations whose path the regular expression `pattern` matches (`re.search`); none if it is empty.
+    """Operations whose path matches a regular expression (`re.search`); an empty expression matches none.
 
-    It is searched in three forms of the path: the named scopes, '/ResNet/block_layer1_1'; the same without the first,
-    which is the class of the root module in flax, '/block_layer1_1'; and the path in reports, with calls and
-    derivatives, '/jvp(ResNet)/block_layer1_1/relu'.
+    The expression is searched in three spellings of the path. One has the named scopes: '/ResNet/block_layer1_1'. One
+    lacks the first scope, which is the class of the root module in flax: '/block_layer1_1'. One is the path in reports,
+    with calls and derivatives: '/jvp(ResNet)/block_layer1_1/relu'.
 
     Raises:
       ValueError: for an invalid regular expression.
@@ -32,8 +32,8 @@ class Keep:
         except re.error as error:
             raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
-    def reason(self, scope: Scope, body: Any = None) -> str:
-        """The reason why an operation at `scope`, or in a body called there, stays in float32; '' if there is none."""
+    def reason(self, scope: Scope, body: Jaxpr = None) -> str:
+        """Returns the reason why an operation at `scope`, or in its `body`, stays in float32; '' if it need not."""
         if not self.pattern:
             return ""
         for path in _spellings(scope):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mixedres._internal.names import LEVELS, MOST_SIDE, PRESETS
+from mixedres._internal.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Key:
         return self.resume != FREE and self.path.startswith(_EVALUATED)
 
 
-def duration_in_steps(value: Any, steps_per_epoch: float, *, round_down: bool = False) -> int:
+def duration_in_steps(value: Array, steps_per_epoch: float, *, round_down: bool = False) -> int:
     """Steps of a duration: a number or '5 epochs' in epochs, '500 steps' in steps.
 
     Rounded to the nearest whole step, halves up, or down; and to no less than 1 unless the duration is 0.
@@ -74,7 +75,7 @@ def duration_in_steps(value: Any, steps_per_epoch: float, *, round_down: bool = 
     return max(1, math.floor(steps if round_down else steps + 0.5)) if steps else 0
 
 
-def _is_duration(x: Any) -> bool:
+def _is_duration(x: Array) -> bool:
     try:
         duration_in_steps(x, steps_per_epoch=1)
     except ValueError:
@@ -110,7 +111,7 @@ def one_of(*values: str) -> Range:
 def each(inner: Range) -> Range:
     """A tuple whose members are all in `inner`."""
 
-    def allows(x: Any) -> bool:
+    def allows(x: Array) -> bool:
         try:
             return all(map(inner.allows, x))
         except TypeError:  # members of another type

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.types import PrecisionLike
 from mixedres.models import resnet
 from mixedres.models.operations import PADDINGS
 from mixedres.models.resnet import ResNet
@@ -97,7 +98,7 @@ def create(
     kernel_init: str | Callable[..., Any] = "he_normal",
     head_init: str | Callable[..., Any] = "normal_0.01",
     axis_name: str | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     keep_float32: str = "",
     fused: bool = False,
 ) -> ResNet:

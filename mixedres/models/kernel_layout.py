@@ -11,6 +11,8 @@ import jax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Sharding
 
+from mixedres._internal.types import PyTree
+
 OHWI = Layout((3, 0, 1, 2))
 
 
@@ -19,6 +21,6 @@ def formats(shapes: Any, sharding: Sharding) -> Any:
     return jax.tree.map(lambda x: Format(OHWI if x.ndim == 4 else Layout(tuple(range(x.ndim))), sharding), shapes)
 
 
-def to_ohwi(tree: Any) -> Any:
+def to_ohwi(tree: PyTree) -> Any:
     """The tree with the axes of kernels in memory order, (out, height, width, in)."""
     return jax.tree.map(lambda x: x.transpose(3, 0, 1, 2) if x.ndim == 4 else x, tree)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.types import DType, Function
 from mixedres.models import fused
 from mixedres.models.fused import NormConfig
 from mixedres.models.operations import convolution, max_pool, relu
@@ -223,7 +224,7 @@ class Norms:
             return max_pool(self.relu(name, y), self.pool_padding)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
-    def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
+    def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: DType, **options: Any) -> jax.Array:
         """relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
             return relu(add(self._plain(name, y, **options), x, dtype))
@@ -233,7 +234,7 @@ class Norms:
         return out
 
     def pair_add_relu(
-        self, name: str, y: jax.Array, name_z: str, z: jax.Array, dtype: Any, **options: Any
+        self, name: str, y: jax.Array, name_z: str, z: jax.Array, dtype: DType, **options: Any
     ) -> jax.Array:
         """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
@@ -248,7 +249,7 @@ class Norms:
     def _plain(self, name: str, y: jax.Array, **options: Any) -> jax.Array:
         return BatchNorm(name=name, **self._options, **options)(y, self.train)
 
-    def _fused_relu(self, function: Callable[..., Any], name: str, y: jax.Array) -> jax.Array:
+    def _fused_relu(self, function: Function, name: str, y: jax.Array) -> jax.Array:
         own = self._params(name, y)
         with jax.named_scope(name):
             out, statistics = function(y, own.scale, own.bias, self._config(own.dtype))
@@ -258,7 +259,7 @@ class Norms:
     def _params(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
-    def _config(self, dtype: Any) -> NormConfig:
+    def _config(self, dtype: DType) -> NormConfig:
         return NormConfig(self.epsilon, dtype, self.axis_name, self.pool_padding)
 
     @property
@@ -267,6 +268,6 @@ class Norms:
         return {name: getattr(self, name) for name in names}
 
 
-def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+def add(y: jax.Array, x: jax.Array, dtype: DType) -> jax.Array:
     """The sum of two branches in `dtype`; either may be float32, from a layer kept in float32."""
     return x.astype(dtype) + y.astype(dtype)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mixedres._internal.types import PyTree
 from mixedres.numerics._taps import tap
 
 T = TypeVar("T")
@@ -17,10 +18,10 @@ def tap_modules(fn: Callable[..., T]) -> Callable[..., T]:
 
     import flax.linen as nn
 
-    def run(*args: Any, **kwargs: Any) -> T:
+    def run(*args: PyTree, **kwargs: Any) -> T:
         inside = 0
 
-        def interceptor(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        def interceptor(call: Callable[..., Any], args: PyTree, kwargs: Any, context: Any) -> Any:
             nonlocal inside
             before = inside
             result = call(*args, **kwargs)

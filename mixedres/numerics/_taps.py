@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Function, PyTree
 from mixedres.numerics._exponents import BINS, Exponents, exponents
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ def tap(x: T, name: str) -> T:
     return same
 
 
-def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
+def _tapped(capture: _Capture, name: str, path: Any, leaf: Array) -> Any:
     if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     name += jax.tree_util.keystr(path)
@@ -147,7 +148,7 @@ def _capturing(capture: _Capture) -> Iterator[None]:
         _capture.reset(token)
 
 
-def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
+def names(fn: Function, *args: PyTree) -> dict[str, np.dtype]:
     """{name: dtype} of the taps that ``fn(*args)`` executes, in order; only traces `fn`."""
     capture = _Capture()
     with _capturing(capture):
@@ -156,7 +157,7 @@ def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
 
 
 def tapped_value_and_grad(
-    fn: Callable[..., Any],
+    fn: Function,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     select: Collection[str] | None = None,
@@ -177,14 +178,14 @@ def tapped_value_and_grad(
     """
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    def run(*args: Any) -> tuple[Any, Any, TapStatistics]:
+    def run(*args: PyTree) -> tuple[Any, Any, TapStatistics]:
         found = {name: dtype for name, dtype in names(fn, *args).items() if select is None or name in select}
         if not found and select is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
 
         capture = _Capture()
 
-        def with_dummies(dummies: dict[str, jax.Array], *args: Any) -> Any:
+        def with_dummies(dummies: dict[str, jax.Array], *args: PyTree) -> Any:
             capture.dummies = dummies
             with _capturing(capture):
                 return fn(*args)

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
+from mixedres._internal.types import Array, DType
+
 T = TypeVar("T")
 LossScaleT = TypeVar("LossScaleT", bound="_Counted")
 
@@ -33,7 +35,7 @@ MIN_LOSS_SCALE = 1.0
 MAX_LOSS_SCALE = 2.0**24
 
 
-def _array(dtype: Any, value: Any) -> Any:
+def _array(dtype: DType, value: Array) -> Any:
     """The strongly typed scalar array of `value`; a `np.generic` would come back weak from some jnp functions."""
     return jax.lax.convert_element_type(jnp.asarray(value), dtype)
 
@@ -42,12 +44,12 @@ def _zero() -> jax.Array:
     return jnp.zeros((), jnp.int32)
 
 
-def is_inexact(x: Any) -> bool:
+def is_inexact(x: Array) -> bool:
     """Whether `x` is of a floating-point (or complex) dtype."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
-def _widen(x: Any) -> Any:
+def _widen(x: Array) -> Any:
     """Converts half precision to float32. Not by `promote_types`, which strict promotion forbids."""
     dtype = jnp.result_type(x)
     return jnp.asarray(x, jnp.float32 if dtype.itemsize < 4 else dtype)
@@ -66,7 +68,7 @@ def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
     """
     names = [field.name for field in dataclasses.fields(cls)]
 
-    def flatten(x: Any) -> tuple[list[tuple[Any, Any]], None]:
+    def flatten(x: Array) -> tuple[list[tuple[Any, Any]], None]:
         return [(jax.tree_util.GetAttrKey(name), getattr(x, name)) for name in names], None
 
     def unflatten(_: None, leaves: Any) -> LossScaleT:
@@ -279,7 +281,7 @@ def known_to_flax() -> None:
         serialization.register_serialization_state(cls, to_dict, from_dict, override=True)
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_number(name: str, value: Array) -> None:
     """Raises ValueError unless `value` is a finite positive float32 scalar; tracers are not checked."""
     if isinstance(value, jax.core.Tracer):
         return

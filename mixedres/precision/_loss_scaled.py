@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixedres._internal.types import DType, Function, Params, PyTree
 from mixedres.amp import ListsLike, autocast, half_dtype
 from mixedres.precision._loss_scale import LossScale, is_inexact, known_to_flax, make_loss_scale
 
@@ -64,7 +65,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         )
     inner = optax.with_extra_args_support(tx)
 
-    def init(params: Any) -> LossScaledState:
+    def init(params: Params) -> LossScaledState:
         known_to_flax()
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(
@@ -74,7 +75,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         )
 
     def update(
-        scaled_grads: Any, state: LossScaledState, params: Any = None, *, checked: Any = None, **extra: Any
+        scaled_grads: Params, state: LossScaledState, params: Params = None, *, checked: Any = None, **extra: Any
     ) -> tuple[Any, LossScaledState]:
         if not isinstance(state, LossScaledState):
             raise TypeError(
@@ -97,7 +98,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_unscaled(scaled_grads: Any, extra: dict[str, Any]) -> None:
+def _check_unscaled(scaled_grads: Params, extra: dict[str, Any]) -> None:
     """Raises TypeError for what cannot be the unscaled loss, its gradient or its function."""
     value, grad, value_fn = (extra.get(name) for name in ("value", "grad", "value_fn"))
     if value is not None and (jnp.shape(value) != () or not is_inexact(jnp.asarray(value))):
@@ -116,7 +117,7 @@ def _update_or_zero(finite: jax.Array, update: Any) -> Any:
     return jnp.where(finite, update, jnp.asarray(-0.0, update.dtype))
 
 
-def _all_finite(tree: Any) -> jax.Array:
+def _all_finite(tree: PyTree) -> jax.Array:
     """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value.
 
     A GPU reduces a large array in two kernels. Here one kernel reduces each array along its last axis, and two more
@@ -135,7 +136,7 @@ def _finite_rows(x: jax.Array) -> jax.Array:
     return finite.all(-1).ravel() if x.ndim > 1 else finite.ravel()
 
 
-def _join_vectors(tree: Any) -> list[Any]:
+def _join_vectors(tree: PyTree) -> list[Any]:
     """The inexact leaves of `tree`, with the short vectors of each dtype joined.
 
     The check then unscales a copy of them in one kernel; sharing the quotients with the update, as XLA does by itself,
@@ -172,9 +173,9 @@ class Rewritten(NamedTuple):
 
 
 def enable_rewrite(
-    fn: Callable[..., Any],
+    fn: Function,
     tx: optax.GradientTransformation,
-    dtype: Any = jnp.float16,
+    dtype: DType = jnp.float16,
     *,
     loss_scale: str | float | None = None,
     lists: ListsLike = None,

@@ -10,6 +10,7 @@ import jmp
 from jax.typing import DTypeLike
 
 from mixedres._internal.names import LEVELS, PRESETS
+from mixedres._internal.types import Function
 from mixedres.amp import Keep, Lists, ListsLike, autocast
 from mixedres.precision._loss_scale import LossScale, make_loss_scale
 
@@ -80,7 +81,7 @@ class Precision:
         half = range_of < jnp.finfo(jnp.bfloat16).max  # type: ignore[no-untyped-call]
         return preset_of(jnp.bfloat16, self.implementation) if half else None
 
-    def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def rewrite(self, fn: Function) -> Callable[..., Any]:
         """`fn` itself if the layers cast, else its graph rewrite."""
         if self.implementation == "casting":
             return fn
@@ -142,7 +143,11 @@ def get(
     """
     if name not in PRESETS:
         raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
-    given = {"loss_scale": loss_scale, "implementation": implementation, "matmul_precision": matmul_precision}
+    given: dict[str, Any] = {
+        "loss_scale": loss_scale,
+        "implementation": implementation,
+        "matmul_precision": matmul_precision,
+    }
     preset = PRESETS[name]._replace(**{part: value for part, value in given.items() if value is not None})
     network = parse_policy(_policy_text(preset.compute_dtype) if policy is None else policy)
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, PyTree
 from mixedres.models.fused.pool import max_pool, unpool
 from mixedres.models.fused.statistics import (
     NormConfig,
@@ -46,7 +47,7 @@ def _checked(fn: Any) -> Any:
     signature = inspect.signature(fn)
 
     @wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         config = given.pop("config")
         shape = given["y"].shape
@@ -82,7 +83,7 @@ def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, config: 
     return (_relu(here.applied(y_here), config), statistics), (y, vectors, scale, bias)
 
 
-def _norm_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     return _relu_backward(config, saved, gradients[0], _mask_by_product)
 
 
@@ -99,7 +100,7 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.where(z > 0, g, 0)
 
 
-def _relu_backward(config: NormConfig, saved: Any, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
+def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
     """Gradients of (y, scale, bias) from the gradient of relu(norm(y)); `mask` is used for the sums."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
@@ -143,7 +144,7 @@ def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, con
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
 
-def _norm_relu_pool_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_relu_pool_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     of_relu, where = saved
     g = unpool(gradients[0], where, of_relu[0].shape, config.pool_padding)
     return _relu_backward(config, of_relu, g, _mask)
@@ -172,7 +173,7 @@ def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: j
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
 
-def _norm_add_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     y, out, vectors, scale, bias, like_x = saved
     y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
     g = _mask(out1, g1)
@@ -204,7 +205,7 @@ def norms_add_relu(
     return _norms_add_relu_forward(y, scale_y, bias_y, z, scale_z, bias_z, config)[0]
 
 
-def _norms_add_relu_forward(*args: Any) -> Any:
+def _norms_add_relu_forward(*args: PyTree) -> Any:
     y, scale_y, bias_y, z, scale_z, bias_z, config = args
     of_y, statistics_y = batch_statistics(y, scale_y, bias_y, config)
     of_z, statistics_z = batch_statistics(z, scale_z, bias_z, config)
@@ -213,7 +214,7 @@ def _norms_add_relu_forward(*args: Any) -> Any:
     return (out, statistics_y, statistics_z), ((y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z))
 
 
-def _norms_add_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norms_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g = _mask(vy.applied(y1) + vz.applied(z1), g1)
