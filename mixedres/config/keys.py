@@ -171,7 +171,12 @@ KEYS = (
     ),
     Key("trainable", str, "", "regular expression of the parameter paths to train, such as ^/head/; empty: all"),
     Key("allreduce_dtype", str, "param", "dtype in which devices average gradients", one_of("param", "compute")),
-    Key("model.name", str, "resnet50", "resnet18, 34, 50, 101, 152, 200 or cifar_resnet{6n+2}"),
+    Key(
+        "model.name",
+        str,
+        "resnet50",
+        "resnet18, 34, 50, 101, 152, 200, cifar_resnet{6n+2}, or in models.NETWORKS",
+    ),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
     Key(
         "model.padding",

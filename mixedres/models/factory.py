@@ -176,7 +176,7 @@ def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
 
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
     """Returns whether blocks are bottlenecks, blocks per stage, version, and whether images are small."""
-    match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
+    match = re.fullmatch(r"(cifar_)?resnet([0-9]{1,4})", name)
     if match is None:
         raise ValueError(f"model {name!r} is unknown; use one of {', '.join((*NAMES, *NETWORKS))}")
     size, small_images = int(match[2]), match[1] is not None

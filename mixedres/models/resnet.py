@@ -223,8 +223,8 @@ class ResNet(nn.Module):
         if preactivated:
             x = norms.relu("final_norm", x)
         if not train:
-            # Without the barrier jaxlib 0.11 and 0.12 fuse the last stage and the mean on CPUs with wrong results (YNNPACK;
-            # NaN for ResNet-18 in bfloat16 from 160 pixels on).
+            # Without the barrier jaxlib 0.11 and 0.12 fuse the last stage and the mean on CPUs with wrong results
+            # (YNNPACK; NaN for ResNet-18 in bfloat16 from 160 pixels on).
             x = jax.lax.optimization_barrier(x)
         # The mean over 49 and more values is computed in float32.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)

@@ -85,7 +85,8 @@ def compare_presets(
 def compile_step(experiment: Experiment, state: TrainState) -> CompiledStep:
     """Returns the evaluation step, compiled ahead."""
     arguments = (state.eval_variables, steps.eval_batch_shapes(experiment), None, steps.zero_sums(experiment))
-    return steps.eval_step(experiment).lower(*arguments).compile()
+    compiled: CompiledStep = steps.eval_step(experiment).lower(*arguments).compile()
+    return compiled
 
 
 def sum_over_images(

@@ -96,7 +96,8 @@ class Experiment:
 
     def shard_batch(self, batch: HostBatch) -> Batch:
         """Returns the global batch on the devices of all processes, from the part that this process read."""
-        return jax.tree.map(partial(jax.make_array_from_process_local_data, self.batch_sharding), batch)
+        place = partial(jax.make_array_from_process_local_data, self.batch_sharding)
+        return {name: place(array) for name, array in batch.items()}
 
     @property
     def normalize_fn(self) -> models.NormalizeFn:

@@ -115,14 +115,14 @@ def _gradients(
         return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), split(batch, microbatches))
+    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), split_batch(batch, microbatches))
     grads = jax.tree.map(lambda g: g / microbatches, total)
     return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
 
 
-def split(batch: Batch, microbatches: int) -> Batch:
+def split_batch(batch: Batch, microbatches: int) -> Batch:
     """Returns the batch with a leading axis of equal parts, (microbatches, b / microbatches, ...)."""
-    return jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+    return {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
 
 
 def _in_layout_of_params(grads: Params) -> Params:
@@ -132,7 +132,7 @@ def _in_layout_of_params(grads: Params) -> Params:
     momentum there and back.
     """
 
-    def fix(g: jax.Array) -> jax.Array:
+    def fix(g: jax.Array) -> PyTree:
         if g.ndim < 4:
             return g
         return jax.lax.optimization_barrier(with_layout_constraint(g, Layout(tuple(range(g.ndim)))))

@@ -160,7 +160,7 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
     @functools.cache
     def block(index: int) -> np.ndarray:
         with jax.transfer_guard("allow"):
-            return jax.device_get(jax.vmap(schedule)(jnp.arange(size) + index * size))
+            return np.asarray(jax.vmap(schedule)(jnp.arange(size) + index * size))
 
     block(0)  # compiled here, not in the loop
     return lambda updates: float(block(updates // size)[updates % size])

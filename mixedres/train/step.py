@@ -256,4 +256,5 @@ def _average(state: TrainState, new: Variables, decay: float) -> Variables | Non
     applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)
     weight = 1.0 - jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
     # In this form the average of equal numbers is that number.
-    return jax.tree.map(lambda old, x: old + weight * (x - old), state.ema, new)
+    average: Variables = jax.tree.map(lambda old, x: old + weight * (x - old), state.ema, new)
+    return average

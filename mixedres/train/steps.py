@@ -15,7 +15,7 @@ from mixedres.numerics import TapStatistics, TensorCounts, exponents, tap_module
 from mixedres.precision import NoOpLossScale
 from mixedres.train import step
 from mixedres.train.experiment import Experiment
-from mixedres.train.gradients import StepOptions, scaled_loss, split
+from mixedres.train.gradients import StepOptions, scaled_loss, split_batch
 
 
 def train_step(experiment: Experiment) -> JittedStep:
@@ -64,7 +64,7 @@ def tensor_counts(variables: Variables, batch: Batch, *, options: StepOptions) -
     if options.microbatches == 1:  # convolutions in a loop are slow on the CPU
         statistics, gradients = count(batch)
     else:
-        parts = split(batch, options.microbatches)
+        parts = split_batch(batch, options.microbatches)
         statistics, gradients = jax.tree.map(lambda x: x.sum(0), jax.lax.map(count, parts))
     # The statistics of the taps are gradients of replicated values, so they are already sums over the devices.
     return TensorCounts(statistics, jax.lax.psum(gradients, AXIS), _histograms(variables["params"]))
@@ -89,14 +89,16 @@ def eval_batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]
 
 def variable_shapes(experiment: Experiment) -> Variables:
     """Returns {'params', 'batch_stats'} of the network as shapes."""
-    return jax.eval_shape(experiment.init_state).variables
+    state: step.TrainState = jax.eval_shape(experiment.init_state)
+    return state.variables
 
 
 def state_shapes(experiment: Experiment) -> step.TrainState:
     """Returns the state that the training step takes as shapes, for compiling ahead."""
-    shapes = jax.eval_shape(experiment.init_state)
-    placement = _state_format(experiment) or jax.tree.map(lambda _: experiment.replicated_sharding, shapes)
-    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, placement)
+    state: step.TrainState = jax.eval_shape(experiment.init_state)
+    placement = _state_format(experiment) or jax.tree.map(lambda _: experiment.replicated_sharding, state)
+    state = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), state, placement)
+    return state
 
 
 def place_state(experiment: Experiment, state: step.TrainState) -> step.TrainState:
@@ -109,7 +111,7 @@ def zero_sums(experiment: Experiment) -> Metrics:
     """Returns the sums at the start of an evaluation, on every device."""
     place = partial(jax.make_array_from_process_local_data, experiment.replicated_sharding)
     with jax.transfer_guard("allow"):
-        return jax.tree.map(place, step.zero_sums())
+        return {name: place(zero) for name, zero in step.zero_sums().items()}
 
 
 def has_ohwi_kernels(experiment: Experiment) -> bool:

@@ -123,8 +123,16 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     assert convert.main(["convert", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
     bits = [step_cases.bits(checkpoints.variables(checkpoints.read(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
-    initial = train.start.load_weights(str(file), steps.variable_shapes(train.build(on_images(place))), None)
+    experiment = train.build(on_images(place))
+    initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)
     assert initial.has_head and step_cases.bits(initial.variables) == bits[0]
+
+
+def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, monkeypatch, capsys):
+    monkeypatch.delitem(models.NETWORKS, "convnext")
+    assert predict.main(["predict", f"--from={trained[0]}", str(place / "images" / "val")]) == 2
+    error = capsys.readouterr().err
+    assert "model 'convnext' is unknown; use one of resnet18" in error and error.count("\n") == 1
 
 
 def test_doctor_counts_every_module(place, trained):

@@ -172,7 +172,7 @@ def test_longer_run_continues_the_shorter_one(whole, tmp_path, capsys):
     short = run.fit(config(steps=8), tmp_path)
     assert short["train"]["steps"] == 8
     longer = run.fit(config(), tmp_path)
-    assert "the run has become longer" in capsys.readouterr().out
+    assert "note: the run is longer now; its learning rate follows" in capsys.readouterr().out
     assert longer["train"]["first_step"] == 8
     check_equal(tmp_path, longer, whole("fp16"))
 

@@ -143,8 +143,9 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
         if name not in arrays or arrays[name].shape != leaf.shape:
             raise ConfigError(f"the saved state has no {name} of shape {leaf.shape}; it is of another network")
         leaves.append(arrays[name].astype(leaf.dtype))
-    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return jax.device_put(dataclasses.replace(state, halted=np.asarray(False)), experiment.replicated_sharding)
+    state: TrainState = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    state = jax.device_put(dataclasses.replace(state, halted=jnp.asarray(False)), experiment.replicated_sharding)
+    return state
 
 
 def _document(experiment: Experiment, state: TrainState, batch: Batch, found: str | None) -> Record:
