@@ -43,6 +43,7 @@ from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
 from mixedres.config import parse_flags
+from mixedres.train import steps
 from mixedres.train.builder import build
 
 KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
@@ -85,8 +86,10 @@ def compile_step(case: Case) -> tuple[Any, set[int]]:
     experiment = build(parse_flags(case.arguments).config)
     experiment = dataclasses.replace(experiment, mesh=make_mesh(GPUS[case.gpu].devices()))
     with without_cache():
-        compiled = experiment.train_step().lower(experiment.state_shapes, experiment.batch_shapes).compile()
-    return compiled, {leaf.size for leaf in jax.tree.leaves(experiment.variable_shapes)}
+        compiled = (
+            steps.train_step(experiment).lower(steps.state_shapes(experiment), steps.batch_shapes(experiment)).compile()
+        )
+    return compiled, {leaf.size for leaf in jax.tree.leaves(steps.variable_shapes(experiment))}
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from mixedres import data
 from mixedres._internal import environment, huge_pages
 from mixedres._internal.errors import ConfigError, MemoryShortage
 from mixedres.config import parse_flags
-from mixedres.train import start
+from mixedres.train import start, steps
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 
@@ -94,10 +94,10 @@ def prepare(
         config.data.num_classes = config.data.num_classes or IMAGENET["num_classes"]
         config.data.train_examples = config.data.train_examples or IMAGENET["train_examples"]
     experiment = build(config)
-    state = start.init_state(experiment)
+    state = start.new_state(experiment)
     source = experiment.source.train_batches(experiment.batch_size, seed=0, first_step=0, shard=experiment.shard)
     started = time.perf_counter()
-    step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
+    step = steps.train_step(experiment).lower(state, steps.batch_shapes(experiment)).compile()
     compile_seconds = time.perf_counter() - started
     environment.check_memory(step, experiment.devices, "a smaller --config.batch_size")
     if fixed:

@@ -1,14 +1,14 @@
 """The console script `mixedres`: one subcommand for each `python -m mixedres.*`."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mixedres._internal import command_line, console, process
 
 USAGE = """\
 mixedres COMMAND ...
 
-  train     trains a ResNet                      = python -m mixedres.main
+  train     trains a network                     = python -m mixedres.main
   eval      evaluates a run or weights           = python -m mixedres.main --mode=eval
   predict   classifies images                    = python -m mixedres.predict
   export    writes a network as one file         = python -m mixedres.export
@@ -19,7 +19,7 @@ mixedres COMMAND ...
 
 mixedres COMMAND --help says more.
 """
-# Module with a function main(argv), and arguments that come before those given.
+# {subcommand: (module with a function main(argv), arguments that come before the arguments of the user)}.
 _COMMANDS = {
     "train": ("mixedres.main", ()),
     "eval": ("mixedres.main", ("--mode=eval",)),
@@ -32,7 +32,7 @@ _COMMANDS = {
 }
 
 
-def run(argv: Sequence[str]) -> int:
+def run_subcommand(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status."""
     name = argv[1] if argv[1:] else "--help"
     if name in command_line.HELP:
@@ -42,12 +42,13 @@ def run(argv: Sequence[str]) -> int:
         console.complain(f"mixedres: {name!r} is not a command; use one of {', '.join(_COMMANDS)}")
         return 2
     module, first = _COMMANDS[name]
-    return importlib.import_module(module).main([f"mixedres {name}", *first, *argv[2:]])
+    command: Callable[[Sequence[str]], int] = importlib.import_module(module).main
+    return command([f"mixedres {name}", *first, *argv[2:]])
 
 
 def main() -> None:
     """Runs the process's own command line and ends the process."""
-    process.start(run)
+    process.start(run_subcommand)
 
 
 if __name__ == "__main__":

@@ -117,12 +117,12 @@ def converted(file: WeightsFile, layout: str) -> dict[str, Any]:
 def _sidecar_files(file: WeightsFile) -> dict[str, Any]:
     """{name: content} of the JSON files that transformers wants beside these weights."""
     from mixedres import checkpoints, models
-    from mixedres.checkpoints import huggingface, load
+    from mixedres.checkpoints import huggingface
     from mixedres.data import InputSpec
 
     if file.input:
         InputSpec.from_json(file.input)  # raises where it is none
-    found, name = checkpoints.architecture(file.tensors, file.layout), load.name(file)
+    found, name = checkpoints.architecture(file.tensors, file.layout), checkpoints.network_name(file)
     if found is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)

@@ -9,7 +9,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 
 USAGE = """\
-Trains a ResNet in the precision of your choice.
+Trains or evaluates a network in the precision of your choice.
 
   python -m mixedres.main --config=configs/digits.py:fp16
   python -m mixedres.main --config=configs/imagenet.py:bf16,model=resnet101 --config.data.name=synthetic
@@ -44,11 +44,11 @@ _CONTINUES = "a run continues from its newest checkpoint when started again with
 def train_or_evaluate(arguments: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
-    Where another process is lost, this one ends with status 4 (`mixedres.train.distributed.STATUS_LOST`) and does not
-    return.
+    If another process of the run is lost, this process ends with status 4 (`mixedres.train.distributed.STATUS_LOST`),
+    and the function does not return.
 
     Raises:
-      MixedresError: where it fails; `USAGE` explains the statuses.
+      MixedresError: if the command fails; `USAGE` explains the statuses.
     """
     if command_line.HELP & set(arguments):
         console.show(*USAGE.splitlines(), *_key_help())
@@ -62,22 +62,22 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
     directory = command_line.path(name).absolute()
     # Imported here so that a mistake in the flags need not wait for JAX, Orbax and the models.
-    from mixedres.train import distributed, evaluation, run
+    from mixedres import train
 
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
-    with distributed.join(*join) as group, contextlib.ExitStack() as quiet:
+    with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
         if presets is not None or flags.mode == "eval":
             process.raise_interrupts()
         if presets is not None:
-            evaluation.compare(flags.config, directory, presets, group=group)
+            train.compare_presets(flags.config, directory, presets, group=group)
         elif flags.mode == "eval":
-            evaluation.evaluate(flags.config, directory, group=group)
+            train.evaluate(flags.config, directory, group=group)
         else:
-            run.train(flags.config, directory, clean=flags.clean, group=group)
-            console.give_up()  # no run fails by its log
+            train.fit(flags.config, directory, clean=flags.clean, group=group)
+            console.give_up()  # an error of the log ends no run
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,14 +86,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _presets(text: str) -> list[str]:
-    """The names in the value of --presets."""
-    names = PRESETS if text == "all" else [name.strip() for name in text.split(",")]
+    """Returns the names in the value of --presets."""
+    names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
     return command_line.presets("--presets", names, also="all, or ")
 
 
 def _key_help() -> list[str]:
     try:
-        from mixedres.config.keys import KEYS
+        from mixedres.config import KEYS
     except ModuleNotFoundError as error:
         return [
             "",

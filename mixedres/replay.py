@@ -2,11 +2,11 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
+from mixedres._internal.types import Record
 
 DESCRIPTION = """\
 Repeats the step at which a run ended with exit status 3, with every array of its forward and backward pass examined.
@@ -14,34 +14,33 @@ Repeats the step at which a run ended with exit status 3, with every array of it
   python -m mixedres.replay runs/imagenet-fp16
   python -m mixedres.replay runs/imagenet-fp16 --precision=bf16
 
-The step is in WORKDIR/nonfinite; nothing is written but compiled programs. The data set and as many devices as the run
-had must be there.
+The step is in WORKDIR/nonfinite; nothing is written but compiled programs. The replay needs the data set and as many
+devices as the run had.
 exit status: 0 replayed, whatever was found; 1 the replay failed; 2 a mistake in the command; 130 interrupted
 """
 
 
-def replay(given: Sequence[str]) -> None:
-    """Runs the command with these arguments: replays the step kept in a workdir and prints what was found.
+def replay_step(given: Sequence[str]) -> None:
+    """Runs the command with these arguments: repeats the step that a workdir holds, and prints the result.
 
     Raises:
-      ConfigError: for a mistake in them, where there is no such step, and where it cannot be built on this machine.
+      ConfigError: for a mistake in the arguments, if there is no such step, or if the step cannot be built on this
+        machine.
     """
     workdir, preset = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
     from mixedres.config import unflatten
-    from mixedres.train.builder import build
-    from mixedres.train.compilation import compilation_cache
-    from mixedres.train.debug import diagnosis, nonfinite
+    from mixedres.train import build, compilation_cache, diagnosis, nonfinite
 
-    saved = nonfinite.load(workdir / nonfinite.DIRECTORY)
+    saved = nonfinite.load_step(workdir / nonfinite.DIRECTORY)
     experiment = build(unflatten(in_preset(saved.config, preset)))
     with compilation_cache(experiment.config.compilation_cache, workdir):
-        state = nonfinite.restore(experiment, saved)
+        state = nonfinite.restore_state(experiment, saved)
         console.say(
             f"step {saved.step} of {workdir}, {experiment.config.model.name} in {experiment.precision.name} at loss "
             f"scale {float(state.loss_scale.loss_scale):g}; examining ...",
         )
-        finding = nonfinite.examine(experiment, state, saved.batch)
+        finding = nonfinite.examine_step(experiment, state, saved.batch)
     if finding.origin is None and preset is not None:
         console.show(
             f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}"
@@ -50,16 +49,16 @@ def replay(given: Sequence[str]) -> None:
     for line in diagnosis.products_before(finding):
         console.show(f"  {line}")
     console.show(diagnosis.location(finding, len(experiment.devices)))
-    console.show(diagnosis.cause(finding, experiment.precision.name, state.loss_scale))
+    console.show(diagnosis.cause(finding, experiment.precision, state.loss_scale))
     if finding.nonfinite_results:
-        console.show(f"not finite in the end: {len(finding.nonfinite_results)} of loss and gradients")
+        console.show(f"not finite at the end of the step: {len(finding.nonfinite_results)} of loss and gradients")
 
 
 def parse(given: Sequence[str]) -> tuple[pathlib.Path, str | None]:
-    """(workdir, preset or None) in the arguments.
+    """Returns (workdir, preset or None) from the arguments.
 
     Raises:
-      ConfigError: for a mistake in them.
+      ConfigError: for a mistake in the arguments.
     """
     parser = command_line.Parser("python -m mixedres.replay", DESCRIPTION)
     parser.add_argument("workdir", metavar="WORKDIR", help="directory of the run")
@@ -70,8 +69,8 @@ def parse(given: Sequence[str]) -> tuple[pathlib.Path, str | None]:
     return command_line.path(options.workdir).absolute(), options.precision
 
 
-def in_preset(config: dict[str, Any], preset: str | None) -> dict[str, Any]:
-    """The flat config with another preset, its policies and its loss scale; norms stay fused where it allows that."""
+def in_preset(config: Record, preset: str | None) -> Record:
+    """Returns the flat config with another preset, its policies and its loss scale; norms stay fused if possible."""
     from mixedres import precision
 
     if preset is None:
@@ -85,7 +84,7 @@ def in_preset(config: dict[str, Any], preset: str | None) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status, which `DESCRIPTION` explains."""
-    return command_line.run("mixedres.replay", replay, argv[1:])
+    return command_line.run("mixedres.replay", replay_step, argv[1:])
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ import importlib, json, sys
 import mixedres.data, mixedres.config
 for name in {modules}:
     module = importlib.import_module(name)
-    main = module.run if name == "mixedres.__main__" else module.main
+    main = module.run_subcommand if name == "mixedres.__main__" else module.main
     try:
         assert main([name, "--help"]) == 0
     except SystemExit as left:

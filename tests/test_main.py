@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from mixedres import main
-from mixedres.train import run as train_run
+from mixedres import main, train
 from tests import ROOT
 
 DIGITS = f"--config={ROOT}/configs/digits.py"
@@ -37,6 +36,7 @@ MISTAKES = [
     ([DIGITS, "--config.model.name=cifar_resnet21"], ["cifar_resnet21", "6n+2", "20 and 26"]),
     ([DIGITS, "--config.model.kernel_init=zeros"], ["'zeros'", "he_normal"]),
     ([DIGITS, "--config.data.image_size=4"], ["image_size", ">= 8", "4"]),
+    ([DIGITS, "--config.optimizer.name=adamw"], ["nesterov=True", "not an option of adamw", "default, False"]),
     ([DIGITS, "--config.optimizer.decay_mask=("], ["'('", "regular expression"]),
     ([DIGITS, "--config.schedule.boundaries=(3,2)"], ["increase"]),
     ([DIGITS, "--config.precision.loss_scale=nan"], ["'nan'", "'none', 'dynamic'"]),
@@ -54,8 +54,8 @@ MISTAKES = [
     ([REWRITE, "--config.precision.matmul_precision=highest"], ["'highest'", "'default'"]),
     ([DIGITS, "--config.precision.matmul_precision=low"], ["'low'", "highest"]),
     ([FP16, "--config.precision.keep_float32=("], ["config.precision", "'('", "is not a regular expression"]),
-    ([FP16, "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "they look like /head, "]),
-    ([REWRITE, "--config.precision.keep_float32=/ResNet"], ["no module path", "/stem_"]),
+    ([FP16, "--config.precision.keep_float32=^/hed$"], ["keep_float32=^/hed$", "module paths look like /head, "]),
+    ([REWRITE, "--config.precision.keep_float32=/ResNet"], ["matches no module;", "/stem_"]),
     ([DIGITS, "--config.allreduce_dtype=f8"], ["'f8'", "param or compute"]),
     ([DIGITS, "--config.seed=99999999999999999999"], ["seed is 99999999999999999999", "2**31"]),
     ([DIGITS, "--config.steps=100000000000000"], ["steps is 100000000000000", "2**31"]),
@@ -149,7 +149,7 @@ def test_help_lists_every_key_and_exits_with_0(capsys):
 
 def test_flags_reach_the_run(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(train_run, "train", lambda config, directory, clean, group: seen.update(locals()))
+    monkeypatch.setattr(train, "fit", lambda config, directory, clean, group: seen.update(locals()))
     monkeypatch.chdir(tmp_path)
     arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
     assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0
@@ -167,6 +167,6 @@ def test_exit_status_of_failed_and_interrupted_runs(tmp_path, monkeypatch, capsy
         def fail(*_, error=error, **__):
             raise error
 
-        monkeypatch.setattr(train_run, "train", fail)
+        monkeypatch.setattr(train, "fit", fail)
         assert main.main(["mixedres", DIGITS]) == status
         assert capsys.readouterr().err.count("\n") == 1

@@ -31,7 +31,7 @@ def outcomes(run: pathlib.Path) -> dict[str, np.ndarray]:
         flat = dict(recorded.read(run) or {})
         seedless = json.dumps(flat | {"seed": 0, "num_devices": 1, "batch_norm.sync": False})
         experiment, program = _program(seedless)
-        variables = start.latest(experiment, run).state.eval_variables
+        variables = start.latest_start(experiment, run).state.eval_variables
         np.savez(path, **_evaluate(experiment, program, variables))
     with np.load(path) as found:
         return dict(found)

@@ -34,7 +34,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import recorded, unflatten
 from mixedres.data.datasets import cluttered_digits
 from mixedres.data.datasets.cluttered_digits import DRAWS
-from mixedres.doctor.examination import examine
+from mixedres.doctor.examination import examine_network
 
 # What a file of evidence has of its sweep.
 KEPT = ("question", "sweep", "model", "data", "date", "processor", "device", "versions", "notes")
@@ -167,7 +167,7 @@ def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
     """What the doctor says of a loss scale, from the gradients of a run's network after 0, 200 and 600 steps."""
     config = unflatten(recorded.read(run) or {})
     config.precision.name, config.precision.loss_scale = "fp16_static", scale
-    report = examine(config, None, (0, 200, 600), ())
+    report = examine_network(config, None, (0, 200, 600), ())
     log2_scale = round(math.log2(scale))
     lost = [row.lost(log2_scale) for row in report.scaled]
     return {
@@ -241,7 +241,7 @@ def main(argv: list[str]) -> int:
     document["seconds"] = {v.name: v.mean("seconds") for v in results.variants}
     path = runs.write(f"evidence_{options.name}", document)
     plots.save(plots.evidence(found, results.question), path)
-    source = cluttered_digits.load()
+    source = cluttered_digits.load_cluttered_digits()
     batch = next(source.train_batches(64, seed=0))
     title = "the first 64 training images of cluttered digits, seed 0"
     plots.save(plots.samples(batch["image"], batch["label"], title), path.with_name(f"{path.stem}_samples.png"))

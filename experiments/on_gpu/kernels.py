@@ -13,7 +13,7 @@ import jax
 from experiments.lib import hlo
 from experiments.lib.gpus import GPUS
 from experiments.on_gpu import parts
-from mixedres.train import start
+from mixedres.train import start, steps
 
 PRESETS, STEPS, LARGEST = ("fp16", "bf16"), 5, 10
 
@@ -31,9 +31,9 @@ def measure(tiny: bool, out: pathlib.Path) -> dict[str, Any]:
     found = {}
     for preset in PRESETS[:1] if tiny else PRESETS:
         one = parts.experiment(preset, parts.TINY if tiny else parts.LARGE)
-        state = start.init_state(one)
+        state = start.new_state(one)
         batch = one.shard_batch(next(iter(one.source.train_batches(one.batch_size, seed=0, first_step=0))))
-        compiled = one.train_step().lower(state, one.batch_shapes).compile()
+        compiled = steps.train_step(one).lower(state, steps.batch_shapes(one)).compile()
         for _ in range(2):
             state, metrics = compiled(state, batch)
         jax.block_until_ready(metrics)

@@ -35,7 +35,7 @@ IMAGES, SIZES, BATCH = 1000, (16, 32), 64
 
 def network(size: int) -> Classifier:
     """A small one with random weights."""
-    chosen, family = precision.get("fp32"), preprocessing.get("torch")
+    chosen, family = precision.get("fp32"), preprocessing.get_preprocessing("torch")
     model = models.create("cifar_resnet8", num_classes=8, policy=chosen.policy, precision="highest")
     variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, size, size, 3), np.float32))
     names = tuple(map(str, range(8)))
@@ -46,7 +46,7 @@ def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
     """All of them through the loader, and nothing else; how many have come, after every batch."""
     images = folder.ImageFolder("images", directory, paths, np.zeros(len(paths), np.int32))
     both = data.Dataset(images, images, ("one",), apply_exif=True)
-    family, threads = preprocessing.get("torch"), worker_processes.available_cpus()
+    family, threads = preprocessing.get_preprocessing("torch"), worker_processes.available_cpus()
     count = 0
     for batch in loader.Loader(both, size, family, 1, threads=threads).eval_batches(BATCH):
         count += int(batch["mask"].sum())

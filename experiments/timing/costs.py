@@ -30,7 +30,7 @@ from mixedres import precision
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres.config import parse_flags
-from mixedres.train import optimizers, start
+from mixedres.train import optimizers, start, steps
 from mixedres.train.builder import build
 from mixedres.train.debug import comparison
 from mixedres.train.experiment import Experiment
@@ -95,7 +95,7 @@ def prepare(given: Experiment) -> tuple[list[Step], list[str]]:
     sgd = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1), weight_decay=1e-4)
     batch = given.shard_batch(next(iter(given.source.train_batches(given.batch_size, seed=0, first_step=0))))
     on_cpu = given.devices[0].platform == "cpu"
-    shadow = comparison.in_float32(given, comparison.IN_FLOAT32 if on_cpu else comparison.IN_BFLOAT16)
+    shadow = comparison.in_wide_range(given, comparison.FLOAT32 if on_cpu else comparison.BFLOAT16)
     programs, failed = [], []
 
     def attempt(kind: type[Step], name: str, function: Any, state: Any, options: dict[str, Any] | None = None) -> None:
@@ -116,10 +116,10 @@ def prepare(given: Experiment) -> tuple[list[Step], list[str]]:
     for name, tx in optimizers_by_name.items():
         one = dataclasses.replace(given, tx=tx)
         options = WITHOUT_BUFFERS if name == "without command buffers" else None
-        attempt(Step, name, one.train_step(), start.init_state(one), options)
-    state = start.init_state(given)
-    attempt(Pass, "counting", shadow.numerics_step(), state.variables)
-    attempt(Pass, "not counting", shadow.loss_and_grads(), state)
+        attempt(Step, name, steps.train_step(one), start.new_state(one), options)
+    state = start.new_state(given)
+    attempt(Pass, "counting", steps.numerics_step(shadow), state.variables)
+    attempt(Pass, "not counting", steps.loss_and_grads(shadow), state)
     return programs, failed
 
 

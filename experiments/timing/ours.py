@@ -16,7 +16,7 @@ from mixedres.config import parse_flags
 from mixedres.data import InputSpec
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.predict.classifier import Classifier
-from mixedres.train import evaluation
+from mixedres.train import evaluation, steps
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
@@ -50,7 +50,7 @@ class Training(Ours):
         built = _experiment_of(task, preset)
         self._state = _state(task, built)
         self._batch = built.shard_batch({"image": task.images, "label": task.labels})
-        self._program = built.train_step().lower(self._state, built.batch_shapes).compile()
+        self._program = steps.train_step(built).lower(self._state, steps.batch_shapes(built)).compile()
 
     def take(self, steps: int) -> float:
         """See `Contender.take`."""
@@ -66,18 +66,18 @@ class Evaluation(Ours):
     def __init__(self, task: Task, dtype: str, preset: str):
         super().__init__(dtype, preset)
         built = _experiment_of(task, preset)
-        self._variables, self._zero_sums = _state(task, built).eval_variables, built.zero_sums()
+        self._variables, self._zero_sums = _state(task, built).eval_variables, steps.zero_sums(built)
         mask = np.ones(len(task.labels), bool)
         self._batch = built.shard_batch({"image": task.images, "label": task.labels, "mask": mask})
-        arguments = (self._variables, built.eval_batch_shapes, None, self._zero_sums)
-        self._program = built.eval_step().lower(*arguments).compile()
+        arguments = (self._variables, steps.eval_batch_shapes(built), None, self._zero_sums)
+        self._program = steps.eval_step(built).lower(*arguments).compile()
 
     def take(self, steps: int) -> float:
         """See `Contender.take`."""
         sums = self._zero_sums
         for _ in range(steps):
             sums, _ = self._program(self._variables, self._batch, None, sums)
-        return evaluation.metrics(jax.device_get(sums))["loss"]
+        return evaluation.means(jax.device_get(sums))["loss"]
 
 
 class Prediction(Ours):
@@ -112,7 +112,7 @@ def _state(task: Task, built: Experiment) -> TrainState:
     """The task's weights as a run has them."""
     state = jax.jit(built.init_state, out_shardings=built.replicated_sharding)()
     given = jax.device_put((task.params, task.batch_stats), built.replicated_sharding)
-    return built.place_state(dataclasses.replace(state, params=given[0], batch_stats=given[1]))
+    return steps.place_state(built, dataclasses.replace(state, params=given[0], batch_stats=given[1]))
 
 
 def _experiment_of(task: Task, preset: str) -> Experiment:

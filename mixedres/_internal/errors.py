@@ -1,8 +1,9 @@
 """The exceptions that end a command, each with its exit status and a message of one line; parts of such lines."""
 
 import contextlib
+import difflib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class MixedresError(Exception):
@@ -81,10 +82,10 @@ class Stopped(MixedresError):
 
 @contextlib.contextmanager
 def errors(where: str) -> Iterator[None]:
-    """Turns a ValueError inside the block into a `ConfigError` that begins with `where`."""
+    """Turns a ValueError or WeightsError inside the block into a `ConfigError` that begins with `where`."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, WeightsError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -99,6 +100,12 @@ def reason(error: BaseException) -> str:
 
 
 def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:
-    """The first names, and how many more there are: 'a, b and 3 more'."""
+    """Returns the first names, and how many more there are: 'a, b and 3 more'."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{separator.join(names[:most])}{more}"
+
+
+def nearest(pattern: str, paths: Iterable[str]) -> str:
+    """Returns the three of `paths` most similar to `pattern`: '/head, /stem_conv and /block_layer1_1'."""
+    *most, last = difflib.get_close_matches(pattern.strip("^$"), sorted(set(paths)), n=3, cutoff=0.0)
+    return f"{', '.join(most)} and {last}" if most else last

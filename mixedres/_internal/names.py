@@ -1,7 +1,35 @@
-"""Names that command lines offer, spelled here so that --help waits neither for JAX nor for a missing package."""
+"""Tables of names that command lines offer; --help then waits neither for JAX nor for a missing package."""
 
-# Presets of `mixedres.precision`.
-PRESETS = ("fp32", "tf32", "bf16", "fp16", "fp16_static", "fp16_rewrite", "bf16_rewrite")
+from typing import NamedTuple
+
+
+class Preset(NamedTuple):
+    """A named precision.
+
+    Attributes:
+      compute_dtype: dtype of the products, by name; parameters and logits are float32.
+      loss_scale: 'none', 'dynamic' or a number.
+      implementation: 'casting' (the layers cast) or 'graph_rewrite' (`mixedres.amp.autocast`).
+      matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
+        'default' is the platform's choice.
+    """
+
+    compute_dtype: str
+    loss_scale: str | float
+    implementation: str
+    matmul_precision: str
+
+
+PRESETS = {
+    "fp32": Preset("float32", "none", "casting", "highest"),
+    "tf32": Preset("float32", "none", "casting", "tensorfloat32"),
+    "bf16": Preset("bfloat16", "none", "casting", "default"),
+    "fp16": Preset("float16", "dynamic", "casting", "default"),
+    # 128 is the default of TensorFlow's official ResNet for float16.
+    "fp16_static": Preset("float16", 128.0, "casting", "default"),
+    "fp16_rewrite": Preset("float16", "dynamic", "graph_rewrite", "default"),
+    "bf16_rewrite": Preset("bfloat16", "none", "graph_rewrite", "default"),
+}
 LEVELS = ("default", "allow_only", "infer_as_deny")
 # Layouts of `mixedres.checkpoints`: names of a network's tensors.
 LAYOUTS = ("mixedres", "torchvision", "transformers")

@@ -25,3 +25,14 @@ MaskFn: TypeAlias = Callable[[PyTree], PyTree]
 # A jitted step, and a step that was compiled ahead.
 JittedStep: TypeAlias = Any
 CompiledStep: TypeAlias = Callable[..., Any]
+# One array: a `jax.Array`, a tracer, a numpy array or a number.
+Array: TypeAlias = Any
+# Programs of `jax.make_jaxpr`, closed or open, and their parts; JAX has no public types that say more.
+Jaxpr: TypeAlias = Any
+Equation: TypeAlias = Any
+Atom: TypeAlias = Any
+Aval: TypeAlias = Any
+# A function of pytrees of arrays, such as a loss or the `apply` of a network.
+Function: TypeAlias = Callable[..., Any]
+# Precision of a product: None, a name or a `jax.lax.Precision`.
+PrecisionLike: TypeAlias = Any

@@ -2,7 +2,19 @@
 
 from mixedres._internal.names import LEVELS
 from mixedres.amp._explain import Decision, Report, explain
+from mixedres.amp._keep import Keep
 from mixedres.amp._rules import Lists
-from mixedres.amp._transform import ListsLike, PrecisionWarning, autocast
+from mixedres.amp._transform import ListsLike, PrecisionWarning, autocast, half_dtype
 
-__all__ = ["LEVELS", "Decision", "Lists", "ListsLike", "PrecisionWarning", "Report", "autocast", "explain"]
+__all__ = [
+    "LEVELS",
+    "Decision",
+    "Keep",
+    "Lists",
+    "ListsLike",
+    "PrecisionWarning",
+    "Report",
+    "autocast",
+    "explain",
+    "half_dtype",
+]

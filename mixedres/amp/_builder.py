@@ -1,4 +1,4 @@
-"""Builds the graph of a traced program: one node per equation, with the equations of calls inlined."""
+"""Construction of the graph of a traced program: one node per equation, with the equations of calls inlined."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Aval, Jaxpr
 from mixedres.amp._custom_vjp import differentiated, is_inexact, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep
@@ -25,7 +26,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
 
-    def jaxpr(self, jaxpr: Any, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
+    def jaxpr(self, jaxpr: Jaxpr, path: Path, scope: Scope, args: list[Value]) -> list[Value]:
         """Adds a body with the arguments `args` and returns its results."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
@@ -66,7 +67,7 @@ class _Builder:
             outs[0].constant = folded(eqn, [value.constant for value in ins])
         node = self.add(Node(path, eqn, category, scope, ins, outs, sums, program))
         if program is None and node.touches_f32 and (reason := self.keep.reason(scope, jax_compat.body(eqn))):
-            # As after a sum: outside of the layer its result may be stored in half for the product that reads it.
+            # As after a sum: outside of the layer, a product may store the result in half.
             node.category, node.sums = "deny", sums or category != "deny"
             node.keep_float32, node.reason = True, reason
         return node.outs
@@ -79,11 +80,11 @@ class _Builder:
         self.nodes.append(node)
         return node
 
-    def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Any) -> Node:
+    def merge(self, path: Path, scope: Scope, ins: list[Value], aval: Aval) -> Node:
         return self.add(Node(path, None, "merge", scope, list(ins), [Value(aval)]))
 
     def carries(self, path: Path, scope: Scope, initial: list[Value]) -> list[Node]:
-        """One merge per carry, with the initial and (by `close`) the next value as operands and the state as result."""
+        """Returns a merge for each carry of a loop, with the initial value as operand; `close` adds the next value."""
         return [self.merge((*path, -1, i), scope, [value], value.aval) for i, value in enumerate(initial)]
 
     def close(self, merges: list[Node], following: list[Value]) -> list[Value]:
@@ -120,16 +121,16 @@ class _Builder:
         ]
 
     def custom_rule(self, eqn: Equation, path: Path, scope: Scope, ins: list[Value]) -> list[Value]:
-        """A function with a custom derivative: one node, which has a graph of its own if it contains products.
+        """Adds one node for a function with a custom derivative.
 
-        The products may be in the backward rule of a custom_vjp alone.
+        The node has a graph of its own if the function, or the backward rule of a custom_vjp, contains products.
         """
         body, is_vjp = eqn.params["call_jaxpr"], eqn.primitive.name == "custom_vjp_call"
         categories = dict(_categories(body, self.lists, self.dtype, self.platform))
         has_products = "allow" in categories
         if (has_products or is_vjp) and not self.keep.reason(scope):
 
-            def graph(jaxpr: Any, label: str) -> Graph:
+            def graph(jaxpr: Jaxpr, label: str) -> Graph:
                 inside = scope.inside(_name(body) + label)
                 return build(jaxpr, self.lists, self.dtype, self.color, self.keep, inside, self.platform)
 
@@ -152,7 +153,7 @@ class _Builder:
 
 
 def build(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     lists: Lists,
     dtype: np.dtype,
     color: Callable[[Graph], None],
@@ -181,7 +182,10 @@ def build(
 
 
 def _backward(eqn: Equation, lists: Lists) -> Any:
-    """The backward rule of a custom_vjp_call, if it has products; else, and where it cannot be traced alone, None."""
+    """Returns the backward rule of a custom_vjp_call as a jaxpr.
+
+    None if the rule has no products, or cannot be traced alone.
+    """
     forward, backward = differentiated(eqn, variable(eqn))
     try:
         results, pullback = jax.eval_shape(forward, *(var.aval for var in eqn.invars))
@@ -192,15 +196,15 @@ def _backward(eqn: Equation, lists: Lists) -> Any:
     return jaxpr if any(products) else None
 
 
-def _name(jaxpr: Any) -> str:
-    """The name of the function of a custom derivative rule, 'custom rule' if unknown."""
+def _name(jaxpr: Jaxpr) -> str:
+    """Returns the name of the function of a custom derivative rule, 'custom rule' if the name is unknown."""
     eqns = jax_compat.opened(jaxpr)[0].eqns
     names = [eqn.params["name"] for eqn in eqns if "name" in eqn.params and eqn.primitive.name in ("jit", "pjit")]
     info = getattr(jax_compat.opened(jaxpr)[0], "debug_info", None)
     return names[0] if len(eqns) == 1 and names else getattr(info, "func_name", None) or "custom rule"
 
 
-def _categories(jaxpr: Any, lists: Lists, dtype: np.dtype, platform: str | None) -> Iterator[tuple[str, bool]]:
+def _categories(jaxpr: Jaxpr, lists: Lists, dtype: np.dtype, platform: str | None) -> Iterator[tuple[str, bool]]:
     """Yields (category, whether all its ops are sums) for the categories of all float32 equations in a body."""
     found: dict[str, bool] = {}
     for eqn in jax_compat.opened(jaxpr)[0].eqns:

@@ -1,9 +1,10 @@
-"""Colors the graph: decides which nodes compute in half, before any of it is rewritten.
+"""Coloring of the graph: which nodes compute in half, decided before any node is rewritten.
 
 The passes are those of TensorFlow's auto_mixed_precision.cc (allow; deny forward; infer between allow ops; clear
-spreads), with two changes that JAX needs. It decomposes normalization into sums and products, so a second, weaker taint
-marks what comes after a sum: computed in float32, but fit to be stored in half. And clear ops follow their neighbors
-only where no value is rounded that was not: TensorFlow's last pass may round one that also feeds a float32 op.
+spreads), with two changes. JAX decomposes normalization into sums and products, so there is a second, weaker taint: the
+operations after a sum are computed in float32, but their results may be stored in half. And clear ops become half only
+where this rounds no value that was not rounded before; TensorFlow's last pass may round a value that also feeds a
+float32 op.
 """
 
 import math
@@ -14,22 +15,23 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
+from mixedres._internal.types import Atom
 from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
-from mixedres.amp._patterns import activations, rounding_commutes, saved_in_half
-from mixedres.amp._rules import BROADCASTING, COPIES, SOLVERS
+from mixedres.amp._patterns import PATTERNS, activations, rounding_commutes, saved_in_half
+from mixedres.amp._rules import BROADCASTING, COPIES
 
 
 def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict[Node, str]) -> None:
-    """Makes clear ops half where that rounds nothing anew, and sums of half branches, until nothing changes.
+    """Makes clear ops half where that rounds no value anew, and sums of half branches, until nothing changes.
 
     Args:
       nodes: the nodes on float32, with the colors of the other passes.
       dtype: the half dtype.
-      storable: nodes after an allow op that are no running values: they may be rounded once more.
+      storable: nodes after an allow op that are no running values: their results may be rounded once more.
       pinned: nodes that stay in float32, with the reason.
     """
     for node in activations(nodes, dtype, storable - pinned.keys()):
-        node.half, node.reason = True, "an activation after a norm, read by half ops alone"
+        node.half, node.reason = True, PATTERNS["activation"].reason
     clear = [node for node in nodes if node.category == "clear"]
     for node in clear:
         if not node.taint:
@@ -51,7 +53,7 @@ def spread(nodes: list[Node], dtype: np.dtype, storable: set[Node], pinned: dict
 
 
 def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
-    """Infer and clear nodes that lead to an allow op, also through normalization."""
+    """Returns the infer and clear nodes that lead to an allow op, also through normalization."""
 
     def passes(node: Node) -> bool:
         return node.category in ("infer", "clear") and node.taint != RANGE and node not in pinned
@@ -60,7 +62,7 @@ def _before_products(nodes: list[Node], pinned: dict[Node, str]) -> set[Node]:
 
 
 def _sum_reason(node: Node) -> str:
-    """The reason why a sum of branches read by a normalization, not an allow op, may be half; '' if there is none.
+    """Returns the reason why a sum of half branches that a normalization reads may be half; '' if it may not.
 
     An example is the trunk of a pre-activation network: both branches are half, so the stored sum is rounded once.
     """
@@ -74,7 +76,7 @@ def _sum_reason(node: Node) -> str:
 
 
 def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
-    """The reason why a clear node may be half; '' if there is none."""
+    """Returns the reason why a clear node may be half; '' if it may not."""
     if _exact_in_half(node, dtype):
         return "clear, all its inputs are half"
     if not any(value.is_f32 for value in node.outs):
@@ -89,7 +91,7 @@ def _clear_reason(node: Node, dtype: np.dtype, storable: set[Node]) -> str:
 
 
 def _exact_in_half(node: Node, dtype: np.dtype) -> bool:
-    """Whether all float32 operands are already half, so that a clear op rounds nothing."""
+    """Returns whether all float32 operands of a clear op are half already, so that the op rounds nothing."""
     if node.primitive == "convert_element_type" and node.ins[0].aval.dtype == dtype:
         return True
     operands = node.f32_ins()
@@ -111,10 +113,12 @@ def _converts_to(node: Node, dtype: np.dtype) -> bool:
 
 
 def _only_safe_readers(node: Node) -> bool:
-    """Whether every use, through clear ops, tolerates one more rounding: half ops and arithmetic without cancellation.
+    """Returns whether every reader of a node, also behind clear ops, tolerates that the result is rounded once more.
 
-    Comparisons and steps may flip. Differences may be of two copies of one value; those of an infer op (a trunk) are to
-    its own mean, which is computed in float32.
+    Half ops tolerate it, and so does arithmetic without cancellation. Comparisons and steps do not, because a rounded
+    value may fall on the other side. A difference may be of two copies of one value, so it does not tolerate rounding
+    either. The exception is an infer op (a trunk): differences subtract the mean of the trunk, which is computed in
+    float32.
     """
     trunk = node.category == "infer"
     for reached in (node, *reach([node], Node.consumers, lambda n: n.category == "clear" and not n.half)):
@@ -132,11 +136,11 @@ def _only_safe_readers(node: Node) -> bool:
     return True
 
 
-# A float16 counter stops at 2048: the derivative of a maximum counts how many elements attain it.
+# The derivative of a maximum counts how many elements attain it, and a float16 counter stops at 2048.
 LONGEST_FLOAT16_COUNT = 2048
 # Ops that may use an element of their operand more than once.
 SPREADING = BROADCASTING | COPIES
-# Ops by which a small update of a running value would be lost in half.
+# Ops that add updates to a running value; in half, small updates would be lost.
 ADDITIONS = ("add", "add_any", "sub")
 
 
@@ -155,51 +159,13 @@ def color(graph: Graph) -> None:
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
     spread(nodes, graph.dtype, after - running, pinned)
-    for node, what in saved_in_half(graph, allowed).items():
-        node.saves_half, node.reason = True, f"{what}: float32, saved for its gradient in {graph.dtype}"
-
-
-def widen(graph: Graph) -> None:
-    """Keeps the float32 sums of products that float32 ops alone read, in the colored graph of a whole program.
-
-    They are as exact as the operands and need no conversion, but twice the memory. So it is done for what a function
-    returns, what a solver reads, and what is no larger than an operand and leads to half ops by a softmax at most: not
-    for the logits of a vocabulary or of a long attention, and not for what a norm takes to the next product. Nor inside
-    a checkpoint whose policy chooses products.
-    """
-    to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
-    to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
-    for product in graph.nodes:
-        chosen = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
-        if chosen or not (product.half and product.category == "allow"):
-            continue
-        copies = reach([product], Node.consumers, _copies_half)
-        values = {value for node in (product, *copies) for value in node.outs if value.is_f32}
-        readers = {reader for value in values for reader in value.consumers} - copies
-        if any(reader.half or reader.primitive == "convert_element_type" for reader in readers):
-            continue
-        if not all(value in values for node in copies for value in node.f32_ins()):
-            continue
-        if any(reader in to_solver or reader.primitive in SOLVERS for reader in readers):
-            product.wide, product.reason = "solved", "on the allow list; a solver reads its float32 result"
-        elif any(value.returned for value in values) or (_is_small(product) and to_half.isdisjoint(readers)):
-            product.wide, product.reason = "read", "on the allow list; float32 ops read its float32 result"
-        if product.wide:
-            for node in copies:
-                node.half, node.reason = False, "clear, after a product with a float32 result"
-
-
-def _copies_half(node: Node) -> bool:
-    return node.category == "clear" and node.half and node.primitive != "convert_element_type"
-
-
-def _is_small(product: Node) -> bool:
-    """Whether the result of a product is no larger than an operand."""
-    return not all(exceeds(_shape(product), operand.aval.shape) for operand in product.ins[:2])
+    for node, name in saved_in_half(graph, allowed).items():
+        reason = f"{PATTERNS[name].reason}: float32, saved for its gradient in {graph.dtype}"
+        node.saves_half, node.reason = True, reason
 
 
 def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
-    """Whether an allow op has float32 operands and asks for no more precision than half has."""
+    """Returns whether an allow op has float32 operands and asks for no more precision than half has."""
     if node.category != "allow":
         return False
     dtypes = [v.aval.dtype for v in node.ins if hasattr(v.aval, "dtype")]
@@ -223,7 +189,7 @@ def _runs_in_half(node: Node, dtype: np.dtype) -> bool:
 
 
 def _sums_alone(node: Node) -> bool:
-    """Whether a dot_general has only contracted and batch axes, so that matrix units do not help."""
+    """Returns whether a dot_general has only contracted and batch axes, so that matrix units do not help."""
     if node.primitive != "dot_general":
         return False
     (contracted, _), (batch, _) = node.eqn.params["dimension_numbers"]
@@ -232,7 +198,10 @@ def _sums_alone(node: Node) -> bool:
 
 
 def _without_tables(products: list[Node]) -> list[Node]:
-    """The products except outer products of values before any product, such as positions times frequencies."""
+    """Returns the products without tables.
+
+    A table is an outer product of values that no product computed, such as positions times frequencies.
+    """
     rest = []
     for node in products:
         if _is_outer(node) and not reach([node], Node.producers, lambda n: True).intersection(products):
@@ -278,7 +247,7 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
 
 
 def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
-    """Infer and clear nodes without a taint that stay in float32, with the reason."""
+    """Returns the infer and clear nodes without a taint that stay in float32, each with the reason."""
     pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
     pinned |= dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
     for node in nodes:
@@ -318,7 +287,7 @@ def _shape(node: Node) -> tuple[Any, ...]:
 
 
 def _last_infer(node: Node) -> set[Node]:
-    """The infer ops whose result `node` returns: itself, or the ones before it through clear ops."""
+    """Returns the infer ops that compute the result of `node`: the node itself, or the infer ops behind clear ops."""
     reached = reach([node], lambda n: n.producers() if n.category == "clear" else (), lambda n: True)
     return {n for n in (node, *reached) if n.category == "infer"}
 
@@ -333,7 +302,7 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
     additions: set[Node] = set()
     running: set[Node] = set()
 
-    def runs(atom: Any, value: Value, shape: tuple[int, ...]) -> bool:
+    def runs(atom: Atom, value: Value, shape: tuple[int, ...]) -> bool:
         if isinstance(atom, Literal) or not value.is_f32 or atom.aval.shape != shape:
             return False
         if value.constant is not None and value.constant.size == 1:
@@ -354,12 +323,12 @@ def _running_values(nodes: list[Node], after: set[Node]) -> tuple[set[Node], set
 
 
 def _scales(node: Node) -> bool:
-    """Whether a node multiplies an array by a number."""
+    """Returns whether a node multiplies an array by a number."""
     return node.primitive in ("mul", "div") and sum(exceeds(atom.aval.shape, ()) for atom in node.eqn.invars) == 1
 
 
 def _infer_between(nodes: list[Node], allowed: list[Node], pinned: dict[Node, str]) -> None:
-    """Infer ops become half if an allow op comes before and after them, through nothing but infer and clear ops."""
+    """Makes infer ops half that have an allow op before and after them, through nothing but infer and clear ops."""
 
     def passes(node: Node) -> bool:
         return node.category in ("infer", "clear") and not node.taint and node not in pinned

@@ -1,4 +1,4 @@
-"""The derivative of a call of a custom_vjp as two functions, which can be traced and rewritten."""
+"""Derivative of a custom_vjp_call as two functions, which can be traced and rewritten."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,43 +9,44 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array, PyTree
 
 
 def variable(eqn: Equation) -> list[bool]:
-    """Of each operand of a custom_vjp_call, whether its rule has a gradient for it.
+    """Returns which operands of a custom_vjp_call have gradients.
 
-    It has none for integers, nor for the first operands, constants that the function closes over.
+    Integers have none, and neither have the first operands, the constants that the function closes over.
     """
     return [is_inexact(var.aval) and index >= eqn.params["num_consts"] for index, var in enumerate(eqn.invars)]
 
 
 def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(forward, backward) of a custom_vjp_call, by the rule of its author, for the operands that vary.
+    """Returns the functions (forward, backward) of a custom_vjp_call, by the rule of its author.
 
     forward: (*operands) -> (results, pullback). backward: (pullback, cotangents of the inexact results) -> gradients of
-    the varying operands.
+    the operands for which `varies` is true.
     """
 
-    def forward(*operands: Any) -> Any:
-        def call(*varying: Any) -> list[Any]:
+    def forward(*operands: Array) -> Any:
+        def call(*varying: Array) -> list[Any]:
             own = iter(varying)
             return jax_compat.bind(eqn, *(next(own) if v else x for v, x in zip(varies, operands, strict=True)))
 
         results, pullback = jax.vjp(call, *(x for v, x in zip(varies, operands, strict=True) if v))
         return tuple(results), pullback
 
-    def backward(pullback: Any, cotangents: Sequence[Any]) -> Any:
+    def backward(pullback: PyTree, cotangents: Sequence[Array]) -> Any:
         own = iter(cotangents)
         return pullback([next(own) if is_inexact(var.aval) else float0(var.aval) for var in eqn.outvars])
 
     return forward, backward
 
 
-def is_inexact(array: Any) -> bool:
-    """Whether an array, or its aval, has floating-point or complex numbers."""
+def is_inexact(array: Array) -> bool:
+    """Returns whether an array, or its aval, has floating-point or complex numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
-def float0(array: Any) -> np.ndarray:
-    """The tangent of an array of integers."""
+def float0(array: Array) -> np.ndarray:
+    """Returns the tangent of an array of integers, which has no bytes."""
     return np.zeros(array.shape, jax.dtypes.float0)

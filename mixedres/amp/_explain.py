@@ -1,4 +1,4 @@
-"""`explain`: the decisions of `autocast` about every operation of a function, with reasons."""
+"""`explain`: every decision of `autocast` about a function, with its reason."""
 
 import collections
 import dataclasses
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.amp import _report_html
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
@@ -19,7 +20,7 @@ from mixedres.amp._transform import ListsLike, Program, checked, traced, unstead
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision about one operation.
+    """Decision about one operation.
 
     Attributes:
       primitive: name of the primitive in the jaxpr.
@@ -28,9 +29,9 @@ class Decision:
       reason: reason of the decision.
       path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      in_dtypes, out_dtypes: dtypes of its operands and results after the rewrite.
-      platform: the platform, such as 'cpu', whose branch of a `lax.platform_dependent` has the operation; '' for an
-        operation outside, and for one in a default branch.
+      in_dtypes, out_dtypes: dtypes of the operands and results after the rewrite.
+      platform: platform, such as 'cpu', of the `lax.platform_dependent` branch that contains the operation; '' for a
+        default branch and outside of branches.
     """
 
     primitive: str
@@ -46,14 +47,16 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The decisions about a function; `print` it for a table.
+    """Report of all decisions about a function; `print` shows a table.
+
+        print(explain(lambda x, w: jnp.tanh(x @ w))(x, w))
 
     Attributes:
-      function: the name of the function.
+      function: name of the function.
       dtype: the half dtype.
       decisions: one per operation, in order; operations in a loop or a called function count once per call.
-      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, including the
-        function's own.
+      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, with the
+        conversions of the function itself.
       notes: warnings, such as products that stay in float32.
       jaxpr: the rewritten program.
     """
@@ -67,12 +70,12 @@ class Report:
     jaxpr: Any = dataclasses.field(repr=False)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Number of operations in each (category, dtype); dtype 'none' for operations without floating point."""
+        """Returns the number of operations in each (category, dtype); the dtype is 'none' without floating point."""
         pairs = ((d.category, d.dtype.name if d.dtype else "none") for d in self.decisions if not d.platform)
         return dict(sorted(collections.Counter(pairs).items()))
 
     def summary(self) -> str:
-        """The numbers of half operations and of casts, in one line."""
+        """Returns the numbers of half operations and of casts, in one line."""
         floats = [d for d in self.decisions if d.dtype is not None and not d.platform]
         products = [d for d in floats if d.category == "allow"]
         half, half_products = (sum(d.dtype == self.dtype for d in group) for group in (floats, products))
@@ -86,7 +89,7 @@ class Report:
         pathlib.Path(path).write_text(_report_html.render(self), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
-        """The report without the jaxpr for `json.dumps`; dtypes are names."""
+        """Returns the report without the jaxpr for `json.dumps`; dtypes are names."""
         decisions = [
             dataclasses.asdict(d)
             | {
@@ -106,7 +109,7 @@ class Report:
         }
 
     def to_text(self) -> str:
-        """The summary, the notes and a table of all operations on floating-point numbers."""
+        """Returns the summary, the notes and a table of all operations on floating-point numbers."""
         floats = [d for d in self.decisions if d.dtype is not None]
         head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
         rows = [
@@ -120,8 +123,8 @@ class Report:
 
 
 def explain(
-    fn: Callable[..., Any],
-    dtype: Any = jnp.float16,
+    fn: Function,
+    dtype: DType = jnp.float16,
     lists: ListsLike = None,
     *,
     level: str = "default",
@@ -133,7 +136,7 @@ def explain(
     """
     settings = checked(fn, dtype, lists, level, keep_float32)
 
-    def explained(*args: Any, **kwargs: Any) -> Report:
+    def explained(*args: PyTree, **kwargs: Any) -> Report:
         program = traced(fn, settings, Call(args, kwargs))
         jaxpr = jax.make_jaxpr(lambda *arrays: program.run(settings, arrays))(*program.arrays)
         down, up = casts(jaxpr, settings.dtype)
@@ -146,7 +149,7 @@ def explain(
     return explained
 
 
-def casts(jaxpr: Any, dtype: Any) -> tuple[int, int]:
+def casts(jaxpr: Jaxpr, dtype: DType) -> tuple[int, int]:
     """Numbers of conversions (float32 to `dtype`, back) in a jaxpr and all its bodies, on accelerators."""
     down = up = 0
     for eqn in jax_compat.equations(jaxpr):
@@ -170,14 +173,14 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
-        # A body that JAX traced earlier has no line of its present caller, but the call has.
+        # If JAX traced a body before this call, the body has no source line of the call; the call itself has one.
         source = next(filter(None, map(jax_compat.source_line, (node.eqn, *graph.callers(node)))), "")
         in_branch = any(caller.params.get("branches_platforms") for caller in graph.callers(node))
         platform = graph.platform if in_branch and graph.platform else ""
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs, platform)
 
 
-def _dtype(value: Any, dtype: np.dtype, half: bool) -> Any:
+def _dtype(value: Array, dtype: np.dtype, half: bool) -> Any:
     return dtype if half and value.is_f32 else getattr(value.aval, "dtype", None)
 
 

@@ -1,7 +1,8 @@
-"""Flax modules that a function changes while it is traced: what it changes arrives, or the function is refused.
+"""Changes of Flax modules during tracing: a change reaches the caller's module, or the function is refused.
 
-nnx modules are mutable objects: running statistics and random streams change when they are called. Modules of
-flax.linen write variables into the module around them. flax is not imported here: without it there are no modules.
+nnx modules are mutable objects: running statistics and random streams change when the modules are called. Modules of
+flax.linen write variables into the module around them. This file does not import flax: a program that has not imported
+flax has no modules.
 """
 
 import contextlib
@@ -12,15 +13,17 @@ from typing import Any
 
 import jax
 
+from mixedres._internal.types import Array, PyTree
+
 
 class Call:
-    """The arguments of a call as leaves, in which nnx modules are their state, as for `nnx.jit`.
+    """Arguments of a call as leaves; an nnx module is replaced by its state, as in `nnx.jit`.
 
     Attributes:
-      leaves: arrays and whatever else the arguments and the states of their modules consist of.
+      leaves: arrays, and the other leaves of the arguments and of the states of their modules.
     """
 
-    def __init__(self, args: Any, kwargs: Any) -> None:
+    def __init__(self, args: PyTree, kwargs: Any) -> None:
         self._nnx: Any = sys.modules.get("flax.nnx")
         places, self._tree = jax.tree.flatten((args, kwargs), is_leaf=self._is_module)
         self._is_place = [not self._is_module(place) for place in places]
@@ -33,14 +36,14 @@ class Call:
         self.leaves, self._structure = jax.tree.flatten((others, state))
         self._changed: list[tuple[Any, Any]] = []
 
-    def _is_module(self, value: Any) -> bool:
+    def _is_module(self, value: Array) -> bool:
         return self._nnx is not None and isinstance(value, self._nnx.Pytree | self._nnx.Variable)
 
     def apply(self, fn: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """(results of `fn`, what it changed in its modules) with `leaves` in the place of the call's own.
+        """Calls `fn` with `leaves` as its leaves; returns the results and the changes of nnx modules.
 
         Raises:
-          TypeError: where a change would be lost: of the structure of a module, or in another argument.
+          TypeError: if a change would be lost: a change of a module's structure, or of another argument.
         """
         others, state = jax.tree.unflatten(self._structure, leaves)
         copies = self._nnx.merge(self._graph, state) if self._modules else ()
@@ -80,8 +83,8 @@ class Call:
                 arrays += leaves
         return arrays
 
-    def update(self, arrays: Sequence[Any]) -> None:
-        """Writes what `apply` returned as changes, computed, into the modules of the caller."""
+    def update(self, arrays: Sequence[Array]) -> None:
+        """Writes changes that `apply` returned, as computed arrays, into the modules of the caller."""
         if self._changed:
             remaining = iter(arrays)
             flat = [
@@ -120,6 +123,6 @@ def guarded() -> Iterator[None]:
 
 
 def _linen_module() -> Any:
-    """The module of flax.linen whose method is running; None outside."""
+    """Returns the module of flax.linen whose method is running; None outside of such methods."""
     context = getattr(getattr(sys.modules.get("flax.linen"), "module", None), "_context", None)
     return context.module_stack[-1] if context is not None else None

@@ -1,8 +1,8 @@
-"""A traced program as one flat graph, in which colors cross jit, scan, while, cond, remat and shard_map.
+"""Graph of a traced program, flat, so that colors cross jit, scan, while, cond, remat and shard_map.
 
-The equations of a call are nodes of the same graph as those outside; an operand of a call and the argument of its body
-are one value. A node is identified by its path, the indices of the equations that lead to it, so that a body that is
-called twice is colored twice.
+The equations of a call are nodes of the same graph as the equations outside. An operand of a call and the argument of
+its body are one value. A path identifies a node: the indices of the equations that lead to it. So a body that is called
+twice is colored twice.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array
 from mixedres.amp._rules import Lists
 
 
@@ -34,16 +35,16 @@ class Scope:
     names: tuple[str, ...] = ()
 
     def at(self, eqn: Equation) -> Scope:
-        """The scope of an equation in a body that is called from here."""
+        """Returns the scope of an equation in a body that is called from here."""
         return Scope(_joined(self.path, jax_compat.name_stack(eqn)), self.names + jax_compat.named_scopes(eqn))
 
     def inside(self, label: str) -> Scope:
-        """The scope of the body of a call."""
+        """Returns the scope of the body of a call."""
         return Scope(_joined(self.path, label), self.names)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """`names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
+        """Returns `names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
         found: list[str] = []
         for name in self.names:
             owner, dot, _ = name.partition(".")
@@ -56,14 +57,14 @@ def _joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
-# In larger constants small numbers do not matter: data have some and lose little by them.
+# Larger constants are data, in which small numbers occur and matter little.
 SMALL = 16
 # Operations that only reshape or move one number.
 _KEEP = ("broadcast_in_dim", "reshape", "squeeze", "copy", "expand_dims", "pvary", "pcast")
 
 
-def known(const: Any) -> np.ndarray | None:
-    """The value of a literal, of a constant on the host or of a single element on a device; None for other arrays."""
+def known(const: Array) -> np.ndarray | None:
+    """Returns the value of a literal, of a constant on the host or of one element on a device; else None."""
     if isinstance(const, jax.core.Tracer) or (not hasattr(const, "dtype") and not np.isscalar(const)):
         return None
     if isinstance(const, jax.Array) and (const.size != 1 or not const.is_fully_addressable):
@@ -75,7 +76,7 @@ def known(const: Any) -> np.ndarray | None:
 
 
 def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | None:
-    """The value of a number after a reshape, broadcast or conversion; None for other equations."""
+    """Returns the value of a number after a reshape, broadcast or conversion; None for other equations."""
     if len(operands) != 1 or operands[0] is None or operands[0].size != 1:
         return None
     if eqn.primitive.name in _KEEP:
@@ -86,10 +87,10 @@ def folded(eqn: Equation, operands: list[np.ndarray | None]) -> np.ndarray | Non
 
 
 def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
-    """Whether an array of `shape` has more elements than `times` one of the shape `other`.
+    """Returns whether an array of `shape` has more elements than `times` arrays of the shape `other`.
 
-    Sizes may be symbols of `jax.export`. Where their values decide it, as those of b and 1 do, it is so unless both are
-    always the same.
+    Sizes may be symbols of `jax.export`. If the comparison depends on their values, the result is whether the sizes
+    differ.
     """
     size, limit = math.prod(shape), times * math.prod(other)
     try:
@@ -99,7 +100,7 @@ def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
 
 
 def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`."""
+    """Returns whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`."""
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
     limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
@@ -114,21 +115,21 @@ def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
 
 
 Path = tuple[int, ...]
-# Why a node must be float32: its result may leave the range of half, or it sums (a normalized sum may be stored in
-# half).
+# Reasons why a node must be float32. RANGE: its result may leave the range of half. SUM: it sums, so that its result is
+# float32, but what a normalization makes of the sum may be stored in half.
 RANGE, SUM = "range", "sum"
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """One array of the program, shared by all variables that stand for it inside calls.
+    """An array of the program, shared by all variables that stand for it inside calls.
 
     Attributes:
       aval: shape and dtype (of the slice, for an operand that a scan slices).
-      producer: the node that computes it; None for arguments and constants.
-      consumers: the nodes that read it.
-      constant: its value, if known and small.
-      returned: whether it is a result of the program.
+      producer: node that computes the array; None for arguments and constants.
+      consumers: nodes that read the array.
+      constant: the array itself, if known and small.
+      returned: whether the array is a result of the program.
     """
 
     aval: Any
@@ -139,35 +140,37 @@ class Value:
     _unfit: bool | None = None
 
     def unfit(self, dtype: np.dtype) -> bool:
-        """Whether `dtype` cannot represent its constant; cached, as the constant may be large."""
+        """Returns whether `dtype` cannot represent the constant; cached, because the constant may be large."""
         if self._unfit is None:
             self._unfit = self.constant is not None and unfit(self.constant, dtype)
         return self._unfit
 
     @property
     def is_f32(self) -> bool:
-        """Whether the rewrite may change its dtype."""
+        """Returns whether the value is float32, so that the rewrite may change its dtype."""
         return bool(getattr(self.aval, "dtype", None) == jnp.float32)
 
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """One equation at one path, or a merge: a loop carry or a result of cond, which has no equation.
+    """An equation at a path, or a merge (a loop carry or a result of cond), which has no equation.
 
     Attributes:
-      path: the equation indices that lead to it.
+      path: equation indices that lead to the node.
       eqn: the equation; None for a merge.
       category: 'allow', 'infer', 'deny', 'clear', 'unlisted' or 'merge'.
-      scope: the surrounding named scopes and calls.
-      ins, outs: its operands and results.
-      sums: on the deny list because it sums or squares, not because of its range.
-      taint: RANGE or SUM if it must be float32, else ''. The coloring sets it, half, saves_half, wide and reason.
-      program: for a custom derivative rule that contains allow ops: the graph of its body.
-      backward: returns the graph of the backward rule of a custom_vjp, if that contains allow ops.
-      saves_half: computed in float32, but what it saves for its gradient is half.
-      wide: why the float32 result of a product of half operands is not rounded: 'solved' (a solver reads it, so that
-        its derivatives are float32 too), 'read' (float32 ops alone read it), else ''.
-      keep_float32: in float32 because of its scope, regardless of the lists.
+      scope: surrounding named scopes and calls.
+      ins, outs: operands and results.
+      sums: whether the primitive is on the deny list as a sum or a square, not for its range.
+      program: graph of the body of a custom derivative rule that contains allow ops; else None.
+      backward: function that returns the graph of the backward rule of a custom_vjp; None if the rule has no allow ops.
+      keep_float32: whether `keep_float32` matches the path, so that the lists do not apply.
+      half: whether the node computes in half. The coloring sets this and the following attributes.
+      saves_half: whether the node computes in float32 and saves half residuals for its gradient.
+      wide: pattern by which the float32 result of a product of half operands is not rounded: 'solver' (the derivatives
+        are float32 too), 'result', or ''.
+      taint: RANGE or SUM if the node must be float32, else ''.
+      reason: reason of the color.
     """
 
     path: Path
@@ -188,33 +191,33 @@ class Node:
 
     @property
     def primitive(self) -> str:
-        """The name of the primitive; 'merge' for a merge."""
+        """Returns the name of the primitive; 'merge' for a merge."""
         return "merge" if self.eqn is None else self.eqn.primitive.name
 
     def f32_ins(self) -> list[Value]:
-        """The float32 operands that are not constants."""
+        """Returns the float32 operands that are not constants."""
         return [value for value in self.ins if value.is_f32 and value.constant is None]
 
     @property
     def touches_f32(self) -> bool:
-        """Whether any operand or result is float32."""
+        """Returns whether any operand or result is float32."""
         return any(value.is_f32 for value in (*self.ins, *self.outs))
 
     def unfit_constant(self, dtype: np.dtype) -> float | None:
-        """A constant operand that `dtype` cannot represent, or None."""
+        """Returns a constant operand that `dtype` cannot represent, or None."""
         for value in self.ins:
             if value.is_f32 and value.constant is not None and value.unfit(dtype):
                 return float(value.constant.reshape(-1)[0])
         return None
 
     def consumers(self) -> Iterator[Node]:
-        """The nodes that read a float32 result."""
+        """Yields the nodes that read a float32 result."""
         for value in self.outs:
             if value.is_f32:
                 yield from value.consumers
 
     def producers(self) -> Iterator[Node]:
-        """The nodes that made the float32 operands."""
+        """Yields the nodes that computed the float32 operands."""
         for value in self.ins:
             if value.is_f32 and value.producer is not None:
                 yield value.producer
@@ -222,7 +225,17 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A program: its nodes in order of evaluation, the half dtype, the lists, its platform, and its calls by path."""
+    """A traced program.
+
+    Attributes:
+      jaxpr: the program.
+      nodes: the nodes in order of evaluation.
+      dtype: the half dtype.
+      lists: lists of primitives.
+      platform: platform whose branches of `lax.platform_dependent` are nodes; None: the default branches.
+      by_path: nodes by path.
+      calls: equations with bodies, by path.
+    """
 
     jaxpr: Any
     nodes: list[Node]
@@ -233,20 +246,20 @@ class Graph:
     calls: dict[Path, Equation]
 
     def all_nodes(self) -> Iterator[Node]:
-        """The nodes, including those of the programs and backward rules of custom rules."""
+        """Yields the nodes, including the nodes in programs and backward rules of custom rules."""
         for node in self.nodes:
             yield node
             for graph in (node.program, node.backward()) if node.program is not None else ():
                 yield from graph.all_nodes() if graph is not None else ()
 
     def callers(self, node: Node) -> Iterator[Equation]:
-        """The calls around `node`, innermost first."""
+        """Yields the calls around `node`, innermost first."""
         for depth in range(len(node.path) - 1, 0, -1):
             if node.path[:depth] in self.calls:
                 yield self.calls[node.path[:depth]]
 
     def unsteady_loops(self) -> Iterator[Equation]:
-        """The `while` loops whose test reads a float that a product in half led to: they may stop later, or not."""
+        """Yields `while` loops whose condition depends on a half product: rounding may delay or prevent their end."""
         loops = {path: eqn for path, eqn in self.calls.items() if eqn.primitive.name == "while"}
         if not loops:
             return
@@ -256,7 +269,7 @@ class Graph:
         yield from (eqn for path, eqn in loops.items() if (*path, 0) in tests)
 
     def has_half(self, path: Path) -> bool:
-        """Whether anything under `path` is computed in half."""
+        """Returns whether anything under `path` is computed in half."""
         return path in self._half_regions
 
     def index_regions(self) -> None:
@@ -266,7 +279,7 @@ class Graph:
 
 
 def reach(roots: Iterable[Node], step: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool]) -> set[Node]:
-    """Nodes reached from `roots` by `step` through nodes that `enter` accepts; a root only if it is reached."""
+    """Returns the nodes reached from `roots` by `step` through nodes that `enter` accepts; roots only if reached."""
     found: set[Node] = set()
     queue = list(roots)
     while queue:

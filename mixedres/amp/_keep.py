@@ -1,22 +1,22 @@
 """`keep_float32`: operations that stay in float32 because a regular expression matches their path."""
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from mixedres._internal import jax_compat
+from mixedres._internal.errors import nearest
+from mixedres._internal.types import Jaxpr
 from mixedres.amp._graph import Graph, Scope
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """The operations whose path the regular expression `pattern` matches (`re.search`); none if it is empty.
+    """Operations whose path matches a regular expression (`re.search`); an empty expression matches none.
 
-    It is searched in three forms of the path: the named scopes, '/ResNet/block_layer1_1'; the same without the first,
-    which is the class of the root module in flax, '/block_layer1_1'; and the path in reports, with calls and
-    derivatives, '/jvp(ResNet)/block_layer1_1/relu'.
+    The expression is searched in three spellings of the path. One has the named scopes: '/ResNet/block_layer1_1'. One
+    lacks the first scope, which is the class of the root module in flax: '/block_layer1_1'. One is the path in reports,
+    with calls and derivatives: '/jvp(ResNet)/block_layer1_1/relu'.
 
     Raises:
       ValueError: for an invalid regular expression.
@@ -32,8 +32,8 @@ class Keep:
         except re.error as error:
             raise ValueError(f"keep_float32={self.pattern!r} is not a regular expression: {error}") from None
 
-    def reason(self, scope: Scope, body: Any = None) -> str:
-        """The reason why an operation at `scope`, or in a body called there, stays in float32; '' if there is none."""
+    def reason(self, scope: Scope, body: Jaxpr = None) -> str:
+        """Returns the reason why an operation at `scope`, or in its `body`, stays in float32; '' if it need not."""
         if not self.pattern:
             return ""
         for path in _spellings(scope):
@@ -56,12 +56,6 @@ class Keep:
             f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
             + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
         )
-
-
-def nearest(pattern: str, paths: Iterable[str]) -> str:
-    """The three of `paths` most similar to `pattern`: '/head, /stem_conv and /block_layer1_1'."""
-    *most, last = difflib.get_close_matches(pattern.strip("^$"), sorted(set(paths)), n=3, cutoff=0.0)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _spellings(scope: Scope) -> tuple[str, ...]:

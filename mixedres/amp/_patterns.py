@@ -1,71 +1,123 @@
-"""Activations that keep half for the backward pass, as casts by hand do, although the lists have them in float32.
+"""Patterns of operations that deviate from the lists: each has a name, an example and one function that finds it.
 
-Those behind a norm, which half ops alone read, are half. Gates of recurrent cells, the softmax of attention and the
-cube of gelu are float32 and saved in half, and so are masks.
+The lists decide by primitive. Some operations are better off otherwise when their neighbors are known: an activation
+can run in half, a softmax can save half for its gradient, a product can keep its float32 sum. `PATTERNS` is the table
+of all of them. To add one, add a row and a finder here; `tests/amp/test_patterns.py` runs every example.
 """
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from mixedres.amp._graph import RANGE, SUM, Graph, Node, Path, Value, reach
+from mixedres.amp._graph import RANGE, SUM, Graph, Node, Path, Value, exceeds, reach
+from mixedres.amp._rules import SOLVERS
 
-# Rounding their operands gives a different result than rounding their result.
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A pattern of operations.
+
+    Attributes:
+      reason: reason in the reports of `explain`.
+      example: a Python expression of two float32 matrices x and w in which the pattern occurs.
+    """
+
+    reason: str
+    example: str
+
+
+PATTERNS = {
+    # The operation runs in half.
+    "activation": Pattern(
+        "an activation after a norm, read by half ops alone",
+        "jax.nn.silu(jax.nn.standardize(x @ w)) @ w",
+    ),
+    # The operation runs in float32 and saves its residuals in half.
+    "cell": Pattern(
+        "a gate of a recurrent cell",
+        "jax.lax.scan(lambda h, _: (h + jnp.tanh(h @ w) * jax.nn.sigmoid(h @ w), None), x, length=3)[0]",
+    ),
+    "softmax": Pattern("a softmax before a product", "jax.nn.softmax(x @ w) @ w"),
+    "cube": Pattern("a cube in an activation", "jax.nn.gelu(x @ w) @ w"),
+    "mask": Pattern("a product with a mask", "(jax.nn.softmax(x @ w) * (x > 0).astype(jnp.float32)) @ w"),
+    # The product runs in half and keeps its float32 result.
+    "solver": Pattern("on the allow list; a solver reads its float32 result", "jnp.linalg.cholesky(w @ w.T)"),
+    "result": Pattern("on the allow list; float32 ops read its float32 result", "x @ w"),
+}
+
+# Rounding the operands of these operations gives another result than rounding the result.
 STEPS = ("floor", "ceil", "round", "sign")
 SELECTS_BY_VALUE = ("sort", "top_k", "approx_top_k", "select_and_gather_add")
-# What makes a function of a norm's result an activation; of a large argument, sin and cos would lose all digits.
+# Functions with bounded results. sin and cos are not among them: a large argument in half has no digits left.
 BOUNDED = ("tanh", "logistic", "erf", "erfc")
 
 
 def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
-    """What computes silu, gelu or tanh of a norm's result for an allow op, as a cast of that result by hand would."""
+    """Returns the operations of the pattern 'activation'.
+
+    The operations compute a bounded activation (silu, gelu, tanh) of a normalized value, and only half operations read
+    the result. A hand-placed cast of the normalized value would put them in half too.
+
+    Args:
+      nodes: nodes on float32 in order of evaluation, with the colors of the other passes.
+      dtype: the half dtype.
+      storable: nodes whose result may be rounded to half.
+    """
     inside: set[Node] = set()
     after_kept = reach([node for node in nodes if node.keep_float32], Node.consumers, lambda node: bool(node.taint))
 
     def fits(node: Node) -> bool:
         if node.category not in ("infer", "clear") or node.taint == RANGE or node not in storable or node.eqn is None:
             return False
-        if node in after_kept:  # the user wants digits there
+        if node in after_kept:  # keep_float32 asks for float32 here
             return False
         if any(value.returned for value in node.outs) or node.unfit_constant(dtype) is not None:
             return False
         return node.category == "infer" or (rounding_commutes(node) and all(value.is_f32 for value in node.outs))
 
-    for node in reversed(nodes):  # readers come before what they read
+    for node in reversed(nodes):  # every reader of a node comes before the node
         readers = list(node.consumers())
         if readers and fits(node) and all(reader.half or reader in inside for reader in readers):
             inside.add(node)
-    # The one value of which a node is a function: of a norm's result, not of the map and the statistics before it.
+    # {node: the only value that the node is a function of}. This value is the result of a norm, if the statistics of
+    # the norm are not inside.
     source: dict[Node, Value] = {}
     for node in nodes:
         if node in inside:
             roots = {source.get(value.producer, value) if value.producer else value for value in node.f32_ins()}
             if len(roots) == 1:
                 source[node] = roots.pop()
-    of = {source[node] for node in source if node.primitive in BOUNDED and node.taint == SUM}
+    normalized = {source[node] for node in source if node.primitive in BOUNDED and node.taint == SUM}
     found: dict[Node, None] = {}
     for node in nodes:
         follows = node in inside and any(maker in found for maker in node.producers())
-        if not node.half and (follows or source.get(node) in of):
+        if not node.half and (follows or source.get(node) in normalized):
             found[node] = None
     return list(found)
 
 
-def saved_in_half(graph: Graph, allowed: list[Node]) -> dict[Node, str]:
-    """Float32 nodes that save half for their gradients, as casts by hand do, with what they are."""
-    found = dict.fromkeys(_gates(graph, allowed), "a gate of a recurrent cell")
-    found |= dict.fromkeys(_softmaxes(graph.nodes), "a softmax before a product")
-    found |= dict.fromkeys(_cubes(graph.nodes), "a cube in an activation")
-    found |= dict.fromkeys(filter(_is_masked, graph.nodes), "a product with a mask")
-    return {node: what for node, what in found.items() if not (node.half or node.keep_float32)}
+def saved_in_half(graph: Graph, products: list[Node]) -> dict[Node, str]:
+    """Returns the float32 operations whose residuals are saved in half, each with the name of its pattern.
+
+    Hand-placed casts would save the same residuals in half; here the results are float32 nevertheless.
+    """
+    finders = {
+        "cell": _gates(graph, products),
+        "softmax": _softmaxes(graph.nodes),
+        "cube": _cubes(graph.nodes),
+        "mask": filter(_is_masked, graph.nodes),
+    }
+    named = {node: name for name, nodes in finders.items() for node in nodes}
+    return {node: name for node, name in named.items() if not (node.half or node.keep_float32)}
 
 
-def _gates(graph: Graph, allowed: list[Node]) -> list[Node]:
-    """The gates of recurrent cells, and products of them with each other and with the state.
+def _gates(graph: Graph, products: list[Node]) -> list[Node]:
+    """Returns the gates of recurrent cells, and the products of gates with each other and with the state.
 
-    `allowed` ops come before them, and after them through the state of a scan. They stay float32, as the state does: of
-    a forget gate near 1 or of a small update half would leave nothing. What a scan saves of them is as large as the
-    sequence is long, and only multiplies gradients: for that half is enough.
+    Gates come after products, and lead to other products through the state of a scan. The gates stay float32, because
+    half would lose the digits of a forget gate near 1 and of a small update. A scan saves every gate for each step of
+    the sequence, and the saved gates only multiply gradients: half is enough for that.
     """
     scans = {path for path, eqn in graph.calls.items() if eqn.primitive.name == "scan"}
     states = {node for node in graph.nodes if node.category == "merge" and node.path[:-2] in scans}
@@ -75,9 +127,9 @@ def _gates(graph: Graph, allowed: list[Node]) -> list[Node]:
     def passes(node: Node) -> bool:
         return node in states or (node.category in ("infer", "clear") and not node.taint)
 
-    through = reach(allowed, Node.consumers, passes) & reach(allowed, Node.producers, passes)
+    through = reach(products, Node.consumers, passes) & reach(products, Node.producers, passes)
     cell = [node for node in graph.nodes if node in through - states and _inside(node, scans)]
-    known = states.union(cell, allowed)
+    known = states.union(cell, products)
     made: set[Node] = set()
     for node in cell:
         operands = [value.producer for value in node.f32_ins()]
@@ -87,7 +139,7 @@ def _gates(graph: Graph, allowed: list[Node]) -> list[Node]:
 
 
 def _softmaxes(nodes: list[Node]) -> Iterator[Node]:
-    """The exponential, at most 1, and the quotient of softmaxes that half ops read: the weights of attention."""
+    """Yields the exponential and the quotient of each softmax that half operations read; both are at most 1."""
     for node in nodes:
         exponential = _exponential(node)
         if exponential is not None:
@@ -97,7 +149,7 @@ def _softmaxes(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _exponential(node: Node) -> Node | None:
-    """The exponential of the softmax that a quotient ends; None for other nodes."""
+    """Returns the exponential of the softmax that ends with the quotient `node`; None for other nodes."""
     if node.primitive != "div" or len(node.f32_ins()) != 2:
         return None
     above, below = (value.producer for value in node.ins)
@@ -109,15 +161,18 @@ def _exponential(node: Node) -> Node | None:
     return above
 
 
-def _comes_from(node: Node | None, primitive: str, of: Node | None = None) -> bool:
-    """Whether a value is the result of `primitive` (of that of the node `of`), but for clear ops."""
+def _comes_from(node: Node | None, primitive: str, operand: Node | None = None) -> bool:
+    """Returns whether `node` is, behind clear operations, a `primitive`, and if given, one that reads `operand`."""
     while node is not None and node.category == "clear" and node.primitive != primitive:
         node = next(node.producers(), None)
-    return node is not None and node.primitive == primitive and (of is None or of in node.producers())
+    return node is not None and node.primitive == primitive and (operand is None or operand in node.producers())
 
 
 def _cubes(nodes: list[Node]) -> Iterator[Node]:
-    """The cubes of gelu in its tanh form. float16 has the cube of 40 at most, and its derivative up to 147."""
+    """Yields the cubes of gelu in its tanh form.
+
+    float16 holds the cube of numbers up to 40, and the derivative of the cube for numbers up to 147.
+    """
     for node in nodes:
         if node.primitive == "integer_pow" and node.eqn.params["y"] == 3 and node.category == "deny":
             after = reach([node], Node.consumers, lambda n: n.category == "infer")
@@ -125,28 +180,83 @@ def _cubes(nodes: list[Node]) -> Iterator[Node]:
                 yield node
 
 
-def _inside(node: Node, scans: set[Path]) -> bool:
-    return any(node.path[:depth] in scans for depth in range(1, len(node.path)))
-
-
-def _multiplies(node: Node) -> bool:
-    """Whether a node multiplies two arrays, so that it saves them."""
-    return node.primitive == "mul" and len(node.f32_ins()) == 2
-
-
-def rounding_commutes(node: Node) -> bool:
-    """Whether rounding the operands gives the rounded result: not for steps and selections by value."""
-    return node.primitive not in STEPS and not (
-        node.primitive in SELECTS_BY_VALUE and len(node.outs) + len(node.ins) > 2
-    )
-
-
 def _is_masked(node: Node) -> bool:
-    """Whether a node multiplies by zeros and ones, as dropout does: half has both exactly."""
+    """Returns whether a node multiplies by zeros and ones, as dropout does; half holds both exactly."""
     if not _multiplies(node):
         return False
     makers = [value.producer for value in node.ins]
     return any(
         maker is not None and maker.primitive == "convert_element_type" and maker.ins[0].aval.dtype == bool
         for maker in makers
+    )
+
+
+def keep_float32_results(graph: Graph) -> None:
+    """Keeps the float32 results of half products by the patterns 'solver' and 'result'; sets `wide` and `reason`.
+
+    A product sums in float32 anyway. If only float32 operations read the sum, a float32 result is as exact as the
+    operands and needs no conversion, but takes twice the memory. So the pattern 'result' holds only for results of the
+    function, and for a product that is no larger than an operand and leads to half operations by a softmax at most. It
+    does not hold for the logits of a vocabulary or of a long attention, for a value that a norm prepares for the next
+    product, or inside a checkpoint whose policy chooses products.
+
+    Args:
+      graph: the colored graph of a whole program.
+    """
+    to_solver = reach([n for n in graph.nodes if n.primitive in SOLVERS], Node.producers, lambda node: True)
+    to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
+    for product in graph.nodes:
+        in_policy = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
+        if in_policy or not (product.half and product.category == "allow"):
+            continue
+        copies = reach([product], Node.consumers, _copies_half)
+        readers = _float32_readers(product, copies)
+        if readers is None:
+            continue
+        if any(reader in to_solver or reader.primitive in SOLVERS for reader in readers):
+            product.wide = "solver"
+        elif _is_returned((product, *copies)) or (_is_small(product) and to_half.isdisjoint(readers)):
+            product.wide = "result"
+        if product.wide:
+            product.reason = PATTERNS[product.wide].reason
+            for node in copies:
+                node.half, node.reason = False, "clear, after a product with a float32 result"
+
+
+def _float32_readers(product: Node, copies: Iterable[Node]) -> set[Node] | None:
+    """Returns the readers of a product and its copies; None if some reader is half, or a copy has another operand."""
+    values = {value for node in (product, *copies) for value in node.outs if value.is_f32}
+    readers = {reader for value in values for reader in value.consumers}.difference(copies)
+    if any(reader.half or reader.primitive == "convert_element_type" for reader in readers):
+        return None
+    return readers if all(value in values for node in copies for value in node.f32_ins()) else None
+
+
+def _is_returned(nodes: Iterable[Node]) -> bool:
+    return any(value.returned for node in nodes for value in node.outs if value.is_f32)
+
+
+def _copies_half(node: Node) -> bool:
+    return node.category == "clear" and node.half and node.primitive != "convert_element_type"
+
+
+def _is_small(product: Node) -> bool:
+    """Returns whether the result of a product is no larger than one of its operands."""
+    shape = product.eqn.outvars[0].aval.shape
+    return not all(exceeds(shape, operand.aval.shape) for operand in product.ins[:2])
+
+
+def _inside(node: Node, scans: set[Path]) -> bool:
+    return any(node.path[:depth] in scans for depth in range(1, len(node.path)))
+
+
+def _multiplies(node: Node) -> bool:
+    """Returns whether a node multiplies two arrays, so that both are saved for the gradient."""
+    return node.primitive == "mul" and len(node.f32_ins()) == 2
+
+
+def rounding_commutes(node: Node) -> bool:
+    """Returns whether rounding the operands gives the rounded result: not for steps and selections by value."""
+    return node.primitive not in STEPS and not (
+        node.primitive in SELECTS_BY_VALUE and len(node.outs) + len(node.ins) > 2
     )

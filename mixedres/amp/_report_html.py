@@ -1,4 +1,4 @@
-"""The report of `explain` as one self-contained HTML page with filters and a reason for every operation."""
+"""HTML page of a report of `explain`: one self-contained file with filters and a reason for every operation."""
 
 import html
 import os
@@ -43,7 +43,7 @@ _SHADES = {"half": "#4fae86", "float32": "#c9ced8", "other": "#eceef2"}
 
 
 def render(report: Any) -> str:
-    """The HTML page of a `Report` of `mixedres.amp.explain`."""
+    """Returns the HTML page of a `mixedres.amp.Report`."""
     decisions = report.decisions
     categories = [c for c in ("allow", "infer", "deny", "clear", "unlisted") if any(d.category == c for d in decisions)]
     dtypes = sorted({_dtype(d) for d in decisions}, key=lambda name: (name != report.dtype.name, name))
@@ -63,7 +63,7 @@ def render(report: Any) -> str:
 
 
 def short_source(source: str) -> str:
-    """A source line with its file relative to the working directory or the installed packages."""
+    """Returns a source line with its file relative to the working directory or the installed packages."""
     for start in (f"{os.getcwd()}{os.sep}", "site-packages/", "dist-packages/"):
         source = source.rpartition(start)[2]
     return source
@@ -74,7 +74,7 @@ def _dtype(decision: Any) -> str:
 
 
 def _bar(report: Any) -> str:
-    """A bar with the numbers of floating-point operations by dtype."""
+    """Returns a bar with the numbers of floating-point operations by dtype."""
     floats = [_dtype(d) for d in report.decisions if d.dtype is not None]
     half, full = floats.count(report.dtype.name), floats.count("float32")
     counts = [

@@ -1,12 +1,12 @@
-"""The rule table: which primitives may run in half precision, and the frozen `Lists` that users edit.
+"""Table of rules: which primitives may run in half precision, and the frozen `Lists` that users edit.
 
-Categories and their meaning are those of TensorFlow's rewrite (auto_mixed_precision_lists.h), carried over to the
+The categories and their meaning come from TensorFlow's rewrite (auto_mixed_precision_lists.h), applied to the
 primitives of JAX:
 
-  allow   always half: matrix units make it fast, and they sum in float32.
-  infer   half between allow ops, unless an unsafe op comes before.
-  deny    always float32, and infer ops after it too: small or large results, long sums.
-  clear   does no arithmetic that rounds: follows its neighbors.
+  allow: always half, because matrix units make it fast, and they sum in float32.
+  infer: half between allow ops, unless an unsafe op comes before.
+  deny: always float32, and infer ops after it too: small or large results, long sums.
+  clear: rounds nothing, and follows its neighbors.
 
 Other primitives are unlisted: they run in float32 and stop every propagation.
 """
@@ -22,6 +22,7 @@ from jax.extend.core import Primitive, primitives
 
 from mixedres._internal import jax_compat
 from mixedres._internal.names import LEVELS
+from mixedres._internal.types import DType
 
 CATEGORIES = ("allow", "infer", "deny", "clear")
 
@@ -66,14 +67,14 @@ CLEAR = _names("""
 """)
 
 # Binary ops with an operand that may be smaller than the result, and ops that repeat elements of their operand. The
-# gradient of a repeated operand is a sum: it is read in float32, so that it is summed in float32.
+# gradient of a repeated operand is a sum, so such an operand is read in float32 and its gradient summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to")
 
-# Their bodies are colored, not they themselves. The simple ones evaluate one body on their operands.
+# Calls: their bodies are colored, not the calls. The simple calls evaluate one body on their operands.
 STRUCTURE = jax_compat.SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")
-# Known to JAX outside `jax.extend.core.primitives` and unlisted on purpose: their effect on a value is unknown, or they
-# use its bits.
+# Primitives outside `jax.extend.core.primitives` that are unlisted on purpose: their effect on a value is unknown, or
+# they use its bits.
 UNLISTED = _names("""
     reduce_precision bitcast_convert_type iota random_bits random_wrap random_unwrap random_clone pure_callback
     io_callback debug_callback debug_print ffi_call pallas_call reduce reduce_window custom_partitioning
@@ -83,20 +84,22 @@ UNLISTED = _names("""
 
 
 class OwnName(str):
-    """The name of a user-defined primitive, which was given as a `Primitive`."""
+    """Name of a user-defined primitive that was passed as a `Primitive`."""
 
     __slots__ = ()
 
 
 def known_primitives() -> frozenset[str]:
-    """Names of the primitives that a list may contain: the public ones of JAX and the ones named in this file."""
+    """Returns the names that a list may contain: the public primitives of JAX, and the names in this file."""
     public = frozenset(value.name for name, value in vars(primitives).items() if name.endswith("_p"))
     return (public | ALLOW | DENY_RANGE | SOLVERS | DENY_SUMS | INFER | CLEAR | UNLISTED) - STRUCTURE
 
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """The lists of primitive names; other primitives are unlisted: float32, and a barrier to propagation.
+    """Lists of primitive names. A primitive on no list runs in float32 and stops every propagation.
+
+        autocast(fn, lists=Lists().replace({"deny": {"tanh"}}))
 
     Attributes:
       allow, infer, deny, clear: sets of primitive names as printed in a jaxpr ('dot_general', 'reduce_sum'); a
@@ -123,11 +126,11 @@ class Lists:
                 seen[name] = category
 
     def category(self, name: str) -> str:
-        """The list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
+        """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
         return next((category for category in CATEGORIES if name in getattr(self, category)), "unlisted")
 
     def replace(self, changes: Mapping[str, Iterable[Any]]) -> Lists:
-        """These lists with names moved to the lists in `changes`, such as {'deny': {'tanh'}}.
+        """Returns lists in which names are moved to the lists in `changes`, such as {'deny': {'tanh'}}.
 
         The key 'unlisted' removes names from every list.
 
@@ -146,11 +149,11 @@ class Lists:
         return Lists(**{key: (getattr(self, key) - set(counted)) | targets.get(key, frozenset()) for key in CATEGORIES})
 
     def at_level(self, level: str) -> Lists:
-        """These lists changed by `level`.
+        """Returns the lists changed by `level`.
 
-        'default' changes nothing. 'allow_only' empties infer, deny and clear, so that only the products run in half,
-        each between two casts (TensorFlow's TENSOR_CORES_ONLY). 'infer_as_deny' computes infer ops and the ops that
-        follow them in float32 (its TREAT_INFER_AS_DENY).
+        'default' changes nothing. 'allow_only' empties infer, deny and clear, so that only products run in half, each
+        between two casts (TENSOR_CORES_ONLY in TensorFlow). 'infer_as_deny' computes infer ops and the ops that follow
+        infer ops in float32 (TREAT_INFER_AS_DENY in TensorFlow).
 
         Raises:
           ValueError: for another level.
@@ -164,12 +167,12 @@ class Lists:
         raise ValueError(f"level {level!r} is unknown; use one of {', '.join(LEVELS)}")
 
     @classmethod
-    def default(cls, dtype: Any) -> Lists:
-        """The default lists for a half dtype; powers are safe in bfloat16, which has the range of float32."""
+    def default(cls, dtype: DType) -> Lists:
+        """Returns the default lists for a half dtype. bfloat16 has the range of float32, so powers may be half."""
         return cls() if jnp.dtype(dtype) == jnp.float16 else cls().replace({"infer": BFLOAT16_INFER})
 
     @classmethod
-    def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: Any) -> Lists:
+    def parse(cls, lists: Lists | Mapping[str, Iterable[Any]] | None, dtype: DType) -> Lists:
         """Converts None (the default lists), changes of the default lists, or lists to lists.
 
         Raises:

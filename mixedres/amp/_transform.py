@@ -1,4 +1,4 @@
-"""`autocast`: half precision for any JAX function by a rewrite of its graph."""
+"""`autocast`: half precision for any JAX function, by a rewrite of its graph."""
 
 import dataclasses
 import functools
@@ -12,46 +12,52 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.names import PRESETS
+from mixedres._internal.types import Array, DType, Equation, Function, PyTree
 from mixedres.amp._builder import build
-from mixedres.amp._coloring import color, widen
+from mixedres.amp._coloring import color
 from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
 from mixedres.amp._keep import Keep
+from mixedres.amp._patterns import keep_float32_results
 from mixedres.amp._rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
-_OF_PRESETS = {"fp16": "float16", "bf16": "bfloat16"}
 _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
 class PrecisionWarning(UserWarning):
-    """Nothing was cast because all float32 products ask for full precision, or products in half decide when to stop."""
+    """Warning that no product was cast because all ask for full precision, or that rounding may stop a loop late."""
 
 
 def autocast(
-    fn: Callable[..., Any],
-    dtype: Any = jnp.float16,
+    fn: Function,
+    dtype: DType = jnp.float16,
     lists: ListsLike = None,
     *,
     level: str = "default",
     keep_float32: str = "",
 ) -> Callable[..., Any]:
-    """`fn` with its products, and what is safe around them, computed in a half dtype.
+    """Returns `fn` with products, and operations that are safe around them, computed in a half dtype.
 
-    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet.
-    The dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
-    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order.
-    Every call traces `fn` anew, so use it inside a `jax.jit`: `jax.jit(autocast(fn))`.
+    The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet. The
+    dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
+    products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order. A
+    function that calls `jax.lax.platform_dependent` is colored once for each platform. Every call traces `fn` anew, so
+    use it inside a `jax.jit`:
+
+        step = jax.jit(autocast(lambda x, w: jnp.tanh(x @ w)))
+        y = step(x, w)  # float32, from a float16 product
 
     Args:
       fn: a function of pytrees of arrays that returns pytrees of arrays. Other arguments (strings, None, functions,
         Python numbers) are passed unchanged.
-      dtype: float16 or bfloat16, by name too, also that of a preset: "fp16", "bf16". float16 gradients need a loss
+      dtype: float16 or bfloat16, also by name or by the name of a preset: "fp16", "bf16". float16 gradients need a loss
         scale, see `mixedres.precision`.
-      lists: which primitives may be half: `Lists`, or changes of the default ones such as {'deny': {'tanh'}}.
-      level: 'default', 'allow_only' (only the products are half) or 'infer_as_deny', see `Lists.at_level`.
+      lists: which primitives may be half: `Lists`, or changes of the default lists such as {'deny': {'tanh'}}.
+      level: 'default', 'allow_only' (only products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
 
     Returns:
@@ -67,14 +73,14 @@ def autocast(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The half dtype, the lists and the paths to keep in float32 of a rewrite."""
+    """Checked options of a rewrite: the half dtype, the lists, and the paths to keep in float32."""
 
     dtype: np.dtype
     lists: Lists
     keep: Keep
 
 
-def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, keep_float32: str) -> Settings:
+def checked(fn: Function, dtype: DType, lists: ListsLike, level: str, keep_float32: str) -> Settings:
     """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
@@ -82,13 +88,13 @@ def checked(fn: Callable[..., Any], dtype: Any, lists: ListsLike, level: str, ke
     return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
 
 
-def half_dtype(dtype: Any) -> np.dtype:
+def half_dtype(dtype: DType) -> np.dtype:
     """Returns the half dtype that an argument of `autocast` names, such as "fp16" or jnp.float16.
 
     Raises:
       ValueError: for anything else.
     """
-    given = _OF_PRESETS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    given = PRESETS[dtype].compute_dtype if isinstance(dtype, str) and dtype in PRESETS else dtype
     hint = "; qwix computes products in float8" if _FLOAT8.search(str(dtype)) else ""
     try:
         half = np.dtype(jnp.dtype(given if given is not None else "none"))
@@ -115,8 +121,8 @@ class Program:
     arrays: Sequence[Any]
     structure: Any
 
-    def run(self, settings: Settings, arrays: Sequence[Any]) -> list[Any]:
-        """Returns the results of the graph of the platform for which the call is compiled."""
+    def run(self, settings: Settings, arrays: Sequence[Array]) -> list[Any]:
+        """Evaluates the graph of the platform for which the call is compiled."""
 
         def on(graph: Graph) -> Callable[..., list[Any]]:
             derivative = functools.partial(rewrite, settings=settings, platform=graph.platform)
@@ -130,7 +136,7 @@ class Program:
 
 
 def rewrite(
-    fn: Callable[..., Any], settings: Settings, scope: Scope | None = None, platform: str | None = None
+    fn: Function, settings: Settings, scope: Scope | None = None, platform: str | None = None
 ) -> Callable[..., Any]:
     """Returns `fn` rewritten with checked settings.
 
@@ -142,7 +148,7 @@ def rewrite(
     """
 
     @functools.wraps(fn, updated=())
-    def rewritten(*args: Any, **kwargs: Any) -> Any:
+    def rewritten(*args: PyTree, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
         program = traced(fn, settings, call, scope, platform)
         if not any(graph.has_half(()) for graph in (program.graph, *program.others.values())):
@@ -156,7 +162,7 @@ def rewrite(
 
 
 def traced(
-    fn: Callable[..., Any],
+    fn: Function,
     settings: Settings,
     call: Call,
     scope: Scope | None = None,
@@ -168,7 +174,7 @@ def traced(
     arrays = [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic]
     structure = None
 
-    def flat(*arrays: Any) -> list[Any]:
+    def flat(*arrays: Array) -> list[Any]:
         nonlocal structure
         remaining = iter(arrays)
         full = [next(remaining) if dynamic else leaf for leaf, dynamic in zip(leaves, is_array, strict=True)]
@@ -185,7 +191,7 @@ def traced(
     def colored(platform: str | None) -> Graph:
         graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, around, platform)
         if whole:
-            widen(graph)
+            keep_float32_results(graph)
         return graph
 
     graph = colored(platform)
@@ -195,7 +201,7 @@ def traced(
     return Program(graph, others, arrays, structure)
 
 
-def _check_arrays(fn: Callable[..., Any], results: Any) -> None:
+def _check_arrays(fn: Function, results: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
             name = getattr(fn, "__name__", repr(fn))
@@ -217,7 +223,7 @@ def _warn_of_precision(graph: Graph) -> None:
         )
 
 
-# The loops of which a user has been told.
+# Source lines of the loops that were warned of: each line is warned of once in a process.
 _told: set[str] = set()
 
 
@@ -229,8 +235,8 @@ def _warn_of_loops(graph: Graph) -> None:
             warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
 
 
-def unsteady(eqn: Any, dtype: np.dtype) -> str:
-    """What is to be said of a loop of `Graph.unsteady_loops`."""
+def unsteady(eqn: Equation, dtype: np.dtype) -> str:
+    """Returns the warning about a loop of `Graph.unsteady_loops`."""
     return (
         f"the while loop at {jax_compat.source_line(eqn) or 'an unknown line'} stops by a number to which products in "
         f"{dtype} lead: a tolerance below their rounding is met late or never; keep them in float32 by a "

@@ -84,17 +84,17 @@ def to_tensors(variables: Mapping[str, Any], layout: str, batches: int | None = 
     """The variables of a network under the names of a layout.
 
     Args:
-      variables: {'params', 'batch_stats'} of a ResNet.
+      variables: {'params', 'batch_stats'} of a network.
       layout: one of `LAYOUTS`.
       batches: for PyTorch's counter of batches in every batch norm, int64; None: without one.
 
     Raises:
-      ValueError: for an unknown layout, and for a network of version 2 in one that has none.
+      ValueError: for an unknown layout, and for a network that the layout does not have.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is unknown; use {' or '.join(LAYOUTS)}")
     own = layout == "mixedres"
-    _refuse_version_2(variables, layout)
+    _check_layout(variables, layout)
     tensors = {}
     for path, leaf in _leaves(variables):
         tensors[_name(path, layout)] = np.asarray(leaf) if own else _to_torch_axes(np.asarray(leaf))
@@ -119,13 +119,13 @@ def from_tensors(
 
     Raises:
       MismatchError: for tensors that are missing, left over, or of another shape.
-      ValueError: for a network of version 2 in a layout that has none.
+      ValueError: for a network that the layout does not have.
     """
-    _refuse_version_2(like, layout)
+    _check_layout(like, layout)
     own = layout == "mixedres"
     wanted = {_name(path, layout): (path, leaf) for path, leaf in _leaves(like)}
     shapes = {name: leaf.shape if own else _to_torch_shape(leaf.shape) for name, (_, leaf) in wanted.items()}
-    is_whole = bool(tensors.keys() & set(_head(layout)))
+    is_whole = "head" not in like["params"] or bool(tensors.keys() & set(_head(layout)))
     has_head = is_whole and not _has_other_classes(tensors, shapes, layout)
     if not has_head:
         for name in _head(layout):
@@ -147,15 +147,20 @@ def batches_of(tensors: Mapping[str, np.ndarray]) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _refuse_version_2(variables: Mapping[str, Any], layout: str) -> None:
-    if "final_norm" in variables["params"] and layout != "mixedres":
+def _check_layout(variables: Mapping[str, Any], layout: str) -> None:
+    """Raises ValueError if the layout is of another library, which has no such network."""
+    if layout == "mixedres":
+        return
+    if not {"stem_conv", "head"} <= variables["params"].keys():
+        raise ValueError(f"the layout of {layout} has ResNets only, and this network is none; write --layout=mixedres")
+    if "final_norm" in variables["params"]:
         raise ValueError(f"the layout of {layout} has no ResNet of version 2, only 1 and 1.5")
 
 
 def _has_other_classes(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], layout: str) -> bool:
     """Whether the head has the features wanted, and another number of classes."""
     kernel, bias = _head(layout)
-    if not {kernel, bias} <= tensors.keys():
+    if not {kernel, bias} <= tensors.keys() & shapes.keys():
         return False
     axis = int(layout != "mixedres")  # of the features
     there, here = tensors[kernel].shape, shapes[kernel]

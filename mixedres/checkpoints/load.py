@@ -9,11 +9,15 @@ import jmp
 
 from mixedres import models
 from mixedres._internal.errors import WeightsError
+from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts, weights, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile
 from mixedres.config import recorded
 from mixedres.data import InputSpec
+
+# The fields of `mixedres.models.Network` that have a default here.
+_FIELDS: Record = {"norm_policy": None, "precision": None, "keep_float32": ""}
 
 
 def read(path: pathlib.Path) -> WeightsFile:
@@ -47,12 +51,14 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
         raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
-    variables = tree["ema"] or {name: tree[name] for name in ("params", "batch_stats")}
+    variables = tree["ema"] or {name: tree.get(name) or {} for name in ("params", "batch_stats")}
     return WeightsFile(
         directory,
         layouts.to_tensors(variables, "mixedres"),
         "mixedres",
         batches=int(tree["step"]),
+        network=str(config["model.name"]),
+        num_classes=count if isinstance(count := data.get("num_classes"), int) else len(data.get("class_names") or ()),
         version=config["model.version"] or models.default_version(config["model.name"]),
         options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
         class_names=tuple(map(str, data.get("class_names") or ())) or None,
@@ -65,30 +71,64 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
     )
 
 
-def name(file: WeightsFile) -> str | None:
-    """The network's name, such as 'resnet50'; None where the architecture has no name."""
+def network_name(file: WeightsFile) -> str | None:
+    """Returns the network's name, such as 'resnet50': as its run recorded it, else of the architecture of its tensors.
+
+    Returns None if the architecture has no name.
+    """
     found = layouts.architecture(file.tensors, file.layout)
-    return models.name_of(found.bottleneck, found.stage_sizes) if found else None
+    return file.network or (models.name_of(found.bottleneck, found.stage_sizes) if found else None)
 
 
-def variables(file: WeightsFile) -> dict[str, Any]:
-    """{'params', 'batch_stats'} of the network, float32 numpy arrays.
+def create_network(file: WeightsFile, policy: jmp.Policy, **options: Any) -> models.Network:
+    """Returns the network of a file.
+
+    Args:
+      file: the weights.
+      policy: dtypes of parameters, arithmetic and logits.
+      **options: other fields of `mixedres.models.Network`, and epsilon for a ResNet.
 
     Raises:
-      WeightsError: where mixedres has no such network.
+      WeightsError: if mixedres has no such network.
     """
-    found, known = layouts.architecture(file.tensors, file.layout), name(file)
-    if found is None or known is None:
+    found, known = layouts.architecture(file.tensors, file.layout), network_name(file)
+    if known is None:
         raise WeightsError(f"{file.path} is no network that mixedres has")
-    if not found.num_classes:
+    if found and not found.num_classes:
         raise WeightsError(f"{file.path} has no head; train one with config.init_from")
-    policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
+    num_classes = found.num_classes if found else file.num_classes
     try:
-        options = {"num_classes": found.num_classes, "policy": policy, "version": file.version, **file.options}
-        model = models.create(known, **options)
+        if known in models.NETWORKS:
+            fields = {name: options.get(name, value) for name, value in _FIELDS.items()}
+            return models.NETWORKS[known](num_classes=num_classes, policy=policy, **fields)
+        options |= {"version": file.version, **file.options}
+        return models.create(known, num_classes=num_classes or 1, policy=policy, **options)
     except ValueError as error:
         raise WeightsError(f"{file.path}: {error}") from None
-    images = jax.ShapeDtypeStruct((1, 64, 64, found.channels), jnp.float32)
+
+
+def input_shape(file: WeightsFile) -> tuple[int, int, int]:
+    """Returns a (height, width, channels) that the network takes: for a ResNet, which takes every size, 64 x 64.
+
+    Raises:
+      WeightsError: if the shape is unknown.
+    """
+    found = layouts.architecture(file.tensors, file.layout)
+    if found is not None:
+        return 64, 64, found.channels
+    if file.input is None:
+        raise WeightsError(f"{file.path} does not say what the network's input is")
+    return InputSpec.from_json(file.input).shape
+
+
+def variables(file: WeightsFile) -> Variables:
+    """Returns {'params', 'batch_stats'} of the network, float32 numpy arrays.
+
+    Raises:
+      WeightsError: if mixedres has no such network.
+    """
+    model = create_network(file, jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
+    images = jax.ShapeDtypeStruct((1, *input_shape(file)), jnp.float32)
     like = jax.eval_shape(model.init, jax.random.key(0), images)
     try:
         return layouts.from_tensors(file.tensors, like, file.layout)[0]
@@ -99,8 +139,9 @@ def variables(file: WeightsFile) -> dict[str, Any]:
 def describe(file: WeightsFile) -> str:
     """A description such as 'resnet50 of 1000 classes, layout torchvision'."""
     found = layouts.architecture(file.tensors, file.layout)
-    if found is None:
+    if found is None and file.network is None:
         return f"no whole network, layout {file.layout}"
-    head = f"of {found.num_classes} classes" if found.num_classes else "without a head"
-    what = f"{name(file) or 'a network without a name'} {head}"
+    num_classes = found.num_classes if found else file.num_classes
+    head = f"of {num_classes} classes" if num_classes else "without a head"
+    what = f"{network_name(file) or 'a network without a name'} {head}"
     return f"{what}, layout {file.layout}"

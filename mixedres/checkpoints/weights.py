@@ -21,7 +21,7 @@ from mixedres._internal.files import open_regular, parse_json, read_regular
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
 from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, batches_of, layout_of
 from mixedres.data import InputSpec
-from mixedres.models import check_options
+from mixedres.models import NETWORKS, check_options
 
 PICKLES = (".pth", ".pt", ".bin")
 # Key in the metadata of a .safetensors file: JSON of `WeightsFile.metadata`.
@@ -52,6 +52,8 @@ class WeightsFile:
       path: the file, folder or workdir.
       tensors: by their names in the file.
       layout: one of `mixedres.checkpoints.LAYOUTS`.
+      network: name of the network, if a run or mixedres recorded it; None: the architecture of the tensors names it.
+      num_classes: outputs of the network, if recorded; None or 0: the tensors show them.
       batches: number of batches that the batch norms have seen in training.
       version: '1', '1.5' or '2'.
       options: what the weights need of the network, as options of `mixedres.models.create` that are not its defaults.
@@ -67,6 +69,8 @@ class WeightsFile:
     path: pathlib.Path
     tensors: dict[str, np.ndarray]
     layout: str
+    network: str | None = None
+    num_classes: int | None = None
     batches: int | None = None
     version: str | None = None
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -82,6 +86,8 @@ class WeightsFile:
         known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
         known["version"] = None if self.version == "1.5" else self.version
         known["options"] = dict(self.options) or None
+        if self.network in NETWORKS:
+            known |= {"network": self.network, "num_classes": self.num_classes}
         return {key: value for key, value in known.items() if value is not None}
 
 
@@ -122,12 +128,12 @@ def read(path: pathlib.Path) -> WeightsFile:
     if tensors and all(name.startswith("module.") for name in tensors):  # of PyTorch's DataParallel
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     tensors = checked(file, tensors)
-    layout = layout_of(tensors)
+    layout = layout_of(tensors) or ("mixedres" if '"network"' in (about or "") else None)
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "no tensor"
         raise WeightsError(f"{file} holds no ResNet of the layouts {' and '.join(LAYOUTS)} (it has {names} ...)")
     return dataclasses.replace(
-        WeightsFile(file, tensors, layout, batches_of(tensors)), **_read_metadata(file, layout, about)
+        WeightsFile(file, tensors, layout, batches=batches_of(tensors)), **_read_metadata(file, layout, about)
     )
 
 
@@ -155,7 +161,7 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
         found = parse_json(about) if about else {}
         if not isinstance(found, dict):
             raise ValueError(f"{found!r}")
-        keys = ("version", "options", "class_names", "epsilon", "input")
+        keys = ("version", "options", "class_names", "epsilon", "input", "network", "num_classes")
         known = {key: found[key] for key in keys if key in found}
         names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -163,6 +169,10 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
         if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise ValueError(f"version {known.get('version')!r}, epsilon {epsilon!r}")
         check_options(known.get("options", {}))
+        if known.get("network", "") not in ("", *NETWORKS) or not isinstance(known.get("num_classes", 1), int):
+            raise ValueError(
+                f"network {known['network']!r}; mixedres.models.NETWORKS has {', '.join(NETWORKS) or 'none'}"
+            )
         if "class_names" in known:
             known["class_names"] = tuple(names)
     except (ValueError, TypeError) as error:

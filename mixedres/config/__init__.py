@@ -1,9 +1,15 @@
-"""The configuration of a run: its keys, presets and overrides. Importing this imports no JAX."""
+"""Configuration of a run: keys, presets, overrides and flags. Importing this package does not import JAX."""
+
+from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, parse_flags
-from mixedres.config.keys import KEYS, Key
+from mixedres.config.keys import KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.values import check_key, defaults, finish, flatten, split, unflatten, validate
+
+if TYPE_CHECKING:
+    from mixedres.config.precision import precision_of
 
 __all__ = [
     "KEYS",
@@ -13,11 +19,16 @@ __all__ = [
     "check_key",
     "config_of_run",
     "defaults",
+    "duration_in_steps",
     "finish",
     "flatten",
     "load_config",
     "parse_flags",
+    "precision_of",
+    "profile_window",
     "split",
     "unflatten",
     "validate",
 ]
+
+__getattr__ = importer(__name__, {"precision_of": "precision"})

@@ -1,4 +1,4 @@
-"""Every key of a config: its type, default, meaning and range."""
+"""Keys of a config: type, default, meaning and range of each."""
 
 import dataclasses
 import functools
@@ -8,23 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 from mixedres._internal.names import LEVELS, MOST_SIDE, PREPROCESSINGS, PRESETS
+from mixedres._internal.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The allowed values of a key.
+    """Allowed values of a key.
 
     Attributes:
-      allows: tests a value.
-      description: the same in words.
+      allows: function that tests a value.
+      description: the allowed values in words.
     """
 
     allows: Callable[[Any], bool]
     description: str
 
 
-# Whether a later start of the same run may change a key: not at all; to a larger number; or at will, because the key
-# changes no number of the run, or because the checkpoint's record says what it was.
+# Whether a later start of the same run may change a key. FIXED: no. GROW: to a larger number. FREE: yes, because it
+# changes no number of the run, or because the record of the checkpoint has the old value.
 FIXED, GROW, FREE = "fixed", "grow", "free"
 # Sections and keys that an evaluation of a run must share with its training; devices and batch size may differ.
 _EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "trainable")
@@ -33,14 +34,14 @@ _EVALUATED += ("optimizer.name", "optimizer.layer_decay")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key of a config.
+    """Key of a config.
 
     Attributes:
       path: dotted name.
-      type: of the value; `object` accepts any literal. None stands for "not set" where it is the default.
+      type: type of the value; `object` accepts any literal. None means "not set" where it is the default.
       default: value in a fresh config.
-      doc: what the key sets.
-      range: the values allowed.
+      doc: meaning of the key.
+      range: allowed values.
       resume: `FIXED`, `GROW` or `FREE`.
     """
 
@@ -53,17 +54,18 @@ class Key:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether an evaluation must have the value of the training run."""
+        """Returns whether an evaluation must have the value of the training run."""
         return self.resume != FREE and self.path.startswith(_EVALUATED)
 
 
-def duration_in_steps(value: Any, steps_per_epoch: float, *, round_down: bool = False) -> int:
-    """Steps of a duration: a number or '5 epochs' in epochs, '500 steps' in steps.
+def duration_in_steps(value: Array, steps_per_epoch: float, *, round_down: bool = False) -> int:
+    """Returns the steps of a duration: a number or '5 epochs' counts epochs, '500 steps' counts steps.
 
-    Rounded to the nearest whole step, halves up, or down; and to no less than 1 unless the duration is 0.
+    The result is rounded to the nearest whole step, halves up, or down if `round_down`. It is at least 1 unless the
+    duration is 0.
 
     Raises:
-      ValueError: for anything else and for negative ones.
+      ValueError: for anything else, and for negative durations.
     """
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(|epochs?|steps?)\s*", str(value))
     if match is None:
@@ -74,7 +76,7 @@ def duration_in_steps(value: Any, steps_per_epoch: float, *, round_down: bool = 
     return max(1, math.floor(steps if round_down else steps + 0.5)) if steps else 0
 
 
-def _is_duration(x: Any) -> bool:
+def _is_duration(x: Array) -> bool:
     try:
         duration_in_steps(x, steps_per_epoch=1)
     except ValueError:
@@ -83,7 +85,7 @@ def _is_duration(x: Any) -> bool:
 
 
 def profile_window(value: str) -> tuple[int, int]:
-    """(100, 5) of '100:5', after step 100 the next 5.
+    """Returns (100, 5) for '100:5': trace the 5 steps after step 100.
 
     Raises:
       ValueError: for anything else.
@@ -103,14 +105,14 @@ def _is_window(x: str) -> bool:
 
 
 def one_of(*values: str) -> Range:
-    """One of a few words."""
+    """Returns the range of a few words."""
     return Range(lambda x: x in values, " or ".join(values))
 
 
 def each(inner: Range) -> Range:
-    """A tuple whose members are all in `inner`."""
+    """Returns the range of a tuple whose members are all in `inner`."""
 
-    def allows(x: Any) -> bool:
+    def allows(x: Array) -> bool:
         try:
             return all(map(inner.allows, x))
         except TypeError:  # members of another type
@@ -168,19 +170,44 @@ KEYS = (
     ),
     Key("trainable", str, "", "regular expression of the parameter paths to train, such as ^/head/; empty: all"),
     Key("allreduce_dtype", str, "param", "dtype in which devices average gradients", one_of("param", "compute")),
-    Key("model.name", str, "resnet50", "resnet18, 34, 50, 101, 152, 200 or cifar_resnet{6n+2}"),
+    Key(
+        "model.name",
+        str,
+        "resnet50",
+        "resnet18, 34, 50, 101, 152, 200, cifar_resnet{6n+2}, or in models.NETWORKS",
+    ),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
-    Key("model.padding", str, "pytorch", "of 3x3 convolutions of stride 2: pytorch (1, 1) or tensorflow (SAME: 0, 1)"),
-    Key("model.pool_padding", str, "pytorch", "of the stem's max pool: pytorch (1, 1) or tensorflow (SAME: 0, 1)"),
-    Key("model.projection", str, "shape", "of shortcuts: shape (where it changes) or stage (at the head of every one)"),
+    Key(
+        "model.padding",
+        str,
+        "pytorch",
+        "padding of strided 3x3 convolutions: pytorch (1, 1) or tensorflow (SAME: 0, 1)",
+    ),
+    Key(
+        "model.pool_padding",
+        str,
+        "pytorch",
+        "padding of the max pool of the stem: pytorch (1, 1) or tensorflow (SAME: 0, 1)",
+    ),
+    Key(
+        "model.projection",
+        str,
+        "shape",
+        "shortcuts with a projection: shape (shape changes) or stage (first of each stage)",
+    ),
     Key("model.zero_init_last", bool, True, "initialize the last scale of every block to 0, so it starts as identity"),
-    Key("model.kernel_init", str, "he_normal", "he_normal, he_normal_fan_out, lecun_normal, glorot_uniform"),
-    Key("model.head_init", str, "normal_0.01", "the same for the head, or normal_0.01"),
+    Key(
+        "model.kernel_init",
+        str,
+        "he_normal",
+        "initializer of convolutions: he_normal, he_normal_fan_out, lecun_normal, glorot_uniform",
+    ),
+    Key("model.head_init", str, "normal_0.01", "initializer of the head: one of kernel_init, or normal_0.01"),
     free(
         "model.fused",
         str,
         "auto",
-        "fuse batch norms with what follows; auto: where faster",
+        "fuse batch norms with the operations after them; auto: where faster",
         one_of("auto", "true", "false"),
     ),
     Key("batch_norm.momentum", float, 0.9, "weight of the old running average", FRACTION),
@@ -204,7 +231,13 @@ KEYS = (
         "raw, per_image, or that of a preprocessing; not set: of data.preprocessing",
         one_of("raw", "per_image", *PREPROCESSINGS),
     ),
-    Key("data.difficulty", float, 1.0, "of cluttered digits; 0: upright, without clutter and noise", DIFFICULTY),
+    Key(
+        "data.difficulty",
+        float,
+        1.0,
+        "difficulty of cluttered digits; 0: upright, without clutter and noise",
+        DIFFICULTY,
+    ),
     Key("data.pad", int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE),
     Key("data.flip", bool, False, "random left-right flip"),
     Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),
@@ -214,26 +247,42 @@ KEYS = (
     free("data.threads", int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE),
     free("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE),
     free(
-        "data.max_pixels", int, None, "pixels of an image above which it is unreadable; not set: 178,956,970", POSITIVE
+        "data.max_pixels",
+        int,
+        None,
+        "most pixels of an image; larger images are unreadable; not set: 178,956,970",
+        POSITIVE,
     ),
     free("data.on_error", str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip")),
-    Key("optimizer.name", str, "sgd", "sgd, lars or adamw"),
+    Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon"),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
-    Key("optimizer.momentum", float, 0.9, "momentum of sgd and lars; beta 1 of adamw", FRACTION),
-    Key("optimizer.nesterov", bool, False, "Nesterov momentum, for sgd and lars"),
+    Key("optimizer.momentum", float, 0.9, "momentum of sgd, lars and muon; beta 1 of adamw", FRACTION),
+    Key("optimizer.nesterov", bool, False, "Nesterov momentum, for sgd, lars and muon"),
     Key("optimizer.rate_in_momentum", bool, False, "sgd: multiply by the rate before the momentum, as Keras does"),
-    Key("optimizer.weight_decay", float, 1e-4, "coupled L2 on the float32 weights; decoupled in adamw", NOT_NEGATIVE),
+    Key(
+        "optimizer.weight_decay",
+        float,
+        1e-4,
+        "coupled L2 on the float32 weights; decoupled in adamw, muon",
+        NOT_NEGATIVE,
+    ),
     Key("optimizer.decay_mask", str, "/kernel$", "regular expression of the parameter paths that decay"),
     Key("optimizer.layer_decay", float, 1.0, "factor on the rate for every block below the head", REACHABLE),
     Key("optimizer.clip_norm", float, 0.0, "largest norm of the unscaled gradient; 0: no clipping", NOT_NEGATIVE),
-    Key("optimizer.beta2", float, 0.999, "beta 2 of adamw", FRACTION),
-    Key("optimizer.epsilon", float, 1e-8, "epsilon of adamw", POSITIVE),
+    Key("optimizer.beta2", float, 0.999, "beta 2 of adamw, and of muon for what is no kernel", FRACTION),
+    Key("optimizer.epsilon", float, 1e-8, "epsilon of adamw and muon", POSITIVE),
     Key("optimizer.trust_coefficient", float, 0.001, "trust coefficient of lars", POSITIVE),
     Key("schedule.name", str, "cosine", "constant, cosine, piecewise or polynomial"),
     Key("schedule.warmup", object, 0, "length of the linear warm-up from 0", DURATION),
     Key("schedule.end_factor", float, 0.0, "last rate / peak, for cosine and polynomial", UNIT),
-    Key("schedule.epoch", str, "whole", "an epoch of warmup and boundaries: whole batches, or fractional", _EPOCH),
+    Key(
+        "schedule.epoch",
+        str,
+        "whole",
+        "length of an epoch in steps: rounded down (whole) or exact (fractional)",
+        _EPOCH,
+    ),
     Key("schedule.boundaries", tuple, (), "when the rate changes, for piecewise; each a duration", each(DURATION)),
     Key("schedule.factors", tuple, (), "rate / peak after each boundary, for piecewise", each(POSITIVE)),
     Key("schedule.power", float, 2.0, "exponent, for polynomial", POSITIVE),
@@ -247,10 +296,10 @@ KEYS = (
     free("numerics.every", int, 0, "steps between two examinations of every layer's numerics; 0: none", NOT_NEGATIVE),
     Key("autocast.level", str, "default", f"level of the graph rewrite: {', '.join(LEVELS)}"),
     Key("autocast.allow", str, "", "primitives always computed in half, with commas: dot_general,tanh"),
-    Key("autocast.infer", str, "", "primitives in half between those"),
-    Key("autocast.deny", str, "", "primitives in float32, and what depends on them"),
+    Key("autocast.infer", str, "", "primitives in half between allowed primitives"),
+    Key("autocast.deny", str, "", "primitives in float32, like the operations after them"),
     Key("autocast.clear", str, "", "primitives that follow their neighbors"),
-    Key("autocast.unlisted", str, "", "primitives in float32, whose neighbors are not affected"),
+    Key("autocast.unlisted", str, "", "primitives in float32 that do not affect their neighbors"),
     Key("loss_scale.initial", float, 2.0**15, "initial dynamic loss scale", POSITIVE),
     Key("loss_scale.period", int, 2000, "finite steps before the scale grows", POSITIVE),
     Key("loss_scale.factor", float, 2.0, "factor by which the scale grows and shrinks", GROWING),

@@ -1,4 +1,4 @@
-"""The precision that a config chooses."""
+"""Precision of a config."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from mixedres._internal.errors import errors
 
 
 def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
-    """The precision of a config and its loss scale, new.
+    """Returns the precision of a config, and a new loss scale.
 
     Raises:
       ConfigError: for a mistake in the keys of the sections precision, autocast and loss_scale.
@@ -43,7 +43,7 @@ def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.Los
 
 
 def _rewrite_options(config: ConfigDict) -> dict[str, Any]:
-    """Lists and level of the graph rewrite; the config has each list as a text, 'tanh,exp'."""
+    """Returns lists and level of the graph rewrite; the config has each list as a text, 'tanh,exp'."""
     options = config.autocast.to_dict()
     level = options.pop("level")
     moves = {key: {name.strip() for name in text.split(",")} for key, text in options.items() if text.strip()}

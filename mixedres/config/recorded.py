@@ -16,7 +16,7 @@ from mixedres._internal.files import checksums_hold, parse_json, read_json
 from mixedres.config import unflatten
 
 FILE, DATA, CHECKPOINTS = "config.json", "data.json", "checkpoints"
-# Orbax' directory of the one item that a checkpoint has, its name for one that is being written, and its metadata.
+# Orbax' names: the directory of the item of a checkpoint, a checkpoint that is being written, and the metadata file.
 ITEM, PARTIAL, _METADATA = "default", re.compile(r"\d+\.orbax-checkpoint-tmp.*"), "_METADATA"
 # Keys that identify a config.json as ours; the file name alone does not.
 _MARKS = {"precision.name", "optimizer.decay_mask"}

@@ -1,10 +1,10 @@
-"""The configuration of a run: made from defaults, a preset and overrides, and checked.
+"""Configuration of a run: made from defaults, a preset and overrides, and checked.
 
 `mixedres.config.keys` lists the keys.
 
-A config file (``configs/*.py``) starts from `defaults`, assigns what its experiment needs and ends with `finish`,
-which applies the part after the colon of ``--config=FILE:PRESET,key=value``. `validate` checks a finished config
-before anything is built.
+A config file (``configs/*.py``) starts from `defaults`, assigns what its experiment needs and ends with `finish`, which
+applies the part after the colon of ``--config=FILE:PRESET,key=value``. `validate` checks a finished config before
+anything is built.
 """
 
 import ast
@@ -24,7 +24,7 @@ _BY_PATH = {key.path: key for key in KEYS}
 
 
 def defaults() -> ConfigDict:
-    """A fresh config with every key of `KEYS` at its default."""
+    """Returns a fresh config with every key of `KEYS` at its default."""
     config = ConfigDict()
     for key in KEYS:
         *sections, name = key.path.split(".")
@@ -39,7 +39,9 @@ def defaults() -> ConfigDict:
 
 
 def split(argument: str) -> tuple[str, dict[str, str]]:
-    """('fp16', {'model': 'resnet101'}) of 'fp16,model=resnet101'; without a preset, 'fp32'.
+    """Splits the argument after the colon of --config: 'fp16,model=resnet101' -> ('fp16', {'model': 'resnet101'}).
+
+    Without a preset the result has 'fp32'.
 
     Raises:
       ConfigError: for a part that is neither first nor key=value.
@@ -162,7 +164,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
-    """{'optimizer.name': 'sgd', ...}, sorted by key; tuples as they are."""
+    """Returns {'optimizer.name': 'sgd', ...}, sorted by key; tuples stay tuples."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, ConfigDict):
@@ -173,7 +175,7 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
-    """The config that `flatten` turned into `flat`, which may have been written and read as JSON since.
+    """Returns the config of a result of `flatten`, which may have been written and read as JSON since.
 
     Raises:
       ConfigError: for an unknown key and for a value of the wrong type.

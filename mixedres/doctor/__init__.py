@@ -1,1 +1,1 @@
-"""What half precision would do to a network, and what to do about it."""
+"""Examination of what half precision does to a network, with recommended settings."""

@@ -1,4 +1,4 @@
-"""The command that says what half precision would do to a network, and what to do about it."""
+"""The command that examines what half precision does to a network, and recommends settings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ should stay in float32, and whether bfloat16 is the better choice.
   python -m mixedres.doctor --config=configs/imagenet.py:fp16 --config.batch_size=32 --steps=0,100 --compare=fp16,bf16
   python -m mixedres.doctor --workdir=runs/imagenet-fp16
 
-Real batches go through a training step in float32; a run is not changed. The command writes the report, a page to look
-at and the same as JSON beside it, and compiled programs for the next time.
+Real batches go through a training step in float32; a run is not changed. The command writes the report as a page and as
+JSON beside the page, and compiled programs for the next start.
 exit status: 0; 1: it failed; 2: a mistake in the command, and no report was written
 """
 
 
 class Options(NamedTuple):
-    """The parsed options: the config, the run whose weights are examined (None: fresh weights), and the others."""
+    """Parsed options of the command; `workdir` is None to examine fresh weights, and `steps` ascend."""
 
     config: ConfigDict
     workdir: pathlib.Path | None
@@ -39,17 +39,17 @@ class Options(NamedTuple):
     out: pathlib.Path
 
 
-def doctor(given: Sequence[str]) -> None:
+def examine_numerics(given: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
     Raises:
-      ConfigError: for a mistake in them; nothing has been written then.
+      ConfigError: for a mistake in the arguments; nothing has been written then.
     """
     options = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
-    from mixedres.doctor.examination import examine, overrides
+    from mixedres.doctor.examination import examine_network, overrides
 
-    report = examine(options.config, options.workdir, options.steps, options.compare)
+    report = examine_network(options.config, options.workdir, options.steps, options.compare)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:
@@ -61,10 +61,10 @@ def doctor(given: Sequence[str]) -> None:
 
 
 def parse(given: Sequence[str]) -> Options:
-    """The options in the arguments.
+    """Returns the options in the arguments.
 
     Raises:
-      ConfigError: for a mistake in them.
+      ConfigError: for a mistake in the arguments.
     """
     parser = command_line.Parser("python -m mixedres.doctor", DESCRIPTION)
     parser.add_argument("--config", metavar="FILE[:PRESET]", help="as for mixedres.main; --config.KEY=VALUE too")
@@ -99,19 +99,22 @@ def parse(given: Sequence[str]) -> Options:
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
-    if not options.config and workdir is None:
-        raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
     from mixedres.config import config_of_run, parse_flags
 
-    config = options.config or config_of_run(workdir)
-    return parse_flags([f"--config={config}", *rest]).config
+    if options.config:
+        file = options.config
+    elif workdir is not None:
+        file = config_of_run(workdir)
+    else:
+        raise ConfigError("--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run")
+    return parse_flags([f"--config={file}", *rest]).config
 
 
 def _check_free(out: pathlib.Path) -> None:
-    """Raises ConfigError where `out` or the JSON beside it exists and is not an earlier report."""
+    """Raises ConfigError if `out` or the JSON beside it exists and is not an earlier report."""
     document = out.with_suffix(".json")
-    found = read_json(document)
-    is_report = isinstance(found, dict) and {"advice", "recommended_log2_scale", "rows"} <= found.keys()
+    earlier = read_json(document)
+    is_report = isinstance(earlier, dict) and {"advice", "recommended_log2_scale", "rows"} <= earlier.keys()
     for path in (out, document):
         if path.exists() and not (is_report and path.is_file()):
             raise ConfigError(f"--out={out}: {path} exists and is not an earlier report; name another file")
@@ -130,7 +133,7 @@ def _presets(text: str) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status, which `DESCRIPTION` explains."""
-    return command_line.run("mixedres.doctor", doctor, argv[1:], smaller="a smaller --config.batch_size")
+    return command_line.run("mixedres.doctor", examine_numerics, argv[1:], smaller="a smaller --config.batch_size")
 
 
 if __name__ == "__main__":

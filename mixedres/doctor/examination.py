@@ -1,4 +1,4 @@
-"""The doctor's examination: of a fresh network or a run, after some training steps, on real batches."""
+"""Examination of the numerics of a fresh network or a run, after some training steps, on real batches."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,6 @@ import pathlib
 import shlex
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,33 +15,31 @@ from mixedres import data, precision
 from mixedres._internal import console, environment, jax_compat
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.progress import StepProgress
+from mixedres._internal.types import Batch
 from mixedres.numerics import Report
-from mixedres.train import start
-from mixedres.train.builder import build
-from mixedres.train.compilation import compilation_cache
-from mixedres.train.debug import comparison
-from mixedres.train.distributed import SINGLE
-from mixedres.train.experiment import Experiment
-from mixedres.train.step import TrainState
+from mixedres.train import Experiment, TrainState, build, comparison, compilation_cache, distributed, start
+from mixedres.train import steps as jitted
 
 
-def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]) -> Report:
-    """The sum of the reports after each of `steps` training steps; prints what it does.
+def examine_network(
+    config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]
+) -> Report:
+    """Returns the sum of the reports after each of `steps` training steps; prints its progress.
 
     Writes nothing but compiled programs.
 
     Args:
-      config: of the network, the data and the training between the steps.
+      config: config of the network, the data and the training between the steps.
       run: workdir whose newest checkpoint is examined first; None: a fresh network.
-      steps: ascending.
-      presets: with whose real gradients those of float32 are compared, at the last of the steps.
+      steps: numbers of training steps, ascending.
+      presets: presets whose gradients at the last of the steps are compared with the gradients in float32.
 
     Raises:
-      ConfigError: where the config is wrong, the run has no checkpoint of its network, or training does not reach the
+      ConfigError: if the config is wrong, the run has no checkpoint of its network, or training does not reach the
         first of the steps.
     """
     experiment = build(config)
-    # A fresh network has no workdir; that of a run of it would be in runs/ by default.
+    # A fresh network has no workdir; a run of the network would have its workdir in runs/ by default.
     with compilation_cache(config.compilation_cache, run or pathlib.Path("runs/fresh")):
         state = _state(experiment, run)
         where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
@@ -54,18 +51,17 @@ def examine(config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], 
         comparisons = []
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
-            comparisons = comparison.compare(experiment, state, batch, _compared(experiment, report, presets))
+            comparisons = comparison.compare_gradients(experiment, state, batch, _compared(experiment, report, presets))
     return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
 
-def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Any]:
-    """(the sum of the reports, the state and the batch of the last examination), training in between."""
+def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Batch]:
+    """Returns the sum of the reports, and state and batch of the last examination; trains between the steps."""
     quick, first, last = jax_compat.options_for_one_run(experiment.devices[0].platform), int(state.step), steps[-1]
-    count = (
-        comparison.in_float32(experiment).numerics_step().lower(state.variables, experiment.batch_shapes).compile(quick)
-    )
+    count = jitted.numerics_step(comparison.in_wide_range(experiment))
+    count = count.lower(state.variables, jitted.batch_shapes(experiment)).compile(quick)
     environment.check_memory(count, experiment.devices, "a smaller --config.batch_size")
-    train_step = experiment.train_step() if last else None
+    train_step = jitted.train_step(experiment) if last else None
     report: Report | None = None
     progress, began = StepProgress(first + last, first, experiment.batch_size), time.perf_counter()
     batches = experiment.source.train_batches(experiment.batch_size, seed=experiment.config.seed, first_step=first)
@@ -74,7 +70,7 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
             if done in steps:
                 scale = float(state.loss_scale.loss_scale)
                 seen = count(state.variables, batch)
-                new = comparison.report(experiment, seen, scale, "").at_step(first + done)
+                new = comparison.report_on_step(experiment, seen, scale, "").at_step(first + done)
                 report = new if report is None else dataclasses.replace(report + new, log2_scale=new.log2_scale)
                 progress.print(f"step {first + done}: examined; its loss scale is {scale:g}")
             if train_step is None or done == last:
@@ -89,7 +85,7 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
 
 
 def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
-    """The report so far, with a note that training stopped there."""
+    """Returns the report so far, with a note that training stopped at `step`."""
     is_half = jnp.dtype(experiment.precision.policy.compute_dtype) == jnp.float16
     other_preset = "train in another preset on the way: --config.precision.name=fp32"
     way = other_preset if is_half else "lower --config.optimizer.learning_rate"
@@ -102,23 +98,26 @@ def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
 
 def _state(experiment: Experiment, run: pathlib.Path | None) -> TrainState:
     if run is None:
-        return start.latest(experiment, None, start.initial_weights(experiment, None, SINGLE)).state
+        initial = start.initial_weights(experiment, None, distributed.SINGLE)
+        return start.latest_start(experiment, None, initial).state
     if not run.is_dir():
         raise ConfigError(f"--workdir={run} is not there; leave it out to examine a fresh network")
-    found = start.latest(experiment, run)
-    if found.is_random:
+    begun = start.latest_start(experiment, run)
+    if begun.is_random:
         raise ConfigError(f"--workdir={run} has no checkpoint; train first, or leave it out to examine a fresh network")
-    return found.state
+    return begun.state
 
 
-def _compared(experiment: Experiment, report: Report, presets: Sequence[str]) -> dict[str, Any]:
-    """Each preset, and half presets once more with the recommended layers in float32."""
-    chosen: dict[str, Any] = {}
+def _compared(
+    experiment: Experiment, report: Report, presets: Sequence[str]
+) -> dict[str, tuple[precision.Precision, int]]:
+    """Returns {name: (precision, log2 of the loss scale)}: every preset, and float16 presets with kept layers too."""
+    chosen: dict[str, tuple[precision.Precision, int]] = {}
     for name in presets:
-        found = precision.get(name)
-        is_half = jnp.dtype(found.policy.compute_dtype) == jnp.float16
+        preset = precision.get(name)
+        is_half = jnp.dtype(preset.policy.compute_dtype) == jnp.float16
         log2_scale = report.recommended_log2_scale if is_half else 0
-        chosen[name] = (found, log2_scale)
+        chosen[name] = (preset, log2_scale)
         if is_half and report.keep_float32:
             kept = precision.get(name, keep_float32=report.keep_float32_pattern)
             chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = (kept, log2_scale)
@@ -126,13 +125,15 @@ def _compared(experiment: Experiment, report: Report, presets: Sequence[str]) ->
 
 
 def overrides(report: Report, config: ConfigDict) -> list[str]:
-    """The flags that follow the advice, quoted for a shell: one line, and an alternative.
+    """Returns the flags that follow the advice, quoted for a shell: one line, and a second line as an alternative.
 
-    None where no flag helps.
+    Returns [] if no flag helps.
     """
     if not all(row.is_finite for row in report.rows):
         return []
-    name = _preset(config.precision.name, report.dtype)
+    name, chosen = config.precision.name, precision.get(config.precision.name)
+    if jnp.dtype(chosen.policy.compute_dtype) != jnp.dtype(report.dtype):
+        name = precision.preset_of(report.dtype, chosen.implementation)
     flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
     if report.dtype == "bfloat16":
         flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
@@ -141,18 +142,10 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     kept = report.keep_float32_pattern
     if kept != config.precision.keep_float32:
         flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
-    if report.limited_by is None:  # nothing is known of the scale
+    if report.limited_by is None:  # no tensor limits the scale
         return [" ".join(flags) or "nothing: the config does so already"]
     lines = [" ".join([*flags, f"--config.precision.loss_scale={scale}"])]
     if precision.get(name).loss_scale == "dynamic":
         dynamic = ["--config.precision.loss_scale=dynamic"] * (config.precision.loss_scale not in (None, "dynamic"))
         lines.append(f"or: {' '.join([*flags, *dynamic, f'--config.loss_scale.initial={scale}'])}  (a dynamic one)")
     return lines
-
-
-def _preset(name: str, dtype: str) -> str:
-    """The preset most like `name` that computes in `dtype`."""
-    if jnp.dtype(precision.get(name).policy.compute_dtype) == jnp.dtype(dtype):
-        return name
-    half = {"float16": "fp16", "bfloat16": "bf16"}[dtype]
-    return f"{half}_rewrite" if name.endswith("_rewrite") else half

@@ -30,6 +30,7 @@ def export(given: Sequence[str]) -> None:
     """
     options = _parse(given)
     # Imported here so that --help and a mistake in the command need not wait for JAX.
+    from mixedres import models
     from mixedres._internal.environment import versions
     from mixedres.export import files
     from mixedres.export.network import PLATFORMS, exported, write
@@ -46,7 +47,7 @@ def export(given: Sequence[str]) -> None:
     artifact = exported(chosen)
     facts = {
         "network": chosen.name,
-        "version": chosen.model.version,
+        "version": chosen.model.version if isinstance(chosen.model, models.ResNet) else None,
         "classes": len(chosen.class_names),
         "precision": chosen.precision.name,
         "keep_float32": chosen.precision.keep_float32,

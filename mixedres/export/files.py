@@ -29,7 +29,7 @@ for index, row in zip(found["classes"], found["probabilities"]):
 '''
 
 _README = """\
-# {network}, version {version}: {classes} classes, computed in {precision}
+# {title}: {classes} classes, computed in {precision}
 
 Made by mixedres {mixedres} with jax {jax} on {date}, from `{source}`.
 
@@ -147,6 +147,7 @@ def _write_reader(path: pathlib.Path) -> None:
 def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
     height, width, channels = spec.shape
     return facts | {
+        "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),
         "model": MODEL,
         "labels": LABELS,
         "loader": LOADER,

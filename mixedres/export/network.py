@@ -22,14 +22,14 @@ PLATFORMS = ("cpu", "cuda")
 def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array]]:
     """The network with its weights inside, as a function of images (b, *spec.shape) of spec.image_dtype.
 
-    It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. Weights that are computed with in a half
-    dtype are stored in it; the values are the same.
+    It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. The kernels of a ResNet that are cast to a
+    half dtype are stored in it; the values are the same.
     """
     model = chosen.model
 
     def stored(path: Any, leaf: np.ndarray) -> np.ndarray:
         *module, name = leaf_path(path).split("/")
-        if name != "kernel":
+        if name != "kernel" or not isinstance(model, models.ResNet):
             return leaf
         return leaf.astype(models.policy_at(module[1:], model.policy, model.keep_float32).compute_dtype)
 

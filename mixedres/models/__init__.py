@@ -1,18 +1,35 @@
-"""ResNets as Flax modules that take jmp policies."""
+"""ResNets as Flax modules that take jmp policies, and the interface of other networks."""
 
-from mixedres.models.factory import INITIALIZERS, NAMES, OPTIONS, check_options, create, default_version, name_of
+from mixedres.models import kernel_layout
+from mixedres.models.factory import (
+    INITIALIZERS,
+    NAMES,
+    NETWORKS,
+    OPTIONS,
+    Network,
+    check_options,
+    create,
+    default_version,
+    name_of,
+)
 from mixedres.models.layers import module_paths, policy_at
+from mixedres.models.normalize import NormalizeFn, normalization
 from mixedres.models.resnet import ResNet
 
 __all__ = [
     "INITIALIZERS",
     "NAMES",
+    "NETWORKS",
     "OPTIONS",
+    "Network",
+    "NormalizeFn",
     "ResNet",
     "check_options",
     "create",
     "default_version",
+    "kernel_layout",
     "module_paths",
     "name_of",
+    "normalization",
     "policy_at",
 ]

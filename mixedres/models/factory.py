@@ -1,11 +1,12 @@
-"""Models by name."""
+"""Networks by name: ResNets, and other networks that a program adds."""
 
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import jmp
 
@@ -24,18 +25,58 @@ _IMAGENET_SIZES = {
 }
 _IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
 _CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
-# Options of a network that its weights do not show, with their values; the first is the default.
+# Options of a network that its weights do not reveal: {name: values, the default first}.
 OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
-INITIALIZERS: dict[str, Callable[..., Any]] = {
-    # The v1.5 reference and most ResNets since.
+
+class Network(Protocol):
+    """A network that can be trained: a Flax module with these fields, such as `ResNet`.
+
+    ``apply(variables, images, train=...)`` takes images (b, h, w, c) in float32 and returns logits (b, num_classes) in
+    the output dtype of the policy. The variables are 'params' and, if the network has running statistics,
+    'batch_stats', all float32.
+
+    Attributes:
+      num_classes: outputs of the network.
+      policy: dtypes of parameters, arithmetic and logits; float32 under a graph rewrite.
+      norm_policy: dtypes of normalization.
+      precision: precision of every product; see `jax.lax.dot_general`.
+      keep_float32: regular expression of the paths of modules that compute in float32.
+    """
+
+    num_classes: int
+    policy: jmp.Policy
+    norm_policy: jmp.Policy | None
+    precision: Any
+    keep_float32: str
+
+    @property
+    def init(self) -> Callable[..., Any]:
+        """Returns the method that makes variables: (key, images, train) -> {'params', 'batch_stats'}."""
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """Returns the method that computes logits: (variables, images, train)."""
+
+    @property
+    def clone(self) -> Callable[..., Any]:
+        """Returns the method that copies the module with other fields."""
+
+
+# Networks that are no ResNets, by the name in config.model.name: functions from the fields of `Network`, as keyword
+# arguments, to a network. The keys of a config that are about ResNets (model.*, batch_norm.*) do not apply to them.
+NETWORKS: dict[str, Callable[..., Network]] = {}
+
+Initializer: TypeAlias = Callable[..., jax.Array]
+INITIALIZERS: dict[str, Initializer] = {
+    # TensorFlow's v1.5, and most ResNets since.
     "he_normal": nn.initializers.he_normal(),
     # Torchvision's ResNets, and the backward case of the original paper.
     "he_normal_fan_out": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-    # Variance 1/fan_in: the reference's v1 and v2 (TensorFlow's variance_scaling_initializer()).
+    # Variance 1/fan_in: TensorFlow's v1 and v2 (variance_scaling_initializer()).
     "lecun_normal": nn.initializers.lecun_normal(),
-    # The reference's head.
+    # The head of TensorFlow's official ResNet.
     "normal_0.01": nn.initializers.normal(0.01),
     "glorot_uniform": nn.initializers.glorot_uniform(),
 }
@@ -47,57 +88,35 @@ def create(
     num_classes: int,
     policy: jmp.Policy,
     version: str | None = None,
-    norm_policy: jmp.Policy | None = None,
-    momentum: float = 0.9,
-    epsilon: float = 1e-5,
-    unbiased: bool = True,
-    padding: str = "pytorch",
-    pool_padding: str = "pytorch",
-    projection: str = "shape",
-    zero_init_last: bool = True,
-    kernel_init: str | Callable[..., Any] = "he_normal",
-    head_init: str | Callable[..., Any] = "normal_0.01",
-    axis_name: str | None = None,
-    precision: Any = None,
-    keep_float32: str = "",
-    fused: bool = False,
+    kernel_init: str | Initializer = "he_normal",
+    head_init: str | Initializer = "normal_0.01",
+    **options: Any,
 ) -> ResNet:
-    """Builds a ResNet.
+    """Returns a ResNet.
+
+        model = create("resnet50", num_classes=1000, policy=precision.get("fp16").policy, epsilon=1e-3)
 
     Args:
       name: 'resnet18', '34', '50', '101', '152' or '200', or 'cifar_resnet' and a size 6n+2 (20, 32, 44, 56, 110 ...).
       num_classes: outputs of the head, >= 1.
       policy: dtypes of parameters, arithmetic and logits.
-      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); default '1.5', for cifar_resnet '1'.
-      norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
-      momentum: momentum of the running averages of batch normalization, in [0, 1).
-      epsilon: epsilon of batch normalization.
-      unbiased: running variances are estimates without bias, as in PyTorch and TensorFlow.
-      padding, pool_padding, projection: see `ResNet`; the defaults are PyTorch's, `OPTIONS` has all values.
-      zero_init_last: start every block as the identity, by zeros in its last layer.
+      version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', for cifar_resnet '1'.
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
-      axis_name: mesh axis over which batch statistics are averaged; None for statistics per device.
-      precision: precision of every product; see `jax.lax.conv_general_dilated`.
-      keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'; see `ResNet`.
-      fused: in training, fuse batch norms with the ops after them, which saves memory traffic; norms compute in
-        float32, or in the policy's compute dtype if it is wider.
+      **options: other attributes of `ResNet`: norm_policy, momentum, epsilon, unbiased, axis_name, padding,
+        pool_padding, projection, zero_init_last, precision, keep_float32, fused.
 
     Raises:
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
+      TypeError: for an option that `ResNet` does not have.
     """
     bottleneck, stage_sizes, version, small_images = _network(name, version)
-    _check(num_classes, momentum, epsilon, keep_float32)
-    check_options({"padding": padding, "pool_padding": pool_padding, "projection": projection})
-    wide = jnp.promote_types(policy.compute_dtype, jnp.float32)
-    if fused and norm_policy is not None and norm_policy.compute_dtype != wide:
-        raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norm_policy.compute_dtype)}")
     blocks: dict[tuple[bool, bool], resnet.ModuleFn] = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
         (False, True): resnet.PreactBasicBlock,
         (True, True): resnet.PreactBottleneckBlock,
     }
-    return ResNet(
+    model = ResNet(
         stage_sizes=stage_sizes,
         block=blocks[bottleneck, version == "2"],
         version=version,
@@ -105,34 +124,30 @@ def create(
         small_images=small_images,
         num_classes=num_classes,
         policy=policy,
-        norm_policy=norm_policy,
-        momentum=momentum,
-        epsilon=epsilon,
-        axis_name=axis_name,
-        unbiased=unbiased,
-        padding=padding,
-        pool_padding=pool_padding,
-        projection=projection,
-        zero_init_last=zero_init_last,
         kernel_init=_initializer(kernel_init),
         head_init=_initializer(head_init),
-        precision=precision,
-        keep_float32=keep_float32,
-        fused=fused,
+        **options,
     )
+    _check(model)
+    return model
 
 
-def _check(num_classes: int, momentum: float, epsilon: float, keep_float32: str) -> None:
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be >= 1, got {num_classes}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"batch-norm momentum must be in [0, 1), got {momentum}")
-    if not epsilon > 0:
-        raise ValueError(f"batch-norm epsilon must be > 0, got {epsilon}")
+def _check(model: ResNet) -> None:
+    """Raises ValueError for an attribute out of its range."""
+    if model.num_classes < 1:
+        raise ValueError(f"num_classes must be >= 1, got {model.num_classes}")
+    if not 0 <= model.momentum < 1:
+        raise ValueError(f"batch-norm momentum must be in [0, 1), got {model.momentum}")
+    if not model.epsilon > 0:
+        raise ValueError(f"batch-norm epsilon must be > 0, got {model.epsilon}")
     try:
-        re.compile(keep_float32)
+        re.compile(model.keep_float32)
     except re.error as error:
-        raise ValueError(f"keep_float32={keep_float32!r} is not a regular expression: {error}") from None
+        raise ValueError(f"keep_float32={model.keep_float32!r} is not a regular expression: {error}") from None
+    check_options({name: getattr(model, name) for name in OPTIONS})
+    wide, norms = jnp.promote_types(model.policy.compute_dtype, jnp.float32), model.norm_policy
+    if model.fused and norms is not None and norms.compute_dtype != wide:
+        raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norms.compute_dtype)}")
 
 
 def check_options(options: Mapping[str, str]) -> None:
@@ -145,12 +160,12 @@ def check_options(options: Mapping[str, str]) -> None:
 
 
 def default_version(name: str) -> str:
-    """The version of a network that is named without one."""
+    """Returns the version of a network whose config names none."""
     return "1" if name.startswith("cifar_") else "1.5"
 
 
 def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
-    """The name of the network with these blocks, or None."""
+    """Returns the name of the ResNet with these blocks, or None."""
     for size, network in _IMAGENET_SIZES.items():
         if network == (bottleneck, stage_sizes):
             return f"resnet{size}"
@@ -160,10 +175,10 @@ def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
 
 
 def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
-    """(whether it has bottlenecks, blocks per stage, version, whether it has the stem for small images) of a name."""
-    match = re.fullmatch(r"(cifar_)?resnet([0-9]+)", name)
+    """Returns whether blocks are bottlenecks, blocks per stage, version, and whether images are small."""
+    match = re.fullmatch(r"(cifar_)?resnet([0-9]{1,4})", name)
     if match is None:
-        raise ValueError(f"model {name!r} is unknown; use one of {', '.join(NAMES)}")
+        raise ValueError(f"model {name!r} is unknown; use one of {', '.join((*NAMES, *NETWORKS))}")
     size, small_images = int(match[2]), match[1] is not None
     stage_sizes: tuple[int, ...]
     if small_images:
@@ -184,8 +199,8 @@ def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str
     return bottleneck, stage_sizes, version, small_images
 
 
-def _initializer(init: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(init):
+def _initializer(init: str | Initializer) -> Initializer:
+    if not isinstance(init, str):
         return init
     if init not in INITIALIZERS:
         raise ValueError(f"initializer {init!r} is unknown; use one of {', '.join(INITIALIZERS)}")

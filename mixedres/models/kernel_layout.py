@@ -1,8 +1,8 @@
-"""OHWI memory layout for convolution kernels, as cuDNN wants it; their logical axes stay (height, width, in, out).
+"""OHWI memory layout of convolution kernels, which cuDNN takes without a copy.
 
-With other layouts XLA transposes the weights once for each pass, and their gradient: 106 kernels in a step of
-ResNet-50. The layout is an option of `jax.jit` for arguments and results, so only the compiled steps use it; saving,
-loading and printing of arrays do not change.
+The logical axes stay (height, width, in, out). With other layouts XLA transposes the weights once for each pass, and
+their gradient: 106 kernels in a step of ResNet-50. The layout is an option of `jax.jit` for arguments and results, so
+only the compiled steps use it; saving, loading and printing of arrays do not change.
 """
 
 from typing import Any
@@ -11,14 +11,16 @@ import jax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Sharding
 
+from mixedres._internal.types import PyTree
+
 OHWI = Layout((3, 0, 1, 2))
 
 
 def formats(shapes: Any, sharding: Sharding) -> Any:
-    """The formats of the arrays of `shapes`: OHWI for kernels (arrays of four axes), row-major for others."""
+    """Returns the formats of the arrays of `shapes`: OHWI for kernels (arrays of four axes), row-major for others."""
     return jax.tree.map(lambda x: Format(OHWI if x.ndim == 4 else Layout(tuple(range(x.ndim))), sharding), shapes)
 
 
-def to_ohwi(tree: Any) -> Any:
-    """The tree with the axes of kernels in memory order, (out, height, width, in)."""
+def to_ohwi(tree: PyTree) -> Any:
+    """Returns the tree with the axes of kernels in memory order, (out, height, width, in)."""
     return jax.tree.map(lambda x: x.transpose(3, 0, 1, 2) if x.ndim == 4 else x, tree)

@@ -1,4 +1,4 @@
-"""The layers of a ResNet: convolution and batch normalization, the latter layer by layer or fused with what follows."""
+"""Layers of a ResNet: convolution, and batch normalization, alone or fused with the operations after it."""
 
 import dataclasses
 import re
@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.types import DType, Function
 from mixedres.models import fused
 from mixedres.models.fused import NormConfig
 from mixedres.models.operations import convolution, max_pool, relu
 
 
 def policy_of(module: Any) -> jmp.Policy:
-    """The policy of a flax module that is being called: its own, or float32 if `module.keep_float32` matches its path.
+    """Returns the policy of a flax module that is being called: float32 if `module.keep_float32` matches its path.
 
     Paths are like /stem_conv, /block_layer1_1/conv1 and /head; an empty regular expression matches none.
     """
@@ -24,7 +25,13 @@ def policy_of(module: Any) -> jmp.Policy:
 
 
 def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:
-    """`policy`, with float32 or wider arithmetic and output if `keep_float32` matches `path`, a tuple of names."""
+    """Returns `policy`, with float32 or wider arithmetic and output if `keep_float32` matches `path`.
+
+    Args:
+      path: names of the modules around the module, and its own name.
+      policy: policy of the network.
+      keep_float32: regular expression; an empty one matches no path.
+    """
     if not keep_float32 or re.search(keep_float32, "/" + "/".join(path)) is None:
         return policy
     compute, output = (jnp.promote_types(d, jnp.float32) for d in (policy.compute_dtype, policy.output_dtype))
@@ -32,7 +39,7 @@ def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp
 
 
 def module_paths(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The paths of all modules with these parameters, in the form that `keep_float32` is matched with."""
+    """Returns the paths of all modules with these parameters, in the spelling that `keep_float32` is matched with."""
 
     def inside(modules: Mapping[str, Any], path: str) -> Iterator[str]:
         for name, members in modules.items():
@@ -70,7 +77,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, h, w, c) of any float dtype -> (b, h / stride, w / stride, filters) in the compute dtype."""
+        """Maps (b, h, w, c) of any float dtype to (b, h / stride, w / stride, filters) in the compute dtype."""
         policy, shape = policy_of(self), (self.size, self.size, x.shape[-1], self.filters)
         x = x.astype(policy.compute_dtype)
         kernel = self.param("kernel", self.kernel_init, shape, policy.param_dtype).astype(policy.compute_dtype)
@@ -79,7 +86,7 @@ class Conv(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NormVariables:
-    """The variables of a batch norm, each (features,).
+    """Variables of a batch norm, each (features,).
 
     Attributes:
       scale, bias: parameters, in the parameter dtype.
@@ -178,20 +185,20 @@ class BatchNorm(nn.Module):
 
 
 class BatchNormParams(BatchNorm):
-    """The variables of a `BatchNorm` at its path, for a fused function."""
+    """Variables of a `BatchNorm` at its path, for a fused function."""
 
     @nn.compact
     def __call__(self, features: int) -> NormVariables:  # type: ignore[override]
-        """The variables for a map of `features` channels."""
+        """Returns the variables for a map of `features` channels."""
         return self._variables(features)
 
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """Creates and applies the batch norms of a network inside the calling flax module.
+    """Batch norms of a network, for use inside the calling flax module.
 
-    Fused norms run outside their module: under the norm's name scope, or the block's when they also add the residual,
-    in the block's dtype.
+    Fused norms run outside their module: in the name scope of the norm, or of the block if they also add the residual,
+    and in the dtype of the block.
 
     Attributes:
       train: normalize by the statistics of the batch, else by the running averages.
@@ -212,19 +219,19 @@ class Norms:
     pool_padding: str
 
     def relu(self, name: str, y: jax.Array) -> jax.Array:
-        """relu(norm(y))."""
+        """Returns relu(norm(y))."""
         if not self.fused:
             return relu(self._plain(name, y))
         return self._fused_relu(fused.norm_relu, name, y)
 
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
-        """max_pool(relu(norm(y)))."""
+        """Returns max_pool(relu(norm(y)))."""
         if not self.fused:
             return max_pool(self.relu(name, y), self.pool_padding)
         return self._fused_relu(fused.norm_relu_pool, name, y)
 
-    def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: Any, **options: Any) -> jax.Array:
-        """relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
+    def add_relu(self, name: str, y: jax.Array, x: jax.Array, dtype: DType, **options: Any) -> jax.Array:
+        """Returns relu(norm(y) + x), sum and result in `dtype`; `options` are attributes of the norm."""
         if not self.fused:
             return relu(add(self._plain(name, y, **options), x, dtype))
         own = self._params(name, y, **options)
@@ -233,9 +240,9 @@ class Norms:
         return out
 
     def pair_add_relu(
-        self, name: str, y: jax.Array, name_z: str, z: jax.Array, dtype: Any, **options: Any
+        self, name: str, y: jax.Array, name_z: str, z: jax.Array, dtype: DType, **options: Any
     ) -> jax.Array:
-        """relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
+        """Returns relu(norm(y) + norm(z)), sum and result in `dtype`; `options` are attributes of the norm of `y`."""
         if not self.fused:
             return relu(add(self._plain(name, y, **options), self._plain(name_z, z), dtype))
         of_y, of_z = self._params(name, y, **options), self._params(name_z, z)
@@ -248,7 +255,7 @@ class Norms:
     def _plain(self, name: str, y: jax.Array, **options: Any) -> jax.Array:
         return BatchNorm(name=name, **self._options, **options)(y, self.train)
 
-    def _fused_relu(self, function: Callable[..., Any], name: str, y: jax.Array) -> jax.Array:
+    def _fused_relu(self, function: Function, name: str, y: jax.Array) -> jax.Array:
         own = self._params(name, y)
         with jax.named_scope(name):
             out, statistics = function(y, own.scale, own.bias, self._config(own.dtype))
@@ -258,7 +265,7 @@ class Norms:
     def _params(self, name: str, y: jax.Array, **options: Any) -> NormVariables:
         return BatchNormParams(name=name, **self._options, **options)(y.shape[-1])
 
-    def _config(self, dtype: Any) -> NormConfig:
+    def _config(self, dtype: DType) -> NormConfig:
         return NormConfig(self.epsilon, dtype, self.axis_name, self.pool_padding)
 
     @property
@@ -267,6 +274,6 @@ class Norms:
         return {name: getattr(self, name) for name in names}
 
 
-def add(y: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    """The sum of two branches in `dtype`; either may be float32, from a layer kept in float32."""
+def add(y: jax.Array, x: jax.Array, dtype: DType) -> jax.Array:
+    """Returns the sum of two branches in `dtype`; a branch may be float32 if its layer is kept in float32."""
     return x.astype(dtype) + y.astype(dtype)

@@ -9,12 +9,12 @@ NormalizeFn = Callable[[jax.Array], jax.Array]
 
 
 def normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> NormalizeFn:
-    """`by_channel(mean, std)`, or `per_image` if `mean` is None."""
+    """Returns `by_channel(mean, std)`, or `per_image` if `mean` is None."""
     return per_image if mean is None else by_channel(mean, std or ())
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> NormalizeFn:
-    """(x - mean) / std per channel.
+    """Returns a function that computes (x - mean) / std per channel.
 
     Args:
       mean, std: one number per channel, on the scale of the images (0 to 255).
@@ -32,9 +32,9 @@ def by_channel(mean: Sequence[float], std: Sequence[float]) -> NormalizeFn:
 
 
 def per_image(images: jax.Array) -> jax.Array:
-    """Zero mean and unit deviation for each image, the reference's choice for CIFAR.
+    """Returns images with zero mean and unit deviation each, the choice of TensorFlow's official ResNet for CIFAR.
 
-    As TensorFlow's per_image_standardization: the deviation is at least 1 / sqrt(number of values), so that a blank
+    As in TensorFlow's per_image_standardization, the deviation is at least 1 / sqrt(number of values), so that a blank
     image becomes zeros instead of NaN.
 
     Args:

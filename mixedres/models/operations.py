@@ -17,15 +17,16 @@ import functools
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-# Values of a map, 1 MiB in float32. Measured with 2 MiB of L2 cache a core: with four times as much each value takes
-# 1.5 to 3 times as long, with half as much no less.
+from mixedres._internal.types import Array, PrecisionLike
+
+# Values of a map in a piece, 1 MiB in float32. Measured with 2 MiB of L2 cache a core: in pieces four times as large
+# each value takes 1.5 to 3 times as long, and in pieces half as large no less.
 _PIECE = 2**18
 _MOST_PIECES = 16  # each is an operation to compile
 
@@ -47,7 +48,7 @@ def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
 
 
 def convolution(
-    x: jax.Array, kernel: jax.Array, stride: int, *, padding: str = "pytorch", precision: Any = None
+    x: jax.Array, kernel: jax.Array, stride: int, *, padding: str = "pytorch", precision: PrecisionLike = None
 ) -> jax.Array:
     """Returns the convolution of a map with a kernel, padded so that stride 1 keeps the shape.
 
@@ -84,7 +85,7 @@ def _form_for_cpus(x: jax.Array, kernel: jax.Array, stride: int) -> Callable[...
     return _with_gradient_in_pieces if _pieces(x, kernel, stride) > 1 else _convolution
 
 
-def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
+def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike) -> jax.Array:
     return jax.lax.conv_general_dilated(
         x,
         kernel,
@@ -96,16 +97,19 @@ def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str, pre
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _with_gradient_in_pieces(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
+def _with_gradient_in_pieces(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike
+) -> jax.Array:
     return _convolution(x, kernel, stride, padding, precision)
 
 
 def _tangent_in_pieces(
-    stride: int, padding: str, precision: Any, primals: Any, tangents: Any
+    stride: int, padding: str, precision: PrecisionLike, primals: Array, tangents: Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The derivative, in which each piece of the batch has its own product with the kernel's tangent.
+    """Returns the convolution and its derivative, in which each piece of the batch has its own product with `dkernel`.
 
-    Its transpose computes a gradient of the kernel for each piece, and sums them before they are rounded.
+    The transpose of the derivative computes a gradient of the kernel for each piece, and sums the gradients before it
+    rounds them.
     """
     (x, kernel), (dx, dkernel) = primals, tangents
     y = _with_gradient_in_pieces(x, kernel, stride, padding, precision)
@@ -124,7 +128,7 @@ _with_gradient_in_pieces.defjvp(_tangent_in_pieces, symbolic_zeros=True)
 
 
 def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
-    """The number of equal pieces of the batch, of which a core's cache holds one, for the gradient of the kernel."""
+    """Returns the number of equal pieces of the batch for the gradient of the kernel; a piece fits into a cache."""
     batch = x.shape[0]
     if not isinstance(batch, int):  # a symbol of jax.export
         return 1
@@ -133,11 +137,13 @@ def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
     return next((n for n in divisors if largest <= n * _PIECE), divisors[-1])
 
 
-def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
-    """The convolution as one product, of all windows of `x` with the kernel.
+def _product_of_windows(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike
+) -> jax.Array:
+    """Returns the convolution as one product, of all windows of `x` with the kernel.
 
-    In float32 or wider, as XLA for CPUs computes products of any dtype: so the gradient of `x`, a sum over windows, is
-    rounded once, as that of a convolution is.
+    The product is float32 or wider, because XLA for CPUs computes products of any dtype in float32. So the gradient of
+    `x`, a sum over windows, is rounded once, like the gradient of a convolution.
     """
     size, wide = kernel.shape[0], jnp.promote_types(x.dtype, jnp.float32)
     around = [pads(extent, size, stride, padding) for extent in x.shape[1:3]]
@@ -151,7 +157,7 @@ def _product_of_windows(x: jax.Array, kernel: jax.Array, stride: int, padding: s
 
 
 def _taps(extent: int, size: int, stride: int, before: int) -> range:
-    """The rows (or columns) of a kernel that meet a map of `extent` rows, and not the padding `before` and after it."""
+    """Returns the rows (or columns) of a kernel that reach a map of `extent` rows, not only the padding around it."""
     last = stride * (_strided(extent, stride) - 1)
     return range(max(0, before - last), min(size, before + extent))
 
@@ -161,12 +167,14 @@ def _strided(extent: int, stride: int) -> int:
     return -(-extent // stride)
 
 
-def _product_of_pixels(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: Any) -> jax.Array:
+def _product_of_pixels(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike
+) -> jax.Array:
     """Returns the convolution with a 1x1 kernel as one product."""
     return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
 
 
-def _product(x: jax.Array, matrix: jax.Array, precision: Any) -> jax.Array:
+def _product(x: jax.Array, matrix: jax.Array, precision: PrecisionLike) -> jax.Array:
     """Returns the product of (..., c) and (c, filters), (..., filters).
 
     As a product of two matrices: of one with more axes XLA writes a transpose to memory for the gradient of `matrix`.
@@ -221,7 +229,10 @@ def max_pool(x: jax.Array, padding: str = "pytorch") -> jax.Array:
 
 
 def _pool(x: jax.Array, axis: int, padding: str) -> jax.Array:
-    """The maxima along one axis: of every pair and its neighbor, before it or, without padding there, after."""
+    """Returns the maxima along one axis, each of a pair of values and a neighbor.
+
+    The neighbor is the value before the pair or, without padding there, the value after the pair.
+    """
     before = pads(x.shape[axis], 3, 2, padding)[0]
     missing = [(0, x.shape[axis] % 2 if i == axis else 0) for i in range(x.ndim)]
     x = jnp.pad(x, missing, constant_values=-jnp.inf)
@@ -234,5 +245,5 @@ def _pool(x: jax.Array, axis: int, padding: str) -> jax.Array:
 
 
 def _first_maximum(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a` unless `b` is greater; NaN where one of them is."""
+    """Returns `a` unless `b` is greater; NaN where one of them is NaN."""
     return jnp.where((b > a) | jnp.isnan(b), b, a)

@@ -1,9 +1,10 @@
-"""The ResNet family: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
+"""ResNets: v1 and v1.5 (post-activation), v2 (pre-activation), for ImageNet- and CIFAR-sized images.
 
 He et al., Deep Residual Learning (arXiv 1512.03385) and Identity Mappings (arXiv 1603.05027). v1.5 has the stride of a
 bottleneck on its 3x3 convolution instead of the first 1x1. By default shortcuts have a projection only where the shape
-changes, which gives the usual parameter counts, and padding is symmetric, as PyTorch's weights expect; cuDNN takes it
-without a copy. TensorFlow's official ResNets have other projections and other padding, see `ResNet`.
+changes, which gives the usual parameter counts. By default padding is symmetric, as PyTorch's weights expect, and cuDNN
+takes symmetric padding without a copy. TensorFlow's official ResNets have other projections and other padding, see
+`ResNet`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +23,14 @@ ModuleFn = Callable[..., nn.Module]
 
 
 class Block(nn.Module):
-    """The base class of the four blocks below.
+    """Base class of the four blocks below.
 
     Attributes:
       filters, stride, zero_init_last: see `ResNet`.
       project: give the shortcut a projection even if the shape does not change.
-      conv: creates a convolution.
-      norms: creates and applies batch norms.
-      policy: its compute dtype is that of the sum of the two branches and of the result.
+      conv: function that makes a convolution.
+      norms: makes and applies batch norms.
+      policy: its compute dtype is the dtype of the sum of the two branches and of the result.
       keep_float32: see `mixedres.models.layers.policy_of`.
     """
 
@@ -44,7 +45,7 @@ class Block(nn.Module):
 
     @nn.nowrap
     def end(self, name: str, y: jax.Array, x: jax.Array) -> jax.Array:
-        """relu(norm(y) + x), for v1; `x` may be projected."""
+        """Returns relu(norm(y) + x), for v1; `x` may be projected."""
         dtype = policy_of(self).compute_dtype
         init = nn.initializers.zeros if self.zero_init_last else nn.initializers.ones
         if x.shape == y.shape and not self.project:
@@ -54,7 +55,7 @@ class Block(nn.Module):
 
     @nn.nowrap
     def sum(self, y: jax.Array, x: jax.Array, activated: jax.Array) -> jax.Array:
-        """y + x, for v2; x may be replaced by the projection of `activated`."""
+        """Returns y + x, for v2; x may be replaced by the projection of `activated`."""
         if x.shape != y.shape or self.project:
             x = self.conv(y.shape[-1], 1, self.stride, name="conv_proj")(activated)
         return add(y, x, policy_of(self).compute_dtype)
@@ -65,7 +66,7 @@ class BasicBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
+        """Maps (b, h, w, c) to (b, h / stride, w / stride, filters)."""
         y = self.conv(self.filters, 3, self.stride, name="conv1")(x)
         y = self.norms.relu("norm1", y)
         y = self.conv(self.filters, 3, name="conv2")(y)
@@ -79,7 +80,7 @@ class BottleneckBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
+        """Maps (b, h, w, c) to (b, h / stride, w / stride, 4 * filters)."""
         stride1, stride2 = (self.stride, 1) if self.stride_first else (1, self.stride)
         y = self.conv(self.filters, 1, stride1, name="conv1")(x)
         y = self.norms.relu("norm1", y)
@@ -94,7 +95,7 @@ class PreactBasicBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, h, w, c) -> (b, h / stride, w / stride, filters)."""
+        """Maps (b, h, w, c) to (b, h / stride, w / stride, filters)."""
         activated = self.norms.relu("norm1", x)
         y = self.conv(self.filters, 3, self.stride, name="conv1")(activated)
         y = self.norms.relu("norm2", y)
@@ -107,7 +108,7 @@ class PreactBottleneckBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, h, w, c) -> (b, h / stride, w / stride, 4 * filters)."""
+        """Maps (b, h, w, c) to (b, h / stride, w / stride, 4 * filters)."""
         activated = self.norms.relu("norm1", x)
         y = self.conv(self.filters, 1, name="conv1")(activated)
         y = self.norms.relu("norm2", y)
@@ -118,7 +119,7 @@ class PreactBottleneckBlock(Block):
 
 
 class Head(nn.Module):
-    """The dense layer: product in the compute dtype, bias added in float32.
+    """Dense layer with the product in the compute dtype and the bias added in float32.
 
     The gradient of a bias added in float16, as in flax's Dense, would be a float16 sum over the batch.
     """
@@ -131,7 +132,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(b, features) -> (b, num_classes), in the compute dtype."""
+        """Maps (b, features) to (b, num_classes), in the compute dtype."""
         policy = policy_of(self)
         param_dtype, compute_dtype = policy.param_dtype, policy.compute_dtype
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.num_classes), param_dtype)
@@ -222,8 +223,8 @@ class ResNet(nn.Module):
         if preactivated:
             x = norms.relu("final_norm", x)
         if not train:
-            # Without it jaxlib 0.11 and 0.12 fuse the last stage and the mean on the CPU with wrong results (YNNPACK;
-            # NaN for ResNet-18 in bfloat16 from 160 pixels on).
+            # Without the barrier jaxlib 0.11 and 0.12 fuse the last stage and the mean on CPUs with wrong results
+            # (YNNPACK; NaN for ResNet-18 in bfloat16 from 160 pixels on).
             x = jax.lax.optimization_barrier(x)
         # The mean over 49 and more values is computed in float32.
         x = x.astype(jnp.promote_types(compute_dtype, jnp.float32)).mean((1, 2)).astype(compute_dtype)

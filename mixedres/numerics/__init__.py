@@ -2,23 +2,28 @@
 
 from mixedres.numerics._examine import TensorCounts, examine
 from mixedres.numerics._exponents import Exponents, exponents
+from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding, Origin
 from mixedres.numerics._nonfinite.search import first_nonfinite
 from mixedres.numerics._report import Comparison, Report
-from mixedres.numerics._rows import TensorRow
-from mixedres.numerics._taps import tap
+from mixedres.numerics._rows import LOST, TensorRow
+from mixedres.numerics._taps import TapStatistics, tap, tapped_value_and_grad
 
 __all__ = [
+    "LOST",
     "ArrayRecord",
     "Comparison",
     "Exponents",
     "Finding",
     "Origin",
     "Report",
+    "TapStatistics",
     "TensorCounts",
     "TensorRow",
     "examine",
     "exponents",
     "first_nonfinite",
     "tap",
+    "tap_modules",
+    "tapped_value_and_grad",
 ]

@@ -13,16 +13,18 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import listed
 from mixedres._internal.tree import is_array, leaves_by_path
+from mixedres._internal.types import Array, Batch, Function, Params
 from mixedres.numerics import _taps
 from mixedres.numerics._exponents import Exponents, exponents
+from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._report import Report, ordered
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 
 
 def examine(
-    loss_fn: Callable[..., Any],
-    params: Any,
-    *batch: Any,
+    loss_fn: Function,
+    params: Params,
+    *batch: Batch,
     scale: float = 1.0,
     select: str = "",
     has_aux: bool = False,
@@ -59,7 +61,7 @@ def examine(
     if not floats:
         raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
 
-    def loss_of(floats: dict[str, Any], *batch: Any) -> Any:
+    def loss_of(floats: dict[str, Any], *batch: Batch) -> Any:
         tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
         return _with_modules(loss_fn)(tree, *batch)
 
@@ -74,8 +76,10 @@ def examine(
     if not dtypes and not floats_wanted:
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
-    def counted(floats: dict[str, Any], *batch: Any) -> TensorCounts:
-        _, gradients, statistics = _taps.value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(floats, *batch)
+    def counted(floats: dict[str, Any], *batch: Batch) -> TensorCounts:
+        _, gradients, statistics = _taps.tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(
+            floats, *batch
+        )
         return TensorCounts(
             statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats))
         )
@@ -101,7 +105,7 @@ class TensorCounts:
       gradients, parameters: counts of weight gradients and weights by name; see `numerics.exponents`.
     """
 
-    taps: _taps.Statistics
+    taps: _taps.TapStatistics
     gradients: dict[str, jax.Array]
     parameters: dict[str, jax.Array]
 
@@ -126,20 +130,16 @@ class TensorCounts:
         return ordered(rows, modules)
 
 
-def _with_modules(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+def _with_modules(loss_fn: Function) -> Callable[..., Any]:
     """`loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
-    if "flax.linen" not in sys.modules:
-        return loss_fn
-    from mixedres.numerics import _linen
-
-    return _linen.tapped(loss_fn)
+    return tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
 
 
-def _is_float(array: Any) -> bool:
+def _is_float(array: Array) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(array), jnp.floating))
 
 
-def _check_scalar(result: Any, has_aux: bool) -> None:
+def _check_scalar(result: Array, has_aux: bool) -> None:
     loss = result[0] if has_aux and isinstance(result, tuple) and result else result
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", loss)

@@ -19,6 +19,8 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from mixedres._internal.types import Array
+
 # Bins of a histogram: 0 for magnitudes below 2**-126 (zeros, and what XLA may flush to zero), 1 to 254 for exponents
 # from -126 to 127, then infinities and NaNs.
 BINS, _INF, _NAN, _BIAS = 257, 255, 256, 127
@@ -89,7 +91,7 @@ class Exponents:
     counts: np.ndarray
 
     @classmethod
-    def from_array(cls, x: Any) -> Exponents:
+    def from_array(cls, x: Array) -> Exponents:
         """Counts the elements of an array."""
         return cls(np.asarray(_count(jnp.asarray(x))))
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Function, PyTree
 from mixedres.numerics._exponents import BINS, Exponents, exponents
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ _serial = itertools.count()
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Statistics:
+class TapStatistics:
     """Counts of taps on the device: a pytree whose arrays add up over devices, batches and steps.
 
     Attributes:
@@ -90,7 +91,7 @@ def tap(x: T, name: str) -> T:
     return same
 
 
-def _tapped(capture: _Capture, name: str, path: Any, leaf: Any) -> Any:
+def _tapped(capture: _Capture, name: str, path: Any, leaf: Array) -> Any:
     if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     name += jax.tree_util.keystr(path)
@@ -147,7 +148,7 @@ def _capturing(capture: _Capture) -> Iterator[None]:
         _capture.reset(token)
 
 
-def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
+def names(fn: Function, *args: PyTree) -> dict[str, np.dtype]:
     """{name: dtype} of the taps that ``fn(*args)`` executes, in order; only traces `fn`."""
     capture = _Capture()
     with _capturing(capture):
@@ -155,12 +156,12 @@ def names(fn: Callable[..., Any], *args: Any) -> dict[str, np.dtype]:
     return capture.names
 
 
-def value_and_grad(
-    fn: Callable[..., Any],
+def tapped_value_and_grad(
+    fn: Function,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     select: Collection[str] | None = None,
-) -> Callable[..., tuple[Any, Any, Statistics]]:
+) -> Callable[..., tuple[Any, Any, TapStatistics]]:
     """`jax.value_and_grad` with the statistics of all taps in `fn`.
 
     Args:
@@ -170,21 +171,21 @@ def value_and_grad(
 
     Returns:
       A function of the arguments of `fn` to (value, gradients, statistics), with the value and gradients of
-      `jax.value_and_grad` and the `Statistics` of the taps on which the loss depends.
+      `jax.value_and_grad` and the `TapStatistics` of the taps on which the loss depends.
 
     Raises:
       ValueError: when called, if `fn` executes no tap.
     """
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    def run(*args: Any) -> tuple[Any, Any, Statistics]:
+    def run(*args: PyTree) -> tuple[Any, Any, TapStatistics]:
         found = {name: dtype for name, dtype in names(fn, *args).items() if select is None or name in select}
         if not found and select is None:
             raise ValueError("the function executes no tap; call numerics.tap(x, name) in it")
 
         capture = _Capture()
 
-        def with_dummies(dummies: dict[str, jax.Array], *args: Any) -> Any:
+        def with_dummies(dummies: dict[str, jax.Array], *args: PyTree) -> Any:
             capture.dummies = dummies
             with _capturing(capture):
                 return fn(*args)
@@ -194,14 +195,14 @@ def value_and_grad(
         value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
         reached = [name for name in found if name in capture.reached]
         counts = tuple(statistics[name] for name in reached)
-        seen = Statistics(tuple(reached), tuple(found[name] for name in reached), counts)
+        seen = TapStatistics(tuple(reached), tuple(found[name] for name in reached), counts)
         return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), seen
 
     return run
 
 
-def read(statistics: Statistics) -> dict[str, Tapped]:
-    """Converts the statistics of `value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
+def read(statistics: TapStatistics) -> dict[str, Tapped]:
+    """Converts the statistics of `tapped_value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
 
     Raises:
       ValueError: for a tap that was never executed, for example in a branch that was not taken.

@@ -1,12 +1,12 @@
-"""Loss scales: jmp's interface, with every field in the pytree and float32 arithmetic throughout.
+"""Loss scales with jmp's interface: every field is in the pytree, and all arithmetic is float32.
 
-The smallest float16 number is 6e-8, and many gradients of a network are smaller. Multiplying the loss by a scale
-multiplies every gradient by it (the chain rule is linear), so that they do not underflow; dividing the float32 copies
-by the same scale restores them. `DynamicLossScale` adjusts the scale automatically.
+The smallest float16 number is 6e-8, and many gradients of a network are smaller. The chain rule is linear: multiplying
+the loss by a scale multiplies every gradient by the scale, so that gradients do not underflow. Dividing the float32
+copies of the gradients by the same scale restores them. `DynamicLossScale` adjusts the scale automatically.
 
-What differs from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves
-in ``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic
-back into float16 and compile the step twice), there is a maximum, and skipped steps are counted.
+Differences from jmp: all fields are leaves (jmp drops ``min_loss_scale`` at every jit boundary and has no leaves in
+``StaticLossScale``), the scale is a strongly typed float32 array (a Python float would turn float16 arithmetic back
+into float16 and compile the step twice), there is a maximum, and skipped steps are counted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
+from mixedres._internal.types import Array, DType
+
 T = TypeVar("T")
 LossScaleT = TypeVar("LossScaleT", bound="_Counted")
 
@@ -33,8 +35,8 @@ MIN_LOSS_SCALE = 1.0
 MAX_LOSS_SCALE = 2.0**24
 
 
-def _array(dtype: Any, value: Any) -> Any:
-    """The strongly typed scalar array of `value`; a `np.generic` would come back weak from some jnp functions."""
+def _array(dtype: DType, value: Array) -> Any:
+    """Returns `value` as a strongly typed scalar array; some jnp functions would return a `np.generic` weakly typed."""
     return jax.lax.convert_element_type(jnp.asarray(value), dtype)
 
 
@@ -42,12 +44,12 @@ def _zero() -> jax.Array:
     return jnp.zeros((), jnp.int32)
 
 
-def is_inexact(x: Any) -> bool:
-    """Whether `x` is of a floating-point (or complex) dtype."""
+def is_inexact(x: Array) -> bool:
+    """Returns whether `x` has a floating-point or complex dtype."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
-def _widen(x: Any) -> Any:
+def _widen(x: Array) -> Any:
     """Converts half precision to float32. Not by `promote_types`, which strict promotion forbids."""
     dtype = jnp.result_type(x)
     return jnp.asarray(x, jnp.float32 if dtype.itemsize < 4 else dtype)
@@ -66,7 +68,7 @@ def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
     """
     names = [field.name for field in dataclasses.fields(cls)]
 
-    def flatten(x: Any) -> tuple[list[tuple[Any, Any]], None]:
+    def flatten(x: Array) -> tuple[list[tuple[Any, Any]], None]:
         return [(jax.tree_util.GetAttrKey(name), getattr(x, name)) for name in names], None
 
     def unflatten(_: None, leaves: Any) -> LossScaleT:
@@ -81,7 +83,7 @@ def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """The counters of every loss scale, int32 scalar arrays.
+    """Counters of every loss scale, int32 scalar arrays.
 
     Attributes:
       consecutive_skipped: steps skipped since the last applied one.
@@ -92,7 +94,7 @@ class _Counted:
     total_skipped: jax.Array = dataclasses.field(default_factory=_zero)
 
     def _replace(self: LossScaleT, **changes: Any) -> LossScaleT:
-        """`dataclasses.replace` without the checks of the constructor, as the values may be tracers."""
+        """Replaces fields like `dataclasses.replace`, without the checks of the constructor: values may be tracers."""
         new = object.__new__(type(self))
         for field in dataclasses.fields(self):
             object.__setattr__(new, field.name, changes.get(field.name, getattr(self, field.name)))
@@ -114,27 +116,27 @@ class _Counted:
 @_register
 @dataclasses.dataclass(frozen=True)
 class NoOpLossScale(_Counted, jmp.NoOpLossScale):
-    """No scaling: for float32 and bfloat16, whose exponent range is float32's. Still counts skipped steps."""
+    """Loss scale of 1, for float32, and for bfloat16, which has the range of float32. Skipped steps are counted."""
 
     def __post_init__(self) -> None:
         self._convert()
 
     @property
     def loss_scale(self) -> jax.Array:
-        """The constant 1, a float32 scalar."""
+        """Returns 1, a float32 scalar."""
         return jnp.ones((), jnp.float32)
 
     @property
     def at_minimum(self) -> jax.Array:
-        """True, a boolean scalar: skipping a step does not help if gradients overflow without a scale."""
+        """Returns True, a boolean scalar: skipping a step does not help if gradients overflow without a scale."""
         return jnp.asarray(True)
 
     def scale(self, tree: T) -> T:
-        """The tree itself."""
+        """Returns the tree itself."""
         return tree
 
     def unscale(self, tree: T) -> T:
-        """The tree with half-precision leaves widened to float32, as from other loss scales."""
+        """Returns the tree with half-precision leaves widened to float32, as other loss scales do."""
         return map_inexact(lambda x: x, tree)
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
@@ -143,23 +145,23 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
 
 
 class _Scaled(_Counted):
-    """Scaling and unscaling of trees, in place of jmp's methods."""
+    """Loss scale that multiplies and divides trees, in place of jmp's methods."""
 
     loss_scale: Any
 
     def scale(self, tree: T) -> T:
-        """The tree times the scale; half-precision leaves come back in float32, so that they cannot overflow."""
+        """Returns the tree times the scale; half-precision leaves become float32, so that they cannot overflow."""
         return map_inexact(lambda x: x * self.loss_scale.astype(x.dtype), tree)
 
     def unscale(self, tree: T) -> T:
-        """The tree divided by the scale, in float32 at least: halves are widened before the division."""
+        """Returns the tree divided by the scale; half-precision leaves are widened to float32 before the division."""
         return map_inexact(lambda x: x / self.loss_scale.astype(x.dtype), tree)
 
 
 @_register
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale(_Scaled, jmp.StaticLossScale):
-    """A fixed float32 scale, which is a leaf: it is saved in checkpoints, and a new value needs no compilation.
+    """Fixed loss scale. The scale is a leaf: checkpoints save it, and a new value needs no compilation.
 
     Attributes:
       loss_scale: float32 scalar, finite and > 0.
@@ -176,7 +178,7 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """False, a boolean scalar: with a fixed scale occasional overflows are expected."""
+        """Returns False, a boolean scalar: with a fixed scale occasional overflows are expected."""
         return jnp.asarray(False)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
@@ -240,11 +242,15 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """Whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar."""
+        """Returns whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar."""
         return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The loss scale for the next step, given whether this step's gradients were finite (a boolean scalar)."""
+        """Returns the loss scale for the next step.
+
+        Args:
+          grads_finite: whether the gradients of this step were finite, a boolean scalar.
+        """
         finite = jnp.asarray(grads_finite, bool)
         counter = self.counter + 1
         due = counter >= self.period
@@ -279,7 +285,7 @@ def known_to_flax() -> None:
         serialization.register_serialization_state(cls, to_dict, from_dict, override=True)
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_number(name: str, value: Array) -> None:
     """Raises ValueError unless `value` is a finite positive float32 scalar; tracers are not checked."""
     if isinstance(value, jax.core.Tracer):
         return
@@ -297,7 +303,9 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def make_loss_scale(spec: Any, **dynamic: Any) -> LossScale:
-    """The loss scale that `spec` names.
+    """Returns the loss scale that `spec` names.
+
+        loss_scale = make_loss_scale("dynamic", period=1000)
 
     Args:
       spec: 'none', 'dynamic', a number > 0 (or its string), or a loss scale, which is returned unchanged.

@@ -1,4 +1,4 @@
-"""An optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and that optimizer in one call."""
+"""Optax optimizer with a loss scale, and `enable_rewrite`: the graph rewrite and the optimizer in one call."""
 
 import collections
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mixedres.amp import ListsLike, autocast
-from mixedres.amp._transform import half_dtype
+from mixedres._internal.types import DType, Function, Params, PyTree
+from mixedres.amp import ListsLike, autocast, half_dtype
 from mixedres.precision._loss_scale import LossScale, is_inexact, known_to_flax, make_loss_scale
 
 
@@ -65,7 +65,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         )
     inner = optax.with_extra_args_support(tx)
 
-    def init(params: Any) -> LossScaledState:
+    def init(params: Params) -> LossScaledState:
         known_to_flax()
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(
@@ -75,7 +75,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
         )
 
     def update(
-        scaled_grads: Any, state: LossScaledState, params: Any = None, *, checked: Any = None, **extra: Any
+        scaled_grads: Params, state: LossScaledState, params: Params = None, *, checked: Any = None, **extra: Any
     ) -> tuple[Any, LossScaledState]:
         if not isinstance(state, LossScaledState):
             raise TypeError(
@@ -98,7 +98,7 @@ def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> opta
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_unscaled(scaled_grads: Any, extra: dict[str, Any]) -> None:
+def _check_unscaled(scaled_grads: Params, extra: dict[str, Any]) -> None:
     """Raises TypeError for what cannot be the unscaled loss, its gradient or its function."""
     value, grad, value_fn = (extra.get(name) for name in ("value", "grad", "value_fn"))
     if value is not None and (jnp.shape(value) != () or not is_inexact(jnp.asarray(value))):
@@ -111,24 +111,24 @@ def _check_unscaled(scaled_grads: Any, extra: dict[str, Any]) -> None:
 
 
 def _update_or_zero(finite: jax.Array, update: Any) -> Any:
-    """The update or -0.0; the float0 update of an integer parameter has no value."""
+    """Returns the update, or -0.0 if the step is skipped; the float0 update of an integer parameter has no value."""
     if update.dtype == jax.dtypes.float0:
         return update
     return jnp.where(finite, update, jnp.asarray(-0.0, update.dtype))
 
 
-def _all_finite(tree: Any) -> jax.Array:
-    """Whether every inexact leaf is finite; integer parameters have float0 gradients, which have no value.
+def _all_finite(tree: PyTree) -> jax.Array:
+    """Returns whether every inexact leaf is finite; float0 gradients of integer parameters have no value.
 
     A GPU reduces a large array in two kernels. Here one kernel reduces each array along its last axis, and two more
-    reduce the joined results; without the barrier XLA would split the joined array again.
+    kernels reduce the joined results. Without the barrier XLA would split the joined array again.
     """
     rows = [_finite_rows(jnp.asarray(x)) for x in jax.tree.leaves(tree) if is_inexact(x)]
     return _materialized(jnp.concatenate([jnp.ones(1, bool), *rows])).all()
 
 
 def _finite_rows(x: jax.Array) -> jax.Array:
-    """A short boolean vector that is all true if `x` is finite."""
+    """Returns a short boolean vector that is all true if `x` is finite."""
     finite = jnp.isfinite(x)
     # Arrays that are sharded by their type cannot be joined with others.
     if _is_sharded(x) or (x.size > 4096 and (x.ndim == 1 or x.shape[-1] < 32)):
@@ -136,11 +136,11 @@ def _finite_rows(x: jax.Array) -> jax.Array:
     return finite.all(-1).ravel() if x.ndim > 1 else finite.ravel()
 
 
-def _join_vectors(tree: Any) -> list[Any]:
-    """The inexact leaves of `tree`, with the short vectors of each dtype joined.
+def _join_vectors(tree: PyTree) -> list[Any]:
+    """Returns the inexact leaves of `tree`, with the short vectors of each dtype joined.
 
-    The check then unscales a copy of them in one kernel; sharing the quotients with the update, as XLA does by itself,
-    takes a kernel for each.
+    The check then unscales a copy of the vectors in one kernel. By itself XLA shares the quotients with the update,
+    which takes a kernel for each vector.
     """
     leaves: list[Any] = []
     vectors: dict[Any, list[Any]] = collections.defaultdict(list)
@@ -155,13 +155,13 @@ def _is_sharded(x: jax.Array) -> bool:
 
 
 def _materialized(x: jax.Array) -> jax.Array:
-    """`x` as one array, which XLA may not split."""
+    """Returns `x` as one array, which XLA may not split."""
     whole: jax.Array = jax.lax.optimization_barrier(x)
     return whole
 
 
 class Rewritten(NamedTuple):
-    """The result of `enable_rewrite`.
+    """Result of `enable_rewrite`.
 
     Attributes:
       fn: the function with its products in half.
@@ -173,9 +173,9 @@ class Rewritten(NamedTuple):
 
 
 def enable_rewrite(
-    fn: Callable[..., Any],
+    fn: Function,
     tx: optax.GradientTransformation,
-    dtype: Any = jnp.float16,
+    dtype: DType = jnp.float16,
     *,
     loss_scale: str | float | None = None,
     lists: ListsLike = None,

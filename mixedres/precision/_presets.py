@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jmp
+from jax.typing import DTypeLike
 
-from mixedres.amp import LEVELS, Lists, ListsLike, autocast
-from mixedres.amp._keep import Keep
+from mixedres._internal.names import LEVELS, PRESETS
+from mixedres._internal.types import Function
+from mixedres.amp import Keep, Lists, ListsLike, autocast
 from mixedres.precision._loss_scale import LossScale, make_loss_scale
 
 IMPLEMENTATIONS = ("casting", "graph_rewrite")
@@ -18,7 +20,7 @@ MATMUL_PRECISIONS = ("default", "tensorfloat32", "highest")
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """The precision of a model, its loss and its optimizer.
+    """Precision of a model, its loss and its optimizer; `get` makes one.
 
     Attributes:
       name: name of the preset.
@@ -26,9 +28,9 @@ class Precision:
       norm_policy: dtypes of normalization layers; their statistics are always float32.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting': the layers cast their inputs and weights themselves; 'graph_rewrite': the network is
-        built in float32, and `mixedres.amp` decides op by op what runs in the compute dtype.
-      matmul_precision: precision of float32 products ('highest' is true float32, 'tensorfloat32' has a 10-bit mantissa,
-        'default' is chosen by the platform: TF32 on recent GPUs).
+        built in float32, and `mixedres.amp.autocast` decides op by op which operations run in the compute dtype.
+      matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
+        'default' is the platform's choice (TF32 on recent GPUs).
       lists, level: options of the graph rewrite; see `mixedres.amp.autocast`.
       keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
     """
@@ -45,15 +47,15 @@ class Precision:
 
     @property
     def network_policies(self) -> tuple[jmp.Policy, jmp.Policy]:
-        """The policies of the layers and of their norms; float32 for the graph rewrite."""
+        """Returns the policies of the layers and of their norms; float32 for the graph rewrite."""
         if self.implementation == "graph_rewrite":
-            full = jmp.get_policy(_FULL)
+            full = jmp.get_policy(_policy_text("float32"))
             return full, full
         return self.policy, self.norm_policy
 
     @property
     def network_options(self) -> dict[str, Any]:
-        """The arguments of `mixedres.models.create` that are of the precision."""
+        """Returns the arguments of `mixedres.models.create` that the precision sets."""
         policy, norm_policy = self.network_policies
         return {
             "policy": policy,
@@ -64,7 +66,7 @@ class Precision:
 
     @property
     def why_not_fusable(self) -> str | None:
-        """Why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
+        """Returns the reason why `mixedres.models.fused` cannot compute norms in this precision; None if it can."""
         if self.implementation == "graph_rewrite":
             return f"precision {self.name}, whose graph rewrite sees single layers; take a preset that casts, or false"
         computes, fused = self.norm_policy.compute_dtype, jnp.promote_types(self.policy.compute_dtype, jnp.float32)
@@ -72,31 +74,42 @@ class Precision:
             return f"norm_policy '{self.norm_policy}': fused norms compute in {fused}; write compute={fused}"
         return None
 
-    def rewrite(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` itself if the layers cast, else its graph rewrite."""
+    @property
+    def wider(self) -> str | None:
+        """Returns the preset to try if numbers leave the range of the compute dtype; None if float32 has no more."""
+        range_of = jnp.finfo(self.policy.compute_dtype).max  # type: ignore[no-untyped-call]
+        half = range_of < jnp.finfo(jnp.bfloat16).max  # type: ignore[no-untyped-call]
+        return preset_of(jnp.bfloat16, self.implementation) if half else None
+
+    def rewrite(self, fn: Function) -> Callable[..., Any]:
+        """Returns `fn` itself if the layers cast, else its graph rewrite."""
         if self.implementation == "casting":
             return fn
         return autocast(fn, self.policy.compute_dtype, self.lists, level=self.level, keep_float32=self.keep_float32)
 
     def make_loss_scale(self, **dynamic: Any) -> LossScale:
-        """A new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
+        """Returns a new loss scale of kind `loss_scale`; `dynamic` are options of `DynamicLossScale`."""
         return make_loss_scale(self.loss_scale, **dynamic)
 
 
-_FULL = "params=float32,compute=float32,output=float32"
-_BFLOAT16 = "params=float32,compute=bfloat16,output=float32"
-_FLOAT16 = "params=float32,compute=float16,output=float32"
+def _policy_text(compute_dtype: str) -> str:
+    return f"params=float32,compute={compute_dtype},output=float32"
 
-# name: (policy, loss scale, implementation, matmul precision). 128 is the original's default for float16.
-PRESETS: dict[str, tuple[str, str | float, str, str]] = {
-    "fp32": (_FULL, "none", "casting", "highest"),
-    "tf32": (_FULL, "none", "casting", "tensorfloat32"),
-    "bf16": (_BFLOAT16, "none", "casting", "default"),
-    "fp16": (_FLOAT16, "dynamic", "casting", "default"),
-    "fp16_static": (_FLOAT16, 128.0, "casting", "default"),
-    "fp16_rewrite": (_FLOAT16, "dynamic", "graph_rewrite", "default"),
-    "bf16_rewrite": (_BFLOAT16, "none", "graph_rewrite", "default"),
-}
+
+def preset_of(compute_dtype: DTypeLike, implementation: str) -> str:
+    """Returns the name of the first preset with a compute dtype and an implementation.
+
+    >>> preset_of("bfloat16", "graph_rewrite")
+    'bf16_rewrite'
+
+    Raises:
+      ValueError: if there is none.
+    """
+    dtype = jnp.dtype(compute_dtype).name
+    for name, preset in PRESETS.items():
+        if (preset.compute_dtype, preset.implementation) == (dtype, implementation):
+            return name
+    raise ValueError(f"no preset computes in {dtype} by {implementation}")
 
 
 def get(
@@ -111,12 +124,14 @@ def get(
     level: str = "default",
     keep_float32: str = "",
 ) -> Precision:
-    """The preset `name`, with any part replaced.
+    """Returns the preset `name`, with any part replaced.
+
+        chosen = precision.get("fp16", keep_float32="^/head$")
 
     Args:
       name: a key of `PRESETS`.
-      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In
-        jmp's grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
+      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's
+        grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
         returns the compute dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting' or 'graph_rewrite'.
@@ -130,23 +145,23 @@ def get(
     """
     if name not in PRESETS:
         raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
-    preset_policy, preset_scale, preset_implementation, preset_matmul = PRESETS[name]
-    network = parse_policy(preset_policy if policy is None else policy)
+    given: dict[str, Any] = {
+        "loss_scale": loss_scale,
+        "implementation": implementation,
+        "matmul_precision": matmul_precision,
+    }
+    preset = PRESETS[name]._replace(**{part: value for part, value in given.items() if value is not None})
+    network = parse_policy(_policy_text(preset.compute_dtype) if policy is None else policy)
     norms = _default_norm_policy(network) if norm_policy is None else parse_policy(norm_policy)
-    loss_scale = preset_scale if loss_scale is None else loss_scale
-    # Raises for an invalid spec. Only traced: devices must not start before the processes of a run are connected.
-    jax.eval_shape(lambda: make_loss_scale(loss_scale))
+    # Raises for an invalid loss scale. Only traced: devices must not start before the processes of a run are connected.
+    jax.eval_shape(lambda: make_loss_scale(preset.loss_scale))
     chosen = Precision(
         name=name,
         policy=network,
         norm_policy=norms,
-        loss_scale=loss_scale,
-        implementation=_one_of(
-            "implementation", preset_implementation if implementation is None else implementation, IMPLEMENTATIONS
-        ),
-        matmul_precision=_one_of(
-            "matmul precision", preset_matmul if matmul_precision is None else matmul_precision, MATMUL_PRECISIONS
-        ),
+        loss_scale=preset.loss_scale,
+        implementation=_one_of("implementation", preset.implementation, IMPLEMENTATIONS),
+        matmul_precision=_one_of("matmul precision", preset.matmul_precision, MATMUL_PRECISIONS),
         lists=None if lists is None else Lists.parse(lists, network.compute_dtype),
         level=_one_of("level", level, LEVELS),
         keep_float32=Keep(keep_float32).pattern,
@@ -177,7 +192,7 @@ def _check_rewrite(precision: Precision, *, norms_given: bool) -> None:
 
 
 def parse_policy(policy: str | jmp.Policy) -> jmp.Policy:
-    """The `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
+    """Returns the `jmp.Policy` of a text in jmp's grammar; a policy is returned unchanged.
 
     Raises:
       ValueError: for a text that does not parse, and for float64 without x64 mode.

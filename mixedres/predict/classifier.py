@@ -7,17 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mixedres import models, precision
+from mixedres import checkpoints, models, precision
 from mixedres._internal import command_line
-from mixedres._internal.errors import ConfigError, WeightsError
+from mixedres._internal.errors import ConfigError, errors
 from mixedres._internal.files import parse_json, read_regular
 from mixedres._internal.mesh import check_devices
 from mixedres._internal.names import MOST_SIDE
-from mixedres.checkpoints import layouts, load, weights
-from mixedres.config import unflatten
-from mixedres.config.precision import precision_of
-from mixedres.data import InputSpec
-from mixedres.data.images import preprocessing
+from mixedres.checkpoints import WeightsFile
+from mixedres.config import precision_of, unflatten
+from mixedres.data import InputSpec, get_preprocessing
 from mixedres.models import normalize
 
 # Bytes of a file of class names.
@@ -41,7 +39,7 @@ class Classifier:
     """
 
     name: str
-    model: models.ResNet
+    model: models.Network
     precision: precision.Precision
     spec: InputSpec
     class_names: tuple[str, ...]
@@ -64,47 +62,41 @@ def from_args(options: argparse.Namespace) -> Classifier:
     """
     check_devices()
     path = command_line.path(options.source)
+    with errors("--from"):
+        file = checkpoints.read(path)
+        variables = checkpoints.variables(file)
+    chosen = _precision(file, options.precision)
+    epsilon = 1e-5 if file.epsilon is None else file.epsilon
+    model, name = (
+        checkpoints.create_network(file, epsilon=epsilon, **chosen.network_options),
+        checkpoints.network_name(file),
+    )
+    assert name is not None  # or there would be no variables
     try:
-        file = load.read(path)
-        variables = load.variables(file)
-    except WeightsError as error:
-        raise ConfigError(f"--from: {error}") from None
-    found, name = layouts.architecture(file.tensors, file.layout), load.name(file)
-    assert found is not None and name is not None  # or there would be no variables
-    try:
-        spec, notes = _spec(file, name, found.channels, options)
+        spec, notes = _spec(file, name, checkpoints.input_shape(file)[2], options)
         names = _class_names(options.labels) if options.labels else file.class_names or ()
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if len(names) > found.num_classes or (options.labels and len(names) < found.num_classes):
+    if len(names) > model.num_classes or (options.labels and len(names) < model.num_classes):
         raise ConfigError(
-            f"{len(names)} class names for a network of {found.num_classes} classes; name their file with --labels=FILE"
+            f"{len(names)} class names for a network of {model.num_classes} classes; name their file with --labels=FILE"
         )
     if too_long := next((name for name in names if len(name) > _LONGEST_NAME), None):
         raise ConfigError(
             f"a class name has {len(too_long):,} characters, {too_long[:50]!r} ...; at most {_LONGEST_NAME}"
         )
-    chosen = _precision(file, options.precision)
-    model = models.create(
-        name,
-        num_classes=found.num_classes,
-        version=file.version,
-        epsilon=1e-5 if file.epsilon is None else file.epsilon,
-        **file.options,
-        **chosen.network_options,
-    )
-    names = (*names, *(str(index) for index in range(len(names), found.num_classes)))
+    names = (*names, *(str(index) for index in range(len(names), model.num_classes)))
     return Classifier(name, model, chosen, spec, names, variables, (*notes, *filter(None, [file.note])))
 
 
-def _precision(file: weights.WeightsFile, preset: str | None) -> precision.Precision:
+def _precision(file: WeightsFile, preset: str | None) -> precision.Precision:
     if preset is None and file.run is not None:
         return precision_of(unflatten(file.run))[0]
     return precision.get(preset or "fp32")
 
 
 def _spec(
-    file: weights.WeightsFile, name: str, channels: int, options: argparse.Namespace
+    file: WeightsFile, name: str, channels: int, options: argparse.Namespace
 ) -> tuple[InputSpec, tuple[str, ...]]:
     """The network's input, and notes on it; raises ValueError where it is not an image."""
     family, run, notes = options.preprocessing, file.run or {}, ()
@@ -118,7 +110,7 @@ def _spec(
     usual = known.shape[0] if known else run.get("data.image_size") or (32 if name.startswith("cifar_") else 224)
     size = options.image_size or usual
     if family or not (known or name.startswith("cifar_")):
-        spec = preprocessing.get(family or run.get("data.preprocessing") or "torch").input_spec(size, channels)
+        spec = get_preprocessing(family or run.get("data.preprocessing") or "torch").input_spec(size, channels)
     else:
         spec = dataclasses.replace(known or InputSpec((size, size, channels)), shape=(size, size, channels))
     if not known and not (options.image_size and family):

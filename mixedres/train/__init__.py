@@ -1,9 +1,26 @@
 """A training run: build, step, loop, evaluation."""
 
+from mixedres.train import distributed, start, steps
 from mixedres.train.builder import build
-from mixedres.train.evaluation import compare, evaluate
+from mixedres.train.compilation import compilation_cache
+from mixedres.train.debug import comparison, diagnosis, nonfinite
+from mixedres.train.evaluation import compare_presets, evaluate
 from mixedres.train.experiment import Experiment
-from mixedres.train.run import train
+from mixedres.train.run import fit
 from mixedres.train.step import TrainState
 
-__all__ = ["Experiment", "TrainState", "build", "compare", "evaluate", "train"]
+__all__ = [
+    "Experiment",
+    "TrainState",
+    "build",
+    "compare_presets",
+    "comparison",
+    "compilation_cache",
+    "diagnosis",
+    "distributed",
+    "evaluate",
+    "fit",
+    "nonfinite",
+    "start",
+    "steps",
+]

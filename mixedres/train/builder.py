@@ -1,11 +1,10 @@
-"""From a config to the objects that it names. Nothing is written here, so that a mistake costs nothing."""
+"""Builds the objects that a config names. Nothing is written here, so that a mistake costs nothing."""
 
 import json
 import pathlib
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +12,15 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data, models, precision
-from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.errors import ConfigError, errors, nearest
 from mixedres._internal.mesh import AXIS, check_devices, make_mesh
-from mixedres.amp._keep import nearest
-from mixedres.config import validate
-from mixedres.config.keys import duration_in_steps
-from mixedres.config.precision import precision_of
-from mixedres.train import optimizers
+from mixedres.config import KEYS, duration_in_steps, flatten, precision_of, validate
+from mixedres.train import optimizers, steps
 from mixedres.train.experiment import Experiment
 
 
 def _devices(wanted: int | None) -> list[jax.Device]:
-    """The devices of the run: equally many of every process, in the order of the processes."""
+    """Returns the devices of the run: equally many of every process, in the order of the processes."""
     devices, hosts = jax.devices(), jax.process_count()
     count = wanted or len(devices)
     if count > len(devices):
@@ -41,7 +37,7 @@ def _devices(wanted: int | None) -> list[jax.Device]:
 
 
 def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
-    """The mesh and the global batch size.
+    """Returns the mesh and the global batch size.
 
     Raises:
       ConfigError: if devices are missing or not equally many in every process, or if devices and microbatches do not
@@ -53,18 +49,20 @@ def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
     parts = count * config.microbatches
     if batch_size % parts:
         below = batch_size // parts * parts
-        nearest = f"{below} and {below + parts}" if below else f"{parts}"
+        sizes = f"{below} and {below + parts}" if below else f"{parts}"
         raise ConfigError(
             f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
-            f"{config.microbatches}); the nearest sizes that are: {nearest}"
+            f"{config.microbatches}); the nearest sizes that are: {sizes}"
         )
     return make_mesh(devices), batch_size
 
 
 # {kind of device: compute dtypes} for which fused norms make the step faster on average over the benchmarks in
 # experiments/results, and in none of them 5 % slower; python -m experiments.gpu enters a GPU. docs/performance.md has
-# the numbers. Where a kind was not measured, norms are plain.
+# the numbers. Norms are plain on a kind of device that was not measured.
 FUSED_IS_FASTER: dict[str, list[str]] = json.loads((pathlib.Path(__file__).parent / "fused_is_faster.json").read_text())
+# The keys that mean something for ResNets alone.
+_OF_RESNETS = ("model.", "batch_norm.", "optimizer.layer_decay")
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -84,19 +82,7 @@ def build(config: ConfigDict) -> Experiment:
             f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
-    options = config.model.to_dict()
-    fused = _fused(options.pop("fused"), config, chosen, mesh.devices.flat[0].device_kind)
-    with errors("config.model"):
-        model = models.create(
-            **options,
-            num_classes=source.num_classes,
-            momentum=config.batch_norm.momentum,
-            epsilon=config.batch_norm.epsilon,
-            unbiased=config.batch_norm.unbiased,
-            axis_name=AXIS if config.batch_norm.sync else None,
-            fused=fused,
-            **chosen.network_options,
-        )
+    model = _network(config, source.num_classes, chosen, mesh.devices.flat[0].device_kind)
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
     total_steps = config.steps or in_steps(config.epochs)
@@ -124,11 +110,49 @@ def build(config: ConfigDict) -> Experiment:
     return experiment
 
 
-def _fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
-    """Whether batch norms are fused with what follows them; raises ConfigError if they must be and cannot."""
+def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, kind: str) -> models.Network:
+    """Returns the network of the config: a ResNet, or one of `models.NETWORKS`, which take no options of ResNets."""
+    make = models.NETWORKS.get(config.model.name)
+    if make is None:
+        options = config.model.to_dict()
+        fused = _is_fused(options.pop("fused"), config, chosen, kind)
+        with errors("config.model"):
+            return models.create(
+                **options,
+                num_classes=num_classes,
+                momentum=config.batch_norm.momentum,
+                epsilon=config.batch_norm.epsilon,
+                unbiased=config.batch_norm.unbiased,
+                axis_name=AXIS if config.batch_norm.sync else None,
+                fused=fused,
+                **chosen.network_options,
+            )
+    flat = flatten(config)
+    for key in KEYS:
+        if key.path.startswith(_OF_RESNETS) and key.path != "model.name" and flat[key.path] != key.default:
+            raise ConfigError(
+                f"config.{key.path}={flat[key.path]} is about ResNets, and model.name={config.model.name} is none; "
+                f"leave it out, or set it to its default, {key.default}"
+            )
+    with errors("config.model"):
+        return make(num_classes=num_classes, **chosen.network_options)
+
+
+def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
+    """Returns whether batch norms are fused with the operations after them.
+
+    Args:
+      given: 'auto', 'true' or 'false'.
+      config: the config of the run.
+      chosen: the precision of the network.
+      kind: kind of device, a key of `FUSED_IS_FASTER`.
+
+    Raises:
+      ConfigError: if batch norms must be fused and cannot be.
+    """
     obstacle = chosen.why_not_fusable
     if config.batch_norm.frozen:
-        obstacle = "batch_norm.frozen: it is about norms by the statistics of the batch; leave one of them out"
+        obstacle = "batch_norm.frozen: fused norms take the statistics of the batch; leave one of them out"
     if given == "true" and obstacle:
         raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
     is_faster = str(jnp.dtype(chosen.policy.compute_dtype)) in FUSED_IS_FASTER.get(kind, ())
@@ -138,24 +162,24 @@ def _fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: st
 def _check_paths(experiment: Experiment) -> None:
     """Raises ConfigError if `trainable` or `keep_float32` matches no path."""
     trainable, keep_float32 = experiment.config.trainable, experiment.precision.keep_float32
-    params = experiment.variable_shapes["params"] if trainable or keep_float32 else {}
+    params = steps.variable_shapes(experiment)["params"] if trainable or keep_float32 else {}
     paths = models.module_paths(params)
     if keep_float32 and not any(re.search(keep_float32, path) for path in paths):
         raise ConfigError(
-            f"config.precision.keep_float32={keep_float32} is found in no module path; they look like "
+            f"config.precision.keep_float32={keep_float32} matches no module; module paths look like "
             f"{nearest(keep_float32, paths)}"
         )
     if trainable and not any(jax.tree.leaves(optimizers.path_mask(trainable)(params))):
         raise ConfigError(
-            f"config.trainable={trainable} is found in no parameter path; they look like /head/kernel and "
+            f"config.trainable={trainable} matches no parameter; parameter paths look like /head/kernel and "
             "/block_layer1_1/conv1/kernel"
         )
 
 
 def _optimizer(
-    config: ConfigDict, batch_size: int, total_steps: int, in_steps: Callable[[Any], int]
+    config: ConfigDict, batch_size: int, total_steps: int, in_steps: Callable[[str | float], int]
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The schedule, with its peak scaled to the batch, and the optimizer."""
+    """Returns the schedule, with its peak scaled to the batch, and the optimizer."""
     options = config.optimizer.to_dict()
     reference, layer_decay = options.pop("lr_reference_batch"), options.pop("layer_decay")
     peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)

@@ -27,12 +27,14 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess = SINGLE) -> Iterator[None]:
     """Enables JAX's persistent compilation cache inside the block.
 
-    A cache that JAX already uses, such as that of JAX_COMPILATION_CACHE_DIR, stays. Only process 0 writes to it, and a
-    program that cannot be read is compiled again.
+    The cache is a setting of the whole process, which is restored after the block. A cache that JAX already uses, such
+    as the one of JAX_COMPILATION_CACHE_DIR, stays. Only process 0 writes to the cache, and a program that cannot be
+    read is compiled again.
 
     Args:
       setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'.
-      workdir: directory of the run; 'auto' is the directory `NAME` beside it, or no cache if it cannot be written.
+      workdir: directory of the run; 'auto' is the directory `NAME` beside the workdir, or no cache if that directory
+        cannot be written.
       group: the processes of the run, which all call this.
 
     Raises:
@@ -50,8 +52,8 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
         # By default JAX leaves out programs that compile in less than a second, which are most of a start.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        # The path of XLA's own caches would become part of a program's key, and a directory that was moved or is
-        # mounted elsewhere would be useless.
+        # With XLA's own caches, the key of a program contains the path of the cache. No program of a directory that was
+        # moved, or is mounted elsewhere, would be found.
         "jax_persistent_cache_enable_xla_caches": "none",
     }
     previous = {name: getattr(jax.config, name) for name in options}
@@ -61,7 +63,7 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
     finally:
         _set(previous)
         with contextlib.suppress(OSError):
-            os.rmdir(directory)  # where nothing was compiled
+            os.rmdir(directory)  # succeeds only if nothing was compiled
 
 
 def _set(options: dict[str, Any]) -> None:
@@ -71,7 +73,7 @@ def _set(options: dict[str, Any]) -> None:
 
 
 def _directory(setting: str, workdir: pathlib.Path) -> str | None:
-    """The directory to use; None for no cache."""
+    """Returns the directory to use; None for no cache."""
     if setting == "none":
         return None
     if setting == "auto":
@@ -88,7 +90,7 @@ def _directory(setting: str, workdir: pathlib.Path) -> str | None:
 
 
 def _own_directory(directory: pathlib.Path) -> str | None:
-    """The directory if nobody else can write programs into it, which this process would run; else None."""
+    """Returns the directory if no other user can write into it, because its programs run here; else None."""
     existing = nearest_existing(directory)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return None
@@ -101,15 +103,15 @@ def _own_directory(directory: pathlib.Path) -> str | None:
         return None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         console.say(
-            f"note: {directory} is not used, because others may write compiled programs into it; type chmod 700 if it "
-            "is yours, or name it with --config.compilation_cache=DIR if you trust it"
+            f"note: {directory} is not used, because other users may write compiled programs into it; type chmod 700 "
+            "if the directory is yours, or name it with --config.compilation_cache=DIR if you trust it"
         )
         return None
     return str(directory)
 
 
 class CompilationCounter:
-    """A context that records every program that JAX compiles in it, in any thread of the process.
+    """A context that records every program that JAX compiles inside it, in any thread of the process.
 
     A loop that compiles is slow without an error.
 
@@ -132,12 +134,12 @@ class CompilationCounter:
         jax.monitoring.unregister_event_listener(self._count)
 
     def take(self) -> list[str]:
-        """The names since the last call."""
+        """Returns the names since the last call."""
         names, self.names = self.names, []
         return names
 
     def describe_cache(self) -> str:
-        """', 2 of 3 programs from the cache'; empty if there is none."""
+        """Returns ', 2 of 3 programs from the cache'; '' if no program came from the cache."""
         return f", {self.from_cache} of {len(self.names)} programs from the cache" if self.from_cache else ""
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:

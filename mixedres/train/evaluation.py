@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -11,9 +10,10 @@ from ml_collections import ConfigDict
 from mixedres import data, precision
 from mixedres._internal import console, environment
 from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.types import CompiledStep, Metrics, Record
 from mixedres.checkpoints import workdir
-from mixedres.config.keys import KEYS
-from mixedres.train import start, summary
+from mixedres.config import KEYS
+from mixedres.train import start, steps
 from mixedres.train.builder import build
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SINGLE, SingleProcess
@@ -25,10 +25,10 @@ from mixedres.train.step import TrainState
 BASELINE = "fp32"
 
 
-def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE) -> dict[str, Any]:
+def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE) -> Record:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
-    Without a run there, it evaluates the weights of ``config.init_from``. Writes only compiled programs.
+    If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs.
 
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
@@ -36,21 +36,27 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
     experiment = build(config)
     with compilation_cache(config.compilation_cache, directory, group):
         state, description = _weights(experiment, directory, group)
+        step = compile_step(experiment, state)
+        environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
         with group.loop():
-            (sums,) = run(experiment, {"": _compiled(experiment, state)}, state, group=group).values()
-    result = metrics(sums)
-    console.show(f"{description}: {summary.describe(result)}")
+            (sums,) = sum_over_images(experiment, {"": step}, state, group=group).values()
+    result = means(sums)
+    console.show(
+        f"{description}: test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"
+    )
     return result
 
 
-def compare(
+def compare_presets(
     config: ConfigDict, directory: pathlib.Path, presets: Sequence[str], *, group: SingleProcess = SINGLE
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Record]:
     """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
     Args:
-      config, directory, group: as for `evaluate`.
+      config: the config of the run.
+      directory: the workdir; see `evaluate`.
       presets: names; `BASELINE` is added if it is missing.
+      group: the processes that evaluate together.
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the
@@ -65,39 +71,47 @@ def compare(
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")
-        steps = {name: experiment.in_precision(precision.get(name)).eval_step() for name in names}
+        by_name = {name: steps.eval_step(experiment.in_precision(precision.get(name))) for name in names}
         with group.loop():
-            sums = run(experiment, steps, state, group=group)
+            sums = sum_over_images(experiment, by_name, state, group=group)
     results = {
-        name: metrics(found) | {key: int(found[key]) for key in ("changed", "nonfinite")}
-        for name, found in sums.items()
+        name: means(counted) | {key: int(counted[key]) for key in ("changed", "nonfinite")}
+        for name, counted in sums.items()
     }
     console.show(*_table(results))
     return results
 
 
-def run(
+def compile_step(experiment: Experiment, state: TrainState) -> CompiledStep:
+    """Returns the evaluation step, compiled ahead."""
+    arguments = (state.eval_variables, steps.eval_batch_shapes(experiment), None, steps.zero_sums(experiment))
+    compiled: CompiledStep = steps.eval_step(experiment).lower(*arguments).compile()
+    return compiled
+
+
+def sum_over_images(
     experiment: Experiment,
-    steps: Mapping[str, Any],
+    eval_steps: Mapping[str, CompiledStep],
     state: TrainState,
     *,
     should_stop: Callable[[], bool] = lambda: False,
     group: SingleProcess = SINGLE,
-) -> dict[str, dict[str, Any]]:
-    """The sums of every step over all test images, each counted once; {} if `should_stop` ended it early.
+) -> dict[str, Metrics]:
+    """Returns the sums of every step over all test images, each image counted once.
 
     Args:
       experiment: has the images.
-      steps: evaluation steps by name, jitted or compiled; the others compare their classes with those of the first.
+      eval_steps: evaluation steps by name, jitted or compiled; the classes that the first step predicts are the
+        baseline of the others.
       state: the state to evaluate.
-      should_stop: called before every batch, and while one is waited for.
+      should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
       group: the processes that evaluate together.
 
     Raises:
       DataError: if no image can be read.
     """
     reached = int(jax.device_get(state.step))
-    sums = {name: experiment.zero_sums() for name in steps}
+    sums = {name: steps.zero_sums(experiment) for name in eval_steps}
     in_flight = InFlight()
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
     with (
@@ -109,58 +123,50 @@ def run(
                 break
             group.progress(reached)
             baseline = None
-            for name, step in steps.items():
+            for name, step in eval_steps.items():
                 sums[name], classes = step(state.eval_variables, batch, baseline, sums[name])
                 baseline = classes if baseline is None else baseline
-            in_flight.push(index, sums)
+            in_flight.push(index, sums, {})
     if should_stop():
         return {}
-    found = jax.device_get(sums)
-    host = {name: found[name] for name in steps}  # jax sorts the keys of a dict
-    if not all(int(counted["examples"]) for counted in host.values()):
+    on_host = jax.device_get(sums)
+    by_name = {name: on_host[name] for name in eval_steps}  # jax sorts the keys of a dict
+    if not all(int(counted["examples"]) for counted in by_name.values()):
         raise DataError(f"none of the {experiment.source.eval_examples} test images can be read")
-    return host
+    return by_name
 
 
-def metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """'top1' and 'top5' as fractions, the mean 'loss', and the number of images, 'examples'."""
+def means(sums: Metrics) -> Record:
+    """Returns 'top1' and 'top5' as fractions, the mean 'loss', and the number of images, 'examples'."""
     examples = int(sums["examples"])
-    means: dict[str, Any] = {name: int(sums[name]) / examples for name in ("top1", "top5")}
-    return means | {"loss": float(sums["loss"]) / examples, "examples": examples}
-
-
-def _compiled(experiment: Experiment, state: TrainState) -> Any:
-    """The evaluation step, compiled ahead, if it fits into the memory."""
-    arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
-    compiled = experiment.eval_step().lower(*arguments).compile()
-    environment.check_memory(compiled, experiment.devices, "a smaller config.batch_size or config.data.image_size")
-    return compiled
+    top = {name: int(sums[name]) / examples for name in ("top1", "top5")}
+    return top | {"loss": float(sums["loss"]) / examples, "examples": examples}
 
 
 def _weights(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> tuple[TrainState, str]:
-    """The state to evaluate, and its description; prints the header."""
+    """Returns the state to evaluate and its description; prints the header."""
     start.assert_same(experiment, directory, group)
     given = experiment.config.init_from
     initial = start.initial_weights(experiment, directory, group)
     if initial is None:
         keys = {key.path for key in KEYS if key.is_evaluated}
-        # Otherwise the run's checkpoint would be evaluated instead of the weights that init_from names.
+        # Without init_from among the keys, the run's checkpoint would be evaluated instead of the weights it names.
         workdir.check_same(directory, experiment.resolved, keys | ({"init_from"} if given else set()))
         workdir.check_data(directory, experiment.data, classes_only=True)
-    elif "head" not in initial.variables["params"]:
+    elif not initial.has_head:
         raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
-    found = start.latest(experiment, directory, initial)
-    if found.is_random:
+    begun = start.latest_start(experiment, directory, initial)
+    if begun.is_random:
         raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
-    summary.print_header(experiment, directory)
-    return found.state, f"weights of {given}" if found.record is None else f"step {int(found.state.step)}"
+    start.print_header(experiment, directory)
+    return begun.state, f"weights of {given}" if begun.record is None else f"step {int(begun.state.step)}"
 
 
-def _table(results: dict[str, dict[str, Any]]) -> list[str]:
+def _table(results: dict[str, Record]) -> list[str]:
     lines = [f"{'':<14} {'top-1':>8} {'top-5':>8}   predictions that differ from {BASELINE}"]
-    for name, found in results.items():
-        fraction = found["changed"] / found["examples"]
-        differ = "" if name == BASELINE else f"   {found['changed']} of {found['examples']} ({fraction:.2%})"
-        warning = f"   NOT FINITE: {found['nonfinite']} of {found['examples']}" if found["nonfinite"] else ""
-        lines.append(f"{name:<14} {found['top1']:>8.2%} {found['top5']:>8.2%}{differ}{warning}")
+    for name, result in results.items():
+        fraction = result["changed"] / result["examples"]
+        differ = "" if name == BASELINE else f"   {result['changed']} of {result['examples']} ({fraction:.2%})"
+        warning = f"   NOT FINITE: {result['nonfinite']} of {result['examples']}" if result["nonfinite"] else ""
+        lines.append(f"{name:<14} {result['top1']:>8.2%} {result['top5']:>8.2%}{differ}{warning}")
     return lines

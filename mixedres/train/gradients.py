@@ -4,9 +4,7 @@ The order of a step, and its reasons, are in `mixedres.train.step`.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +12,10 @@ import optax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from mixedres._internal.mesh import AXIS
-from mixedres.models.normalize import NormalizeFn
+from mixedres._internal.types import ApplyFn, Batch, DType, MaskFn, Metrics, Params, PyTree, Variables
+from mixedres.models import NormalizeFn
 from mixedres.precision import LossScale
 from mixedres.train import losses
-
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-ApplyFn = Callable[..., Any]
-MaskFn = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +24,7 @@ class StepOptions:
 
     Attributes:
       apply_fn: the model's `apply`.
-      normalize: images to float32.
+      normalize: function from the images of a batch to the float32 input of the network.
       tx: an optimizer wrapped in `mixedres.precision.loss_scaled`; None if only gradients are computed.
       label_smoothing: fraction of the target spread over all classes.
       microbatches: number of equal parts whose gradients are averaged before the update.
@@ -48,7 +42,7 @@ class StepOptions:
     tx: optax.GradientTransformation | None = None
     label_smoothing: float = 0.0
     microbatches: int = 1
-    allreduce_dtype: Any = None
+    allreduce_dtype: DType = None
     trainable: MaskFn | None = None
     frozen_statistics: bool = False
     ema_decay: float = 0.0
@@ -57,9 +51,9 @@ class StepOptions:
 
 
 def scaled_grads(
-    variables: dict[str, Any], batch: Batch, loss_scale: LossScale, options: StepOptions
-) -> tuple[Any, Any, Metrics]:
-    """Gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
+    variables: Variables, batch: Batch, loss_scale: LossScale, options: StepOptions
+) -> tuple[Params, PyTree, Metrics]:
+    """Computes the gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
 
     Args:
       variables: {'params', 'batch_stats'}, float32, replicated.
@@ -78,14 +72,14 @@ def scaled_grads(
         if not options.ohwi:
             grads = _in_layout_of_params(grads)
         batch_stats, metrics = jax.lax.pmean((batch_stats, metrics), AXIS)
-    # Not the mean of equal statistics, which can differ in the last bit: (x + x + x) / 3.
+    # The mean of equal statistics can differ from them in the last bit: (x + x + x) / 3.
     return grads, variables["batch_stats"] if options.frozen_statistics else batch_stats, metrics
 
 
 def scaled_loss(
-    params: Any, batch_stats: Any, batch: Batch, loss_scale: LossScale, options: StepOptions
-) -> tuple[jax.Array, tuple[Any, Metrics]]:
-    """The loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'}).
+    params: Params, batch_stats: PyTree, batch: Batch, loss_scale: LossScale, options: StepOptions
+) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
+    """Computes the loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'}).
 
     Args: as for `scaled_grads`, which has `params` and `batch_stats` in its `variables`.
     """
@@ -103,42 +97,42 @@ def scaled_loss(
         loss = losses.cross_entropy(logits, batch["label"], options.label_smoothing).mean()
         top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
         scaled = loss_scale.scale(loss)
-    return scaled, (mutated["batch_stats"], {"loss": loss, "top1": top1})
+    return scaled, (mutated.get("batch_stats", {}), {"loss": loss, "top1": top1})
 
 
 def _gradients(
-    params: Any, batch_stats: Any, batch: Batch, loss_scale: LossScale, options: StepOptions
-) -> tuple[Any, Any, Metrics]:
-    """Scaled gradients, new batch statistics and metrics of this device, averaged over the microbatches."""
+    params: Params, batch_stats: PyTree, batch: Batch, loss_scale: LossScale, options: StepOptions
+) -> tuple[Params, PyTree, Metrics]:
+    """Computes the scaled gradients, new statistics and metrics of this device, averaged over the microbatches."""
     grad_fn, microbatches = jax.grad(partial(scaled_loss, options=options), has_aux=True), options.microbatches
     if microbatches == 1:
         grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)
         return grads, batch_stats, metrics
 
-    def accumulate(carry: Any, part: Batch) -> tuple[Any, Metrics]:
+    def accumulate(carry: PyTree, part: Batch) -> tuple[PyTree, Metrics]:
         total, batch_stats = carry
         grads, (batch_stats, metrics) = grad_fn(params, batch_stats, part, loss_scale)
         return (jax.tree.map(jnp.add, total, grads), batch_stats), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), split(batch, microbatches))
+    (total, batch_stats), metrics = jax.lax.scan(accumulate, (zeros, batch_stats), split_batch(batch, microbatches))
     grads = jax.tree.map(lambda g: g / microbatches, total)
     return grads, batch_stats, jax.tree.map(jnp.mean, metrics)
 
 
-def split(batch: Batch, microbatches: int) -> Batch:
-    """The batch with a leading axis of equal parts, (microbatches, b / microbatches, ...)."""
-    return jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+def split_batch(batch: Batch, microbatches: int) -> Batch:
+    """Returns the batch with a leading axis of equal parts, (microbatches, b / microbatches, ...)."""
+    return {name: x.reshape(microbatches, -1, *x.shape[1:]) for name, x in batch.items()}
 
 
-def _in_layout_of_params(grads: Any) -> Any:
-    """The same gradients, with those of convolutions in the memory layout of their kernels.
+def _in_layout_of_params(grads: Params) -> Params:
+    """Returns the gradients, where the gradient of a convolution has the memory layout of its kernel.
 
     XLA for GPUs would otherwise update kernels in the layout in which cuDNN writes gradients, and copy weights and
     momentum there and back.
     """
 
-    def fix(g: jax.Array) -> jax.Array:
+    def fix(g: jax.Array) -> PyTree:
         if g.ndim < 4:
             return g
         return jax.lax.optimization_barrier(with_layout_constraint(g, Layout(tuple(range(g.ndim)))))
@@ -146,10 +140,10 @@ def _in_layout_of_params(grads: Any) -> Any:
     return jax.tree.map(fix, grads)
 
 
-def _mean_over_devices(grads: Any, dtype: Any) -> Any:
-    """The mean gradient, summed in `dtype` (None: that of the gradients).
+def _mean_over_devices(grads: Params, dtype: DType) -> Params:
+    """Returns the mean gradient, summed in `dtype`; None: in the dtype of the gradients.
 
-    Divided before the cast: the sum of n float16 gradients would overflow where their mean does not.
+    The division comes before the cast, because the sum of n float16 gradients can overflow where their mean does not.
     """
     if dtype is None:
         return jax.lax.pmean(grads, AXIS)

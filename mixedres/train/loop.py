@@ -3,14 +3,13 @@
 import dataclasses
 import pathlib
 import signal
-from typing import Any
 
 import jax
 
 from mixedres import data
 from mixedres._internal.errors import Stopped, TrainingError
-from mixedres.checkpoints.manager import Checkpoints
-from mixedres.checkpoints.ownership import Claim
+from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
+from mixedres.checkpoints import Checkpoints, Claim
 from mixedres.train import evaluation, step
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite
@@ -19,9 +18,28 @@ from mixedres.train.debug.profiler import Profiler
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
-from mixedres.train.gradients import Batch
 from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.log import RunLog
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a run that stay the same from its first to its last step.
+
+    `directory` is the workdir, `claim` is None in a process that does not write, and both steps are compiled.
+    """
+
+    experiment: Experiment
+    directory: pathlib.Path
+    group: SingleProcess
+    claim: Claim | None
+    saved: Checkpoints
+    log: RunLog
+    sampler: Sampler
+    profiler: Profiler
+    stop_signal: StopSignal
+    train_step: CompiledStep
+    eval_step: CompiledStep
 
 
 @dataclasses.dataclass
@@ -29,104 +47,100 @@ class Loop:
     """A run between its first and its last step.
 
     Attributes:
-      experiment, saved, log, sampler, profiler, stop_signal, group: the parts of the run; directory: the workdir.
-      claimed: the claim of the workdir; None in a process that does not write.
-      train_step, eval_step: compiled.
-      state: after the newest step.
+      parts: what stays the same.
+      state: the state after the newest step.
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
       best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
       pending_eval: step whose evaluation was cut off by a signal before this start, or None.
       compilations: names of the programs compiled between the first and the last step; should be empty.
     """
 
-    experiment: Experiment
-    directory: pathlib.Path
-    claimed: Claim | None
-    saved: Checkpoints
-    log: RunLog
-    sampler: Sampler
-    profiler: Profiler
-    stop_signal: StopSignal
-    group: SingleProcess
-    train_step: Any
-    eval_step: Any
+    parts: Parts
     state: step.TrainState
-    evaluated: dict[str, Any] | None = None
-    best: dict[str, Any] | None = None
+    evaluated: Record | None = None
+    best: Record | None = None
     pending_eval: int | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
 
-    def run(self, batches: data.Prefetch[Any, Any]) -> dict[str, Any]:
-        """Runs to the end and returns the last evaluation; `batches` begin with the one of the next step.
+    def run(self, batches: data.Prefetch[data.Batch, Batch]) -> Record:
+        """Runs to the end and returns the last evaluation.
+
+        Args:
+          batches: the batches from the next step on.
 
         Raises:
           Stopped: after a signal; everything up to the last step is saved.
-          NonFiniteError: at a step whose numbers are not finite; the state is the one before it.
+          NonFiniteError: at a step whose numbers are not finite; the state is the one before this step.
           TrainingError: if the last checkpoint cannot be saved.
         """
-        first_step, total_steps = int(self.state.step), self.experiment.total_steps
-        self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), first_step)
-        # An evaluation that was cut off comes first: it belongs to the state that was restored.
+        parts, log = self.parts, self.parts.log
+        first_step, total_steps = int(self.state.step), parts.experiment.total_steps
+        self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), first_step)
+        # An evaluation that a signal cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
         batches.fill()  # the start of the pipeline does not count in the rate
         in_flight = InFlight()
         # No implicit transfer and no compilation: both would make every step slow without an error.
-        traced = self.profiler.over(lambda: self.state)
+        traced = parts.profiler.over(lambda: self.state)
         with traced, jax.transfer_guard("disallow"), CompilationCounter() as compiled:
             for done in range(first_step + 1, total_steps + 1) if not ended else ():
-                with self.profiler.step(done):
-                    self.log.clock.start()
+                with parts.profiler.step(done):
+                    log.clock.start()
                     batch = self._take(batches, in_flight, done)
-                    self.group.progress(done)
-                    self.sampler.look(done, self.state, batch)
-                    self.state, metrics = self.train_step(self.state, batch)
+                    parts.group.progress(done)
+                    parts.sampler.look(done, self.state, batch)
+                    self.state, metrics = parts.train_step(self.state, batch)
                     finished = in_flight.push(done, metrics, batch)
-                self.log.waited = batches.waited
+                log.waited = batches.waited
                 self._record(finished)
-                self._warn(self.saved.poll())
+                self._warn(parts.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
-                self._stopping = self.group.stop_agreed(self._is_asked_to_stop(), done)
+                self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), done)
                 must_pause = self._must_pause(done)
-                self.profiler.after(done, pausing=must_pause)
+                parts.profiler.after(done, pausing=must_pause)
                 if must_pause:
                     self._record(in_flight.drain())
-                    self.log.clock.stop()  # evaluations and checkpoints do not count in the rate
+                    log.clock.stop()  # evaluations and checkpoints do not count in the rate
                     if self._pause(done):
                         break
         assert self.evaluated is not None
         self._finish(self.evaluated["step"])
         return self.evaluated
 
-    def _take(self, batches: data.Prefetch[Any, Any], in_flight: InFlight, done: int) -> Any:
-        """The batch of step `done`; where a signal comes while it is waited for, the run ends with the step before."""
+    def _take(self, batches: data.Prefetch[data.Batch, Batch], in_flight: InFlight, done: int) -> Batch:
+        """Returns the batch of step `done`; raises Stopped after the step before if a signal comes during the wait."""
         try:
             return batches.take(in_flight.busy)
         except data.GaveUp:
             self._record(in_flight.drain())
-            self.log.clock.stop()
+            self.parts.log.clock.stop()
             self._stopping = True
             if done > 1:
                 self._pause(done - 1)
-            raise Stopped(self.stop_signal.requested or signal.SIGTERM, done - 1, self.saved.latest_step()) from None
+            raise self._stopped(done - 1) from None
 
     def _is_asked_to_stop(self) -> bool:
-        return self.stop_signal.requested is not None
+        return self.parts.stop_signal.requested is not None
+
+    def _stopped(self, done: int) -> Stopped:
+        return Stopped(self.parts.stop_signal.requested or signal.SIGTERM, done, self.parts.saved.latest_step())
 
     def _check_place(self, done: int) -> None:
-        """Raises TrainingError where the directory of the run was removed or moved; called before and after a save."""
-        if self.claimed is not None and self.claimed.is_lost():
+        """Raises TrainingError if the directory of the run was removed or moved; called before and after a save."""
+        claim, directory = self.parts.claim, self.parts.directory
+        if claim is not None and claim.is_lost():
             raise TrainingError(
-                f"the checkpoint of step {done} could not be written: {self.directory} was removed or moved during the "
-                "run; put it back and start the same command again to go on from its newest checkpoint"
+                f"the checkpoint of step {done} could not be written: {directory} was removed or moved during the run; "
+                "put it back and start the same command again to go on from its newest checkpoint"
             )
 
     def _finish(self, last: int) -> None:
         """Waits for the disk; raises TrainingError if the checkpoint of the `last` step is not on it."""
-        with self.group.pause():
-            problems = self.saved.finish()
+        with self.parts.group.pause():
+            problems = self.parts.saved.finish()
         self._check_place(last)
-        newest = self.saved.latest_step()
+        newest = self.parts.saved.latest_step()
         if newest == last:
             self._warn(problems)
             return
@@ -138,37 +152,40 @@ class Loop:
         return self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
 
     def _is_evaluation(self, done: int) -> bool:
-        return done in (self.experiment.total_steps, self.pending_eval) or _is_due(done, self.experiment.eval_every)
+        experiment = self.parts.experiment
+        return done in (experiment.total_steps, self.pending_eval) or _is_due(done, experiment.eval_every)
 
     def _is_checkpoint(self, done: int) -> bool:
-        return _is_due(done, self.experiment.checkpoint_every)  # the last step is saved because it is evaluated
+        return _is_due(done, self.parts.experiment.checkpoint_every)  # the last step is saved because it is evaluated
 
     def _pause(self, done: int) -> bool:
         """Evaluates and saves what is due after `done` steps; returns whether the run ends here."""
-        better = False
+        group, better = self.parts.group, False
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
-        ended = self._is_evaluated(done) and (done == self.experiment.total_steps or self._is_good_enough())
-        # A single process may be asked to stop during the evaluation; many agree after the next step.
-        self._stopping |= self._is_asked_to_stop() and self.group.count == 1
+        ended = self._is_evaluated(done) and (done == self.parts.experiment.total_steps or self._is_good_enough())
+        # A single process may be asked to stop during the evaluation; several processes agree after the next step.
+        self._stopping |= self._is_asked_to_stop() and group.count == 1
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
         if self._stopping and not ended:
-            with self.group.pause():
-                self._warn(self.saved.finish())
-            raise Stopped(self.stop_signal.requested or signal.SIGTERM, done, self.saved.latest_step())
+            with group.pause():
+                self._warn(self.parts.saved.finish())
+            raise self._stopped(done)
         return ended
 
     def _evaluate(self, done: int) -> bool:
-        """Evaluates, logs, and returns whether it is the best so far; a signal leaves it for the next start."""
-        # One of many processes must not leave the evaluation alone: they agree after the next step.
-        should_stop = self._is_asked_to_stop if self.group.count == 1 else (lambda: False)
-        steps = {"": self.eval_step}
-        sums = evaluation.run(self.experiment, steps, self.state, should_stop=should_stop, group=self.group)
-        if not sums:
+        """Evaluates, logs, and returns whether the result is the best so far; a signal leaves it for the next start."""
+        parts = self.parts
+        # One of several processes must not leave the evaluation alone: they agree after the next step.
+        should_stop = self._is_asked_to_stop if parts.group.count == 1 else (lambda: False)
+        by_name = evaluation.sum_over_images(
+            parts.experiment, {"": parts.eval_step}, self.state, should_stop=should_stop, group=parts.group
+        )
+        if not by_name:
             return False
-        result = evaluation.metrics(sums[""])
-        self.log.eval(done, done / self.experiment.steps_per_epoch, result)
+        result = evaluation.means(by_name[""])
+        parts.log.eval(done, done / parts.experiment.steps_per_epoch, result)
         self.evaluated = {"step": done} | result
         better = self.best is None or result["top1"] > self.best["top1"]
         if better:
@@ -179,47 +196,49 @@ class Loop:
         return self.evaluated is not None and self.evaluated["step"] == done
 
     def _is_good_enough(self) -> bool:
-        wanted = self.experiment.config.stop_at_top1
+        wanted = self.parts.experiment.config.stop_at_top1
         return wanted is not None and self.evaluated is not None and self.evaluated["top1"] >= wanted
 
     def _save(self, done: int) -> None:
+        experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log
         self._check_place(done)
-        if not self.log.sync() and self.group.count == 1:  # the others would wait
-            self.log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
+        if not log.sync() and group.count == 1:  # other processes would wait
+            log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return
         record = {
-            "config": self.experiment.resolved,
-            "data": self.experiment.data,
-            "devices": len(self.experiment.devices),
+            "config": experiment.resolved,
+            "data": experiment.data,
+            "devices": len(experiment.devices),
             "evaluated": self.evaluated,
             "best": self.best,
             "pending_eval": done if self._is_evaluation(done) and not self._is_evaluated(done) else None,
-            "log": self.log.state(),
+            "log": log.state(),
         }
-        with jax.transfer_guard("allow"), self.group.pause():
-            self.saved.save(done, self.state, record, best=self.best["step"] if self.best else None)
+        with jax.transfer_guard("allow"), group.pause():
+            self.parts.saved.save(done, self.state, record, best=self.best["step"] if self.best else None)
 
     def _warn(self, problems: list[str]) -> None:
         for problem in problems:
-            newest = self.saved.latest_step()
+            newest = self.parts.saved.latest_step()
             stands = "there is none yet" if newest is None else f"the newest is of step {newest}"
-            self.log.print(f"warning: {problem}; {stands}")
+            self.parts.log.print(f"warning: {problem}; {stands}")
 
     def _warn_of_compilations(self, names: list[str], done: int) -> None:
         self.compilations += names
         for name in names:
-            self.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
+            self.parts.log.print(f"warning: {name} was compiled before step {done}; a step should compile nothing")
 
-    def _record(self, finished: list[tuple[int, Any, Batch]]) -> None:
-        """Logs the metrics of finished steps; raises NonFiniteError at a step that could not be taken."""
+    def _record(self, finished: list[tuple[int, Metrics, Batch]]) -> None:
+        """Logs the metrics of finished steps; raises NonFiniteError at a step that was not taken."""
+        parts = self.parts
         for done, values, batch in finished:
-            self.log.train(done, values)
-            self.sampler.finished(done, values, self.log)
+            parts.log.train(done, values)
+            parts.sampler.finished(done, values, parts.log)
             if values["halted"]:
-                self.profiler.end()
-                self.log.print(f"step {done} is not finite; examining it, which takes about as long as compiling twice")
+                parts.profiler.end()
+                parts.log.print(f"step {done} is not finite; examining it takes about as long as compiling twice")
                 with jax.transfer_guard("allow"):
-                    raise nonfinite.stop(self.experiment, self.directory, self.state, batch)
+                    raise nonfinite.explain_halt(parts.experiment, parts.directory, self.state, batch)
 
 
 def _is_due(done: int, every: int) -> bool:

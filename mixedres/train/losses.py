@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-    """Softmax cross-entropy of each example, in nats.
+    """Computes the softmax cross-entropy of each example, in nats.
 
     With smoothing s the target is ``(1 - s) * onehot + s / num_classes`` (Szegedy et al., arXiv 1512.00567).
 
@@ -32,10 +32,10 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
 
 
 def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:
-    """Whether the label is among the k largest logits of each example.
+    """Returns for each example whether the label is among the k largest logits.
 
     Equal logits, which are common in half precision, rank by index, so that top-1 is argmax. An example with a NaN
-    among its logits or a label out of range counts as wrong; by the number of larger logits it would be right.
+    among its logits or with a label out of range is wrong, although no logit is larger.
 
     Args:
       logits: (batch, num_classes) floats.

@@ -1,17 +1,19 @@
-"""Learning-rate schedules, the weight-decay mask, and optimizers as one visible chain."""
+"""Learning-rate schedules, the weight-decay mask, and a table of optimizers."""
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mixedres._internal.tree import leaf_path
+from mixedres._internal.types import MaskFn, PyTree
+from mixedres.config import KEYS
 
 SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
-OPTIMIZERS = ("sgd", "lars", "adamw")
 # Convolution and dense kernels: not batch-norm scales and not biases.
 KERNELS = r"/kernel$"
 
@@ -27,19 +29,19 @@ def schedule(
     factors: Sequence[float] = (),
     power: float = 2.0,
 ) -> optax.Schedule:
-    """Linear warm-up from 0 to `peak`, then a decay.
+    """Returns a learning-rate schedule: a linear warm-up from 0 to `peak`, then a decay.
 
     Args:
       name: 'constant', 'cosine' (half a cosine from `peak` to `end_factor * peak` at `total_steps`), 'piecewise'
-        (`peak` times `factors[i]` after `boundaries[i]` steps; at the boundary itself still the old value, as in the
-        TensorFlow original) or 'polynomial' (``(1 - progress) ** power``, to `end_factor * peak`).
+        (`peak` times `factors[i]` after `boundaries[i]` steps; the step at the boundary still has the old rate, as in
+        the TensorFlow original) or 'polynomial' (``(1 - progress) ** power``, to `end_factor * peak`).
       peak: learning rate after the warm-up, > 0.
-      total_steps: length of the run, with the warm-up.
+      total_steps: length of the run, warm-up included.
       warmup_steps: steps of linear growth; step 0 has rate 0.
       end_factor: final rate as a fraction of the peak, for cosine and polynomial.
-      boundaries, factors: for piecewise, as many factors as boundaries; boundaries increase and count from the start of
-        the run.
-      power: for polynomial.
+      boundaries: increasing numbers of steps since the start of the run, for piecewise.
+      factors: the rate after each boundary as a fraction of the peak, for piecewise.
+      power: exponent, for polynomial.
 
     Returns:
       A function from the number of applied updates to the learning rate, a float32 scalar.
@@ -77,10 +79,11 @@ def schedule(
     return rate
 
 
-def path_mask(pattern: str) -> Callable[[Any], Any]:
-    """A function from parameters to a tree of booleans: whether `pattern`, a regular expression, is found in the path.
+def path_mask(pattern: str) -> MaskFn:
+    """Returns a function that maps a pytree to booleans: true where `pattern` is found in the path of the leaf.
 
-    Paths look like '/block_layer1_1/conv1/kernel'.
+    Args:
+      pattern: regular expression; paths look like '/block_layer1_1/conv1/kernel'.
 
     Raises:
       ValueError: if the pattern is no regular expression.
@@ -90,85 +93,142 @@ def path_mask(pattern: str) -> Callable[[Any], Any]:
     except re.error as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
 
-    def mask(params: Any) -> Any:
+    def mask(params: PyTree) -> PyTree:
         return jax.tree_util.tree_map_with_path(lambda path, _: bool(compiled.search(f"/{leaf_path(path)}")), params)
 
     return mask
+
+
+# The transformations of an optimizer, in order.
+Chain = tuple[optax.GradientTransformation, ...]
+
+
+class Parts(NamedTuple):
+    """The transformations that all optimizers share, and a function that marks the parameters that decay."""
+
+    descend: optax.GradientTransformation  # multiplies by minus the learning rate
+    decay: optax.GradientTransformation  # adds ``weight_decay * w`` to the parameters that decay
+    mask: MaskFn
+
+
+def _sgd(parts: Parts, *, momentum: float, nesterov: bool, rate_in_momentum: bool) -> Chain:
+    trace = _trace(momentum, nesterov)
+    return (parts.decay, parts.descend, trace) if rate_in_momentum else (parts.decay, trace, parts.descend)
+
+
+def _lars(parts: Parts, *, momentum: float, nesterov: bool, trust_coefficient: float) -> Chain:
+    trust = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), parts.mask)
+    # The paper's order: the rate is inside the momentum, so that a change of the rate does not rescale earlier updates.
+    return parts.decay, trust, parts.descend, _trace(momentum, nesterov)
+
+
+def _adamw(parts: Parts, *, momentum: float, beta2: float, epsilon: float) -> Chain:
+    return optax.scale_by_adam(b1=momentum, b2=beta2, eps=epsilon), parts.decay, parts.descend
+
+
+def _muon(parts: Parts, *, momentum: float, nesterov: bool, beta2: float, epsilon: float) -> Chain:
+    # optax multiplies by minus the rate; the rate itself is in `descend`.
+    muon = optax.contrib.muon(-1.0, beta=momentum, nesterov=nesterov, eps=epsilon, adam_b1=momentum, adam_b2=beta2)
+    return _on_matrices(muon), parts.decay, parts.descend
+
+
+def _trace(momentum: float, nesterov: bool) -> optax.GradientTransformation:
+    return optax.trace(momentum, nesterov=nesterov) if momentum else optax.identity()
+
+
+def _on_matrices(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns `tx` on parameters of at most two axes: a kernel (height, width, in, out) is (height * width * in, out).
+
+    `optax.contrib.MuonDimensionNumbers` would do the same, but optax 0.2.5 does not have them.
+    """
+
+    def flat(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x, tree)
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        new, state = tx.update(flat(updates), state, flat(params))
+        return jax.tree.map(lambda u, like: u.reshape(like.shape), new, updates), state
+
+    return optax.GradientTransformation(lambda params: tx.init(flat(params)), update)
+
+
+# {name: function that builds the optimizer}. The keyword-only arguments of the function are the options that the
+# optimizer takes: keys of the section `optimizer` of a config. `create` refuses all other options.
+OPTIMIZERS: dict[str, Callable[..., Chain]] = {"sgd": _sgd, "lars": _lars, "adamw": _adamw, "muon": _muon}
+_TAKES = {name: inspect.getfullargspec(build).kwonlyargs for name, build in OPTIMIZERS.items()}
+_DEFAULTS = {key.path.removeprefix("optimizer."): key.default for key in KEYS if key.path.startswith("optimizer.")}
 
 
 def create(
     name: str,
     learning_rate: optax.Schedule,
     *,
-    momentum: float = 0.9,
-    nesterov: bool = False,
-    rate_in_momentum: bool = False,
     weight_decay: float = 0.0,
     decay_mask: str = KERNELS,
     clip_norm: float = 0.0,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    trust_coefficient: float = 0.001,
+    **options: float,
 ) -> optax.GradientTransformation:
-    """An optimizer for unscaled float32 gradients.
+    """Returns an optimizer for unscaled float32 gradients.
 
     Args:
       name: 'sgd', 'lars' (You et al., arXiv 1708.03888, with optax's trust ratio |w| / |g + decay * w| where the paper
-        has |w| / (|g| + decay * |w|)) or 'adamw' (arXiv 1711.05101).
+        has |w| / (|g| + decay * |w|)), 'adamw' (arXiv 1711.05101) or 'muon' (arXiv 2502.16982). Muon moves a kernel by
+        its momentum with all singular values near 1; the rows of the matrix are height, width and input channels of a
+        convolution. Parameters with one axis are updated by adamw.
       learning_rate: function of the number of applied updates.
-      momentum: for sgd and lars, and beta 1 of adamw; in [0, 1).
-      nesterov: for sgd and lars.
-      rate_in_momentum: for sgd: ``v = momentum * v - rate * g`` and ``w += v``, as Keras has it, where a change of the
-        rate does not rescale what was summed before; False: ``v = momentum * v + g`` and ``w -= rate * v``. Both are
-        the same at a constant rate. lars always has the first form.
-      weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw
+      weight_decay: >= 0. For sgd and lars coupled L2: ``weight_decay * w`` is added to the gradient. For adamw and muon
         decoupled: the update shrinks w by ``learning_rate * weight_decay``.
       decay_mask: regular expression of the paths that decay and, for lars, have a trust ratio.
       clip_norm: largest global norm of the gradient; 0: no clipping.
-      beta2, epsilon: for adamw.
-      trust_coefficient: for lars.
+      **options: options of this optimizer, each by default as in a fresh config:
+        momentum: momentum of sgd, lars and muon, and beta 1 of adamw; in [0, 1).
+        nesterov: Nesterov momentum, for sgd, lars and muon.
+        rate_in_momentum: for sgd: ``v = momentum * v - rate * g`` and ``w += v``, as Keras has it, where a change of
+          the rate does not rescale earlier updates; False: ``v = momentum * v + g`` and ``w -= rate * v``. Both are
+          the same at a constant rate. lars always has the first form.
+        beta2, epsilon: for adamw and muon.
+        trust_coefficient: for lars.
 
     Raises:
-      ValueError: for an unknown name or a number out of range.
+      ValueError: for an unknown name, a number out of range, and an option that this optimizer does not take, unless
+        the option has its default value.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer {name!r} is unknown; use one of {', '.join(OPTIMIZERS)}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+    for option, value in options.items():
+        if option not in _TAKES[name] and value != _DEFAULTS.get(option):
+            takers = ", ".join(other for other, taken in _TAKES.items() if option in taken) or "no optimizer"
+            raise ValueError(
+                f"{option}={value} is not an option of {name}, only of {takers}; leave it out, or set it to its "
+                f"default, {_DEFAULTS.get(option)}"
+            )
+    chosen = {option: options.get(option, _DEFAULTS[option]) for option in _TAKES[name]}
+    if not 0 <= chosen["momentum"] < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {chosen['momentum']}")
+    if chosen.get("nesterov") and not chosen["momentum"]:
+        raise ValueError("nesterov=True needs a momentum > 0, got 0")
     if not (weight_decay >= 0 and clip_norm >= 0):
         raise ValueError(f"weight_decay and clip_norm must be >= 0, got {weight_decay} and {clip_norm}")
-    if rate_in_momentum and name == "adamw":
-        raise ValueError("rate_in_momentum is about the momentum of sgd; leave it out with adamw")
     mask = path_mask(decay_mask)
+    parts = Parts(optax.scale_by_learning_rate(learning_rate), optax.add_decayed_weights(weight_decay, mask), mask)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-    decay = optax.add_decayed_weights(weight_decay, mask)
-    descend = optax.scale_by_learning_rate(learning_rate)
-    trace = optax.trace(momentum, nesterov=nesterov) if momentum else optax.identity()
-    if name == "sgd":
-        step = (descend, trace) if rate_in_momentum else (trace, descend)
-        return optax.chain(clip, decay, *step)
-    if name == "adamw":
-        adam = optax.scale_by_adam(b1=momentum, b2=beta2, eps=epsilon)
-        return optax.chain(clip, adam, decay, descend)
-    # The paper's order: the rate is inside the momentum, so that a change of rate does not rescale the past.
-    trust = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), mask)
-    return optax.chain(clip, decay, trust, descend, trace)
+    return optax.chain(clip, *OPTIMIZERS[name](parts, **chosen))
 
 
 def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
-    """`tx` with its updates multiplied by ``factor ** depth``, where depth counts from the head down.
+    """Returns `tx` with its updates multiplied by ``factor ** depth``, where depth counts from the head down.
 
     The head of a ResNet and the norm before it have depth 0, the last block 1, and the stem one more than the first
     block (Howard and Ruder, arXiv 1801.06146, scale every layer so, by 1/2.6).
     """
 
-    def scale(updates: Any, params: Any = None) -> Any:
+    def scale(updates: PyTree, params: PyTree = None) -> PyTree:
         del params
         blocks = sorted((name for name in updates if name.startswith("block_layer")), key=_block_number, reverse=True)
         depths = {name: depth for depth, name in enumerate(blocks, start=1)}
-        stem = {"stem_conv": len(blocks) + 1, "stem_norm": len(blocks) + 1}
+        stem = dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
 
-        def scaled(name: str) -> Any:
+        def scaled(name: str) -> PyTree:
             by = factor ** (depths.get(name) or stem.get(name, 0))
             return jax.tree.map(lambda u: u * by, updates[name])
 
@@ -178,16 +238,17 @@ def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.G
 
 
 def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
-    """`tx` for the parameters whose paths match `pattern`, without state for the others.
+    """Returns `tx` for the parameters whose paths match `pattern`; the other parameters stay as they are.
 
-    The others get updates of -0.0, which change no bit of any number; optax.selective_transform would give them +0.0.
+    The other parameters have no optimizer state, and their updates are -0.0, which change no bit of any number;
+    optax.selective_transform would give them +0.0.
 
     Raises:
       ValueError: if the pattern is no regular expression.
     """
     mask = path_mask(pattern)
 
-    def select(updates: Any, params: Any = None) -> Any:
+    def select(updates: PyTree, params: PyTree = None) -> PyTree:
         del params
         return jax.tree.map(lambda trainable, u: u if trainable else jnp.full_like(u, -0.0), mask(updates), updates)
 
@@ -195,5 +256,5 @@ def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.Gradient
 
 
 def _block_number(name: str) -> tuple[int, ...]:
-    """(1, 2) for 'block_layer1_2'."""
+    """Returns (1, 2) for 'block_layer1_2'."""
     return tuple(map(int, name.removeprefix("block_layer").split("_")))

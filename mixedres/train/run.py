@@ -1,12 +1,11 @@
-"""A run: config -> data, model, optimizer (`build`) -> state -> compiled step -> loop -> summary."""
+"""A run: config -> data, model, optimizer (`build`) -> state -> compiled steps -> loop -> summary."""
 
 import contextlib
 import functools
 import math
 import pathlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +15,12 @@ from ml_collections import ConfigDict
 
 from mixedres import data
 from mixedres._internal import console, environment
-from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
+from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.progress import StepProgress
-from mixedres.checkpoints import ownership, workdir
-from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import loop, start, step, summary
+from mixedres._internal.types import CompiledStep, Record
+from mixedres.checkpoints import Checkpoints, ownership, workdir
+from mixedres.train import evaluation, start, step, steps
 from mixedres.train.builder import build
 from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import profiler
@@ -29,19 +28,24 @@ from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
-from mixedres.train.metrics import wandb_writer
+from mixedres.train.loop import Loop, Parts
+from mixedres.train.metrics import summary, wandb_writer
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
-from mixedres.train.start import InitialWeights
 
 
-def train(
-    config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE
-) -> dict[str, Any]:
+def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE) -> Record:
     """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
 
-    `group`: the processes of the run, of which the first writes.
+        config = mixedres.config.parse_flags(["--config=digits:fp16"]).config
+        print(fit(config, pathlib.Path("runs/digits").absolute())["eval"]["top1"])
+
+    Args:
+      config: the config of the run.
+      directory: the workdir.
+      clean: remove an earlier run first.
+      group: the processes of the run; process 0 writes.
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
@@ -50,86 +54,69 @@ def train(
       Stopped: after SIGINT or SIGTERM.
     """
     experiment = build(config)
-    window = profiler.window(experiment)
-    if config.wandb and not wandb_writer.is_installed():
-        raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
-    opened = start.open_run(experiment, directory, group, clean=clean)
-    with opened as (initial, finished, claimed):
-        if finished is not None:
+    window = profiler.traced_steps(experiment)
+    wandb_writer.check_installed(config.wandb)
+    opening = start.open_run(experiment, directory, group, clean=clean)
+    with opening as opened, contextlib.ExitStack() as stack:
+        if opened.finished is not None:
             console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
-            return finished
-        summary.print_header(experiment, directory)
-        with contextlib.ExitStack() as outlasting:
-            document = _train(experiment, directory, window, group, initial, claimed, outlasting)
-            if group.is_primary:
-                _write_summary(directory / workdir.SUMMARY, document)
-    result = document["eval"]
-    console.say(f"done: test top-1 {result['top1']:.2%} of {result['examples']}; {directory / workdir.SUMMARY}")
+            return opened.finished
+        start.print_header(experiment, directory)
+        stop_signal = StopSignal()
+        if group.count > 1:  # several processes stop together; a single one has nothing to save before its first step
+            stack.enter_context(stop_signal)
+        console.say("compiling ...")
+        programs = stack.enter_context(CompilationCounter())
+        saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
+        begun = start.find_start(experiment, saved, opened.initial, set_aside=True)
+        saved.remove_partial()
+        if group.is_primary:
+            ownership.begin(directory, experiment.resolved, experiment.data)
+        tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
+        first_step, record, started = int(begun.state.step), begun.record or {}, time.perf_counter()
+        train_step, eval_step, sampler = _compile(experiment, begun.state)
+        seconds = time.perf_counter() - started
+        console.say(f"compiled in {seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
+        log = _open_log(experiment, directory, group, tracker, begun.state, record)
+        parts = Parts(
+            experiment=experiment,
+            directory=directory,
+            group=group,
+            claim=opened.claim,
+            saved=saved,
+            log=log,
+            sampler=sampler,
+            profiler=profiler.Profiler(window, directory, log, group),
+            stop_signal=stop_signal,
+            train_step=train_step,
+            eval_step=eval_step,
+        )
+        loop = Loop(parts, begun.state, record.get("evaluated"), record.get("best"), record.get("pending_eval"))
+        if group.count == 1:
+            stack.enter_context(stop_signal)
+        with _closing(log, saved), _batches(parts, first_step) as batches, group.loop():
+            result = loop.run(batches)
+        _check_outcome(loop.state, result)
+        document = summary.summarize(loop, first_step, result, seconds, programs)
+        if group.is_primary:
+            _write_summary(directory / workdir.SUMMARY, document)
+    best = document["eval"]
+    console.say(f"done: test top-1 {best['top1']:.2%} of {best['examples']}; {directory / workdir.SUMMARY}")
     return document
 
 
-def _write_summary(path: pathlib.Path, document: dict[str, Any]) -> None:
-    try:
-        write_json(path, document)
-    except OSError as error:
-        raise TrainingError(
-            f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
-            "command again"
-        ) from error
-
-
-def _train(
-    experiment: Experiment,
-    directory: pathlib.Path,
-    window: range,
-    group: SingleProcess,
-    initial: InitialWeights | None,
-    claimed: ownership.Claim | None,
-    outlasting: contextlib.ExitStack,
-) -> dict[str, Any]:
-    """Trains and returns the summary; what is entered in `outlasting` ends after the summary is written.
-
-    `window`: the steps to trace.
-    """
-    config, stop_signal = experiment.config, StopSignal()
-    if group.count > 1:  # many stop together, one alone has nothing to save before its first step
-        outlasting.enter_context(stop_signal)
-    console.say("compiling ...")
-    programs = outlasting.enter_context(CompilationCounter())
-    saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-    begun = start.find_start(experiment, saved, initial, set_aside=True)
-    state, record = begun.state, begun.record or {}
-    saved.remove_partial()
-    if group.is_primary:
-        ownership.begin(directory, experiment.resolved, experiment.data)
-    tracker = outlasting.enter_context(_tracker(experiment, directory)) if group.is_primary and config.wandb else None
-    first_step = int(state.step)
-    started = time.perf_counter()
-    train_step, eval_step, sampler = _compile(experiment, state)
-    compile_seconds = time.perf_counter() - started
-    console.say(f"compiled in {compile_seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
-
-    log = _open_log(experiment, directory, group, tracker, state, record)
-    recorded: dict[str, Any] = {name: record.get(name) for name in ("evaluated", "best", "pending_eval")}
-    tracing = profiler.Profiler(window, directory, log, group)
-    parts = (experiment, directory, claimed, saved, log, sampler, tracing, stop_signal, group)
-    run = loop.Loop(*parts, train_step, eval_step, state, **recorded)
-    batches = experiment.source.train_batches(
-        experiment.batch_size, seed=config.seed, first_step=first_step, shard=experiment.shard
+def _compile(experiment: Experiment, state: step.TrainState) -> tuple[CompiledStep, CompiledStep, Sampler]:
+    """Returns all steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
+    train_step = steps.train_step(experiment).lower(state, steps.batch_shapes(experiment)).compile()
+    environment.check_memory(
+        train_step,
+        experiment.devices,
+        "a smaller config.batch_size, config.microbatches=2 or more, or a smaller config.data.image_size",
     )
-    if group.count == 1:
-        outlasting.enter_context(stop_signal)
-    try:
-        # One of many processes must not stop alone while it waits for data; they agree after the next step.
-        give_up = (lambda: stop_signal.requested is not None) if group.count == 1 else (lambda: False)
-        with data.Prefetch(batches, experiment.shard_batch, give_up=give_up) as ready, group.loop():
-            result = run.run(ready)
-    finally:
-        log.close()
-        for problem in saved.close():
-            console.say(f"warning: {problem}")
-    _check_outcome(run.state, result)
-    return summary.to_dict(experiment, run, first_step, result, compile_seconds, programs)
+    eval_step = evaluation.compile_step(experiment, state)
+    sampler = Sampler(experiment)
+    sampler.compile(state)
+    return train_step, eval_step, sampler
 
 
 def _open_log(
@@ -138,9 +125,9 @@ def _open_log(
     group: SingleProcess,
     tracker: wandb_writer.WandbWriter | None,
     state: step.TrainState,
-    record: dict[str, Any],
+    record: Record,
 ) -> RunLog:
-    """The log of a run that goes on from `state`, whose checkpoint has this `record`."""
+    """Returns the log of a run that goes on from `state`, whose checkpoint has this `record`."""
     first_step, evaluated = int(state.step), record.get("evaluated")
     done = evaluated is not None and evaluated["step"] == first_step
     metrics = directory / workdir.METRICS
@@ -163,19 +150,8 @@ def _open_log(
     )
 
 
-def _tracker(experiment: Experiment, directory: pathlib.Path) -> wandb_writer.WandbWriter:
-    """The writer of the run at Weights & Biases."""
-    try:
-        return wandb_writer.WandbWriter(experiment.config.wandb, directory, experiment.resolved)
-    except TrackingError as error:
-        raise TrainingError(
-            f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
-            "config.wandb out"
-        ) from error
-
-
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
-    """The schedule as a function on the host, computed for 4096 updates at a time.
+    """Returns the schedule as a function on the host, computed for 4096 updates at a time.
 
     A single number from the device would wait for the steps in flight.
     """
@@ -184,31 +160,48 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
     @functools.cache
     def block(index: int) -> np.ndarray:
         with jax.transfer_guard("allow"):
-            return jax.device_get(jax.vmap(schedule)(jnp.arange(size) + index * size))
+            return np.asarray(jax.vmap(schedule)(jnp.arange(size) + index * size))
 
     block(0)  # compiled here, not in the loop
     return lambda updates: float(block(updates // size)[updates % size])
 
 
-def _compile(experiment: Experiment, state: step.TrainState) -> tuple[Any, Any, Sampler]:
-    """All steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
-    train_step = experiment.train_step().lower(state, experiment.batch_shapes).compile()
-    environment.check_memory(
-        train_step,
-        experiment.devices,
-        "a smaller config.batch_size, config.microbatches=2 or more, or a smaller config.data.image_size",
+@contextlib.contextmanager
+def _closing(log: RunLog, saved: Checkpoints) -> Iterator[None]:
+    """Closes log and checkpoints after the block, and prints which checkpoints could not be written."""
+    try:
+        yield
+    finally:
+        log.close()
+        for problem in saved.close():
+            console.say(f"warning: {problem}")
+
+
+def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[str, jax.Array]]:
+    """Returns the batches from `first_step` on, which are loaded and placed on the devices ahead of the steps."""
+    experiment, stop_signal = parts.experiment, parts.stop_signal
+    batches = experiment.source.train_batches(
+        experiment.batch_size, seed=experiment.config.seed, first_step=first_step, shard=experiment.shard
     )
-    eval_arguments = (state.eval_variables, experiment.eval_batch_shapes, None, experiment.zero_sums())
-    eval_step = experiment.eval_step().lower(*eval_arguments).compile()
-    sampler = Sampler(experiment)
-    sampler.compile(state)
-    return train_step, eval_step, sampler
+    # One of several processes must not stop alone while it waits for data; they agree after the next step.
+    give_up = (lambda: stop_signal.requested is not None) if parts.group.count == 1 else (lambda: False)
+    return data.Prefetch(batches, experiment.shard_batch, give_up=give_up)
 
 
-def _check_outcome(state: step.TrainState, result: dict[str, Any]) -> None:
-    """Raises TrainingError for a run without an update, or whose network returns no finite numbers."""
+def _check_outcome(state: step.TrainState, result: Record) -> None:
+    """Raises TrainingError if no update was applied, or if the network returns no finite numbers."""
     skipped = int(state.loss_scale.total_skipped)
     if skipped == int(state.step):
         raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")
     if not math.isfinite(result["loss"]):
         raise TrainingError("the test loss is not finite: the network diverged; lower config.optimizer.learning_rate")
+
+
+def _write_summary(path: pathlib.Path, document: Record) -> None:
+    try:
+        write_json(path, document)
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
+            "command again"
+        ) from error

@@ -1,4 +1,4 @@
-"""Where a run, an evaluation or an examination starts: the newest checkpoint, given weights, or random weights."""
+"""The start of a run, an evaluation or an examination: the newest checkpoint, given weights, or random weights."""
 
 import contextlib
 import dataclasses
@@ -7,26 +7,25 @@ import pathlib
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from mixedres import models
+from mixedres import __version__, checkpoints, models
 from mixedres._internal import console, jax_compat
-from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, WeightsError
+from mixedres._internal.errors import ConfigError, OtherModelError, errors
 from mixedres._internal.tree import fingerprint
-from mixedres.checkpoints import layouts, load, ownership, workdir
-from mixedres.checkpoints.manager import Checkpoints
-from mixedres.checkpoints.weights import WeightsFile
-from mixedres.data import InputSpec
-from mixedres.data.images import preprocessing
+from mixedres._internal.types import Record, Variables
+from mixedres.checkpoints import Checkpoints, Claim, WeightsFile, ownership, workdir
+from mixedres.data import InputSpec, get_preprocessing
+from mixedres.train import steps
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
-# Seconds until all hosts see a file that one of them wrote; NFS may cache for a minute that it does not exist.
+# Seconds until all hosts see a new file; NFS may cache for a minute that the file does not exist.
 SHARED_WITHIN = 90.0
 
 
@@ -37,19 +36,21 @@ class InitialWeights:
     Attributes:
       variables: {'params', 'batch_stats'}, numpy arrays in the network's dtypes; without 'head' if the file's head has
         other classes.
+      has_head: whether the head is among the variables.
       note: a line to print: the origin of the weights, and what is missing.
     """
 
-    variables: dict[str, Any]
+    variables: Variables
+    has_head: bool
     note: str
 
     def apply_to(self, state: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
-        """`state` with these weights, also in its moving average, placed by `sharding`."""
+        """Returns `state` with these weights, also in its moving average, placed by `sharding`."""
 
-        def replaced(old: dict[str, Any]) -> dict[str, Any]:
+        def replaced(old: Variables) -> Variables:
             # New arrays every time: the step donates its state, whose leaves must be different arrays.
             new = jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), self.variables)
-            return {name: {**old[name], **new[name]} for name in ("params", "batch_stats")}
+            return {name: {**old[name], **new.get(name, {})} for name in old}
 
         ema = None if state.ema is None else replaced(state.ema)
         return dataclasses.replace(state, **replaced(state.variables), ema=ema)
@@ -60,42 +61,71 @@ class Start:
     """A state to start from.
 
     Attributes:
-      state: on the devices.
-      record: what the checkpoint records beside the state; None without a checkpoint.
-      initial: the weights of `config.init_from`; None for a checkpoint and for random weights.
+      state: the state, on the devices.
+      record: the record of the checkpoint beside the state; None without a checkpoint.
+      initial: the weights of ``config.init_from``; None for a checkpoint and for random weights.
     """
 
     state: TrainState
-    record: dict[str, Any] | None = None
+    record: Record | None = None
     initial: InitialWeights | None = None
 
     @property
     def is_random(self) -> bool:
-        """Whether the weights are random."""
+        """Returns whether the weights are random."""
         return self.record is None and self.initial is None
 
 
+def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
+    """Prints the network, data, precision, steps, devices and workdir of a run."""
+    config, source = experiment.config, experiment.source
+    scale = experiment.precision.loss_scale
+    wide = f", {experiment.precision.keep_float32} in float32" if experiment.precision.keep_float32 else ""
+    fused = ", fused norms" if experiment.is_fused else ""
+    version = f" v{experiment.model.version}" if isinstance(experiment.model, models.ResNet) else ""
+    count = len(experiment.devices)
+    devices = f"{count} {experiment.devices[0].device_kind} device{'s' * (count > 1)}"
+    console.say(
+        f"mixedres {__version__}: {config.model.name}{version} on {config.data.name} "
+        f"({source.train_examples:,} training, {source.eval_examples:,} test images)",
+        f"  precision {experiment.precision.name}: {experiment.precision.policy}, loss scale {scale}{wide}{fused}",
+        f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}; workdir {directory}",
+    )
+    if source.note:
+        console.say(f"  data: {source.note}")
+    if experiment.warmup_steps >= experiment.total_steps:
+        console.say(f"  note: the run ends within the warm-up of {experiment.warmup_steps:,} steps")
+
+
 def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
-    """Raises `ConfigError` in all processes if configs, data or directories differ between them."""
+    """Raises `ConfigError` in all processes if their configs, data or directories differ."""
     group.assert_equal("config", experiment.resolved | {"--clean": clean})
     counts = ("train_examples", "eval_examples", "fingerprint")
     group.assert_equal("data", {name: experiment.data[name] for name in counts})
     group.assert_equal("workdir", workdir.contents(directory))
 
 
+class Opened(NamedTuple):
+    """The directory of a run, opened for it.
+
+    Attributes:
+      initial: the weights of ``config.init_from``; None if the run does not start from them.
+      finished: the summary of the run if it is finished, else None.
+      claim: the claim of the directory; None in a process that does not write.
+    """
+
+    initial: InitialWeights | None
+    finished: Record | None
+    claim: Claim | None
+
+
 @contextlib.contextmanager
-def open_run(
-    experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
-) -> Iterator[tuple[InitialWeights | None, dict[str, Any] | None, ownership.Claim | None]]:
+def open_run(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool) -> Iterator[Opened]:
     """Checks that the run may start in `directory`, claims it for the block, and enables the compilation cache.
 
-    Yields:
-      The weights of `config.init_from` if the run starts from them, the summary of a finished run, and the claim in
-      the process that writes; else None.
-
     Raises:
-      ConfigError: if processes disagree, the weights do not fit, or the directory is not one of this run. Nothing has
-        been written then.
+      ConfigError: if processes disagree, the weights do not fit, or the directory holds something else than this run.
+        Nothing has been written then.
     """
     ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
@@ -104,14 +134,14 @@ def open_run(
     with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
-        yield initial, group.broadcast("finished", finished), claimed
+        yield Opened(initial, group.broadcast("finished", finished), claimed)
 
 
 def _claim(
     experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
-) -> contextlib.AbstractContextManager[Any]:
-    """Claims `directory` in process 0; the others check that theirs is the same directory."""
-    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+) -> contextlib.AbstractContextManager[Claim | None]:
+    """Claims `directory` in process 0; the other processes check that their directory is the same."""
+    lock: contextlib.AbstractContextManager[Claim | None] = contextlib.nullcontext()
     if group.is_primary:
         lock = ownership.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
     group.barrier("claimed")
@@ -125,7 +155,7 @@ def _claim(
 def initial_weights(
     experiment: Experiment, directory: pathlib.Path | None, group: SingleProcess, *, clean: bool = False
 ) -> InitialWeights | None:
-    """The weights of `config.init_from`; None if it is not set or `directory` has a checkpoint.
+    """Returns the weights of ``config.init_from``; None if the key is not set or `directory` has a checkpoint.
 
     Raises:
       ConfigError: as for `load_weights`, and in all processes if they read different weights.
@@ -134,7 +164,8 @@ def initial_weights(
     given = experiment.config.init_from
     initial = None
     if given and not continues:
-        initial = load_weights(given, experiment.variable_shapes, experiment.model, experiment.source.input_spec)
+        shapes = steps.variable_shapes(experiment)
+        initial = load_weights(given, shapes, experiment.model, experiment.source.input_spec)
     group.assert_equal("weights", {"fingerprint": initial and fingerprint(initial.variables)})
     return initial
 
@@ -142,7 +173,7 @@ def initial_weights(
 def find_start(
     experiment: Experiment, saved: Checkpoints | None, initial: InitialWeights | None, *, set_aside: bool = False
 ) -> Start:
-    """The start from the newest checkpoint, else from `initial`, else from random weights.
+    """Returns the start from the newest checkpoint, else from `initial`, else from random weights.
 
     Args:
       experiment: of the run.
@@ -151,16 +182,18 @@ def find_start(
       set_aside: the run continues here: rename damaged checkpoints and print changes of the config.
 
     Raises:
-      ConfigError: as for `restore`.
+      ConfigError: as for `restore_newest`.
     """
-    restored = None if saved is None else restore(experiment, saved, set_aside=set_aside)
+    restored = None if saved is None else restore_newest(experiment, saved, set_aside=set_aside)
     if restored is not None:
         return Start(*restored)
-    return Start(init_state(experiment, initial), initial=initial)
+    return Start(new_state(experiment, initial), initial=initial)
 
 
-def latest(experiment: Experiment, directory: pathlib.Path | None, initial: InitialWeights | None = None) -> Start:
-    """`find_start` for the workdir `directory`, or without one, and without changing anything."""
+def latest_start(
+    experiment: Experiment, directory: pathlib.Path | None, initial: InitialWeights | None = None
+) -> Start:
+    """Returns `find_start` for the workdir `directory` without changing it; None: a start without a workdir."""
     if directory is None:
         return find_start(experiment, None, initial)
     saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
@@ -170,22 +203,22 @@ def latest(experiment: Experiment, directory: pathlib.Path | None, initial: Init
         saved.close()
 
 
-def init_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
-    """The state before the first step, on the devices: random or from `initial`, whose note is printed."""
+def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
+    """Returns the state before the first step, on the devices: random or from `initial`, whose note is printed."""
     # Random initialization is a large program that runs once; on the CPU most of its time would be optimization.
     quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
     sharding = experiment.replicated_sharding
     init = jax.jit(experiment.init_state, out_shardings=sharding, compiler_options=quick)
     if initial is None:
-        return experiment.place_state(init())
+        return steps.place_state(experiment, init())
     console.say(initial.note)
-    return experiment.place_state(initial.apply_to(init(), sharding))
+    return steps.place_state(experiment, initial.apply_to(init(), sharding))
 
 
-def restore(
+def restore_newest(
     experiment: Experiment, saved: Checkpoints, *, set_aside: bool = False
-) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest undamaged state and its record; None without a checkpoint.
+) -> tuple[TrainState, Record] | None:
+    """Returns the newest undamaged state and its record; None without a checkpoint.
 
     Prints which newer checkpoints are damaged, and with `set_aside` renames them.
 
@@ -199,13 +232,11 @@ def restore(
     try:
         state, record, damaged = saved.restore_newest(like)
     except OSError as error:
-        raise ConfigError(
-            f"{error}; nothing was changed. Put back a copy of one, or start over with --clean"
-        ) from error
+        todo = "Put back a copy of one, or start over with --clean"
+        raise ConfigError(f"{error}; nothing was changed. {todo}") from error
     except OtherModelError as error:
-        raise ConfigError(
-            f"{error}; nothing was changed. Put back the right ones, or name another --workdir"
-        ) from error
+        todo = "Put back the right ones, or name another --workdir"
+        raise ConfigError(f"{error}; nothing was changed. {todo}") from error
     if int(state.step) > experiment.total_steps:
         raise ConfigError(
             f"the newest checkpoint is of step {int(state.step)}, beyond the {experiment.total_steps} of this config"
@@ -218,11 +249,11 @@ def restore(
             saved.set_aside(damaged)
     if set_aside:
         _print_changes(experiment, record)
-    return experiment.place_state(state), record
+    return steps.place_state(experiment, state), record
 
 
-def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
-    """Prints which changes since the checkpoint affect the run's numbers."""
+def _print_changes(experiment: Experiment, record: Record) -> None:
+    """Prints the changes since the checkpoint that affect the numbers of the run."""
     before, now = record["devices"], len(experiment.devices)
     if before != now and not experiment.config.batch_norm.sync:
         console.say(
@@ -230,65 +261,56 @@ def _print_changes(experiment: Experiment, record: dict[str, Any]) -> None:
             f"{experiment.batch_size // now} images, so the numbers are not those of an undisturbed run"
         )
     if any(record["config"].get(key) != experiment.resolved[key] for key in ("epochs", "steps")):
-        console.say(
-            f"note: the run has become longer; its learning rate is now that of {experiment.total_steps:,} steps"
-        )
+        console.say(f"note: the run is longer now; its learning rate follows {experiment.total_steps:,} steps")
 
 
-def load_weights(
-    given: str, like: dict[str, Any], model: models.ResNet, spec: InputSpec | None = None
-) -> InitialWeights:
+def load_weights(given: str, like: Variables, model: models.Network, spec: InputSpec | None = None) -> InitialWeights:
     """Reads the weights that ``config.init_from`` names; see `mixedres.checkpoints.read`.
 
     Args:
       given: the path.
       like: {'params', 'batch_stats'} of the network, as shapes.
       model: the network.
-      spec: its input; the note says where the weights had another normalization.
+      spec: input of the network. If the weights were trained with another normalization, the note says so.
 
     Raises:
       ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
     """
-    path = pathlib.Path(os.path.expanduser(given))
-    try:
-        file = load.read(path)
-        found = layouts.architecture(file.tensors, file.layout)
+    with errors("config.init_from"):
+        file = checkpoints.read(pathlib.Path(os.path.expanduser(given)))
+    found = checkpoints.architecture(file.tensors, file.layout)
+    if isinstance(model, models.ResNet):
         _check_options(given, file, found, model)
-        variables, has_head = layouts.from_tensors(file.tensors, like, file.layout)
-    except MismatchError as error:
-        raise ConfigError(
-            f"config.init_from={given} is {load.describe(file)}, not the network of this config: {error}"
-        ) from None
-    except (WeightsError, ValueError) as error:
-        raise ConfigError(f"config.init_from: {error}") from None
-    note = f"weights: {file.path} ({load.describe(file)})" + (f"; {file.note}" if file.note else "")
+    with errors(f"config.init_from={given} is {checkpoints.describe(file)}, not the network of this config"):
+        variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
+    note = f"weights: {file.path} ({checkpoints.describe(file)})" + (f"; {file.note}" if file.note else "")
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"
         note += f"; the head is new: {model.num_classes} classes instead of {before}"
     if spec is not None:
         note += _other_normalization(file, spec)
-    return InitialWeights(variables, note)
+    return InitialWeights(variables, has_head, note)
 
 
 def _other_normalization(file: WeightsFile, spec: InputSpec) -> str:
-    """What to say where the weights were trained on images with another mean or deviation."""
+    """Returns a note if the weights were trained on images with another mean or deviation, else ''."""
     if file.input is None:
         return ""
     theirs, ours = ([given["mean"] or [], given["std"] or []] for given in (file.input, spec.to_json()))
     if _alike(theirs, ours):
         return ""
-    fits = [name for name in ("official", "torch") if _alike(theirs, preprocessing.get(name).normalization(3))]
+    fits = [name for name in ("official", "torch") if _alike(theirs, get_preprocessing(name).normalization(3))]
     advice = f"; set config.data.preprocessing={fits[0]}" if fits else ""
     return f"; they are for images with other means or deviations than config.data.preprocessing gives here{advice}"
 
 
 def _alike(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
-    """Whether two pairs of means and deviations are the same, but for the digits that libraries differ in."""
+    """Returns whether two pairs of means and deviations agree to the digits that libraries give."""
     return all(len(a) == len(b) and np.allclose(a, b, rtol=0.05, atol=1.0) for a, b in zip(one, other, strict=True))
 
 
-def _check_options(given: str, file: WeightsFile, found: layouts.Architecture | None, model: models.ResNet) -> None:
-    """Raises ConfigError where `model` has the shapes of the weights and computes something else."""
+def _check_options(given: str, file: WeightsFile, found: checkpoints.Architecture | None, model: models.ResNet) -> None:
+    """Raises ConfigError if `model` has the shapes of the weights and computes something else."""
     if found is None or found.stage_sizes != tuple(model.stage_sizes):
         return
     # Blocks of two convolutions are the same in versions 1 and 1.5.

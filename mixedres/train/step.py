@@ -18,7 +18,6 @@ The order of the training step, and why:
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +28,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixedres._internal.mesh import AXIS
-from mixedres.models import kernel_layout
-from mixedres.models.normalize import NormalizeFn
+from mixedres._internal.types import ApplyFn, Batch, JittedStep, Metrics, Params, PyTree, Variables
+from mixedres.models import NormalizeFn, kernel_layout
 from mixedres.precision import LossScale, LossScaledState
 from mixedres.train import losses
-from mixedres.train.gradients import ApplyFn, Batch, Metrics, StepOptions, scaled_grads
+from mixedres.train.gradients import StepOptions, scaled_grads
 
 
 @jax.tree_util.register_dataclass
@@ -44,38 +43,38 @@ class TrainState:
     Attributes:
       step: int32 scalar, number of batches consumed, with those of skipped steps: the data position.
       params: float32 parameters.
-      batch_stats: float32 running statistics.
+      batch_stats: float32 running statistics; {} for a network without any.
       opt_state: state of `mixedres.precision.loss_scaled`, with the loss scale.
       ema: float32 moving averages {'params', 'batch_stats'}, or None.
       halted: boolean scalar; true if the step after this state cannot be taken, see `train_step`.
     """
 
     step: jax.Array
-    params: Any
-    batch_stats: Any
+    params: Params
+    batch_stats: PyTree
     opt_state: LossScaledState
-    ema: Any
+    ema: Variables | None
     halted: jax.Array
 
     @property
     def loss_scale(self) -> LossScale:
-        """The loss scale of the next step."""
+        """Returns the loss scale of the next step."""
         return self.opt_state.loss_scale
 
     @property
-    def variables(self) -> dict[str, Any]:
-        """Parameters and statistics as the model's `apply` takes them."""
+    def variables(self) -> Variables:
+        """Returns parameters and statistics as the model's `apply` takes them."""
         return {"params": self.params, "batch_stats": self.batch_stats}
 
     @property
-    def eval_variables(self) -> dict[str, Any]:
-        """The variables to evaluate: the moving average if there is one."""
+    def eval_variables(self) -> Variables:
+        """Returns the variables to evaluate: the moving average if there is one."""
         return self.variables if self.ema is None else self.ema
 
 
-def init_state(variables: Any, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """The state before the first step, from a model's `init` and a `loss_scaled` optimizer."""
-    params, batch_stats = variables["params"], variables["batch_stats"]
+def init_state(variables: Variables, tx: optax.GradientTransformation, *, ema: bool) -> TrainState:
+    """Returns the state before the first step, from the result of a model's `init` and a `loss_scaled` optimizer."""
+    params, batch_stats = variables["params"], variables.get("batch_stats", {})
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -87,7 +86,7 @@ def init_state(variables: Any, tx: optax.GradientTransformation, *, ema: bool) -
 
 
 def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tuple[TrainState, Metrics]:
-    """One step on this device's part of the batch; runs inside `jax.shard_map` over `AXIS`.
+    """Takes one step on this device's part of the batch; runs inside `jax.shard_map` over `AXIS`.
 
     A step whose loss or gradients are not finite is skipped if a lower loss scale can help. It halts if there is no
     loss scale, if the scale is at its minimum, and after `options.max_consecutive_skips` such steps in a row: from then
@@ -127,8 +126,8 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
     return TrainState(count, params, batch_stats, opt_state, ema, halted), metrics
 
 
-def loss_and_grads(state: TrainState, batch: Batch, *, options: StepOptions) -> tuple[jax.Array, Any]:
-    """The loss and the unscaled gradients of a step; `train_step` takes the step only if all of them are finite.
+def loss_and_grads(state: TrainState, batch: Batch, *, options: StepOptions) -> tuple[jax.Array, Params]:
+    """Computes loss and unscaled gradients of a step; `train_step` takes the step only if all of them are finite.
 
     Args: as for `train_step`; `options.tx` is not used.
     """
@@ -138,7 +137,7 @@ def loss_and_grads(state: TrainState, batch: Batch, *, options: StepOptions) -> 
 
 
 def eval_step(
-    variables: Any,
+    variables: Variables,
     batch: Batch,
     baseline: jax.Array | None,
     sums: Metrics,
@@ -151,10 +150,10 @@ def eval_step(
     Args:
       variables: {'params', 'batch_stats'}, replicated.
       batch: as in `train_step`, and 'mask' (b,) bool: false for the padding of the last batch.
-      baseline: (b,) int32, the predicted classes to compare with, or None.
+      baseline: (b,) int32, predicted classes to compare with, or None.
       sums: as `zero_sums` returns them, replicated.
       apply_fn: the model's `apply`.
-      normalize: images to float32.
+      normalize: function from the images of a batch to the float32 input of the network.
 
     Returns:
       The new sums, and the predicted classes (b,) int32 of this device's images.
@@ -167,7 +166,7 @@ def eval_step(
         "top5": losses.in_top_k(logits, labels, 5),
         "examples": jnp.ones_like(mask),
         "changed": classes != (classes if baseline is None else baseline),
-        # The predicted class of such an image means nothing.
+        # The predicted class of an image with such logits means nothing.
         "nonfinite": ~jnp.isfinite(logits).all(-1),
     }
     new: Metrics = {name: jnp.sum(values & mask) for name, values in counts.items()}
@@ -177,21 +176,21 @@ def eval_step(
 
 
 def zero_sums() -> dict[str, np.ndarray]:
-    """The sums at the start of an evaluation, on the host: int32 counts, exact to 2**31 images, and a float32 loss."""
+    """Returns the first sums of an evaluation, on the host: int32 counts, exact to 2**31 images, and a float32 loss."""
     counts = {name: np.zeros((), np.int32) for name in ("top1", "top5", "examples", "changed", "nonfinite")}
     return counts | {"loss": np.zeros((), np.float32)}
 
 
 def jit_sharded(
-    step: Callable[..., Any],
+    step: Callable[..., PyTree],
     mesh: Mesh,
-    in_specs: Any,
-    out_specs: Any = P(),  # noqa: B008
+    in_specs: PyTree,
+    out_specs: PyTree = P(),  # noqa: B008
     *,
-    donate: Any = (),
-    first_format: Any = None,
-) -> Any:
-    """`step` under `shard_map` and `jit`, with inputs and outputs sharded by the specs.
+    donate: int | tuple[int, ...] = (),
+    first_format: PyTree = None,
+) -> JittedStep:
+    """Returns `step` under `shard_map` and `jit`, with inputs and outputs sharded by the specs.
 
     `first_format`: memory layout and sharding of the first input and the first output.
     """
@@ -204,8 +203,10 @@ def jit_sharded(
     return jax.jit(mapped, in_shardings=inputs, out_shardings=outputs, donate_argnums=donate)
 
 
-def jit_train_step(mesh: Mesh, options: StepOptions, *, donate: bool | None = None, state_format: Any = None) -> Any:
-    """The jitted, sharded (state, batch) -> (state, metrics) of `train_step` with `options`.
+def jit_train_step(
+    mesh: Mesh, options: StepOptions, *, donate: bool | None = None, state_format: PyTree = None
+) -> JittedStep:
+    """Returns the jitted, sharded (state, batch) -> (state, metrics) of `train_step` with `options`.
 
     Args:
       mesh: has the one axis `AXIS`.
@@ -221,19 +222,19 @@ def jit_train_step(mesh: Mesh, options: StepOptions, *, donate: bool | None = No
     return jit_sharded(step, mesh, (P(), P(AXIS)), donate=0 if donates else (), first_format=state_format)
 
 
-def jit_loss_and_grads(mesh: Mesh, options: StepOptions) -> Any:
-    """The jitted, sharded (state, batch) -> (loss, gradients) of `loss_and_grads` with `options`."""
+def jit_loss_and_grads(mesh: Mesh, options: StepOptions) -> JittedStep:
+    """Returns the jitted, sharded (state, batch) -> (loss, gradients) of `loss_and_grads` with `options`."""
     return jit_sharded(partial(loss_and_grads, options=options), mesh, (P(), P(AXIS)))
 
 
-def jit_eval_step(mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> Any:
-    """The jitted, sharded (variables, batch, baseline, sums) -> (sums, classes) of `eval_step`."""
+def jit_eval_step(mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> JittedStep:
+    """Returns the jitted, sharded (variables, batch, baseline, sums) -> (sums, classes) of `eval_step`."""
     step = partial(eval_step, apply_fn=apply_fn, normalize=normalize)
     return jit_sharded(step, mesh, (P(), P(AXIS), P(AXIS), P()), (P(), P(AXIS)))
 
 
-def _select(keep: jax.Array, new: Any, old: Any) -> Any:
-    """`new` where the boolean scalar `keep` is true, else `old`, leaf by leaf.
+def _select(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Returns `new` if the boolean scalar `keep` is true, else `old`, leaf by leaf.
 
     XLA for GPUs updates each of the many small vectors of batch norm in a kernel of its own, unless they read a common
     array. So all vectors read one array of `keep`, which the barrier keeps XLA from splitting: 183 kernels fewer in a
@@ -244,15 +245,16 @@ def _select(keep: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(shared[: n.size] if n.ndim == 1 else keep, n, o), new, old)
 
 
-def _average(state: TrainState, new: Any, decay: float) -> Any:
-    """The moving average after this update.
+def _average(state: TrainState, new: Variables, decay: float) -> Variables | None:
+    """Returns the moving average after this update.
 
-    The decay grows as (1 + n) / (10 + n) with the n updates so far, which soon forgets the random start: the rule of
-    TensorFlow's ExponentialMovingAverage with num_updates.
+    The decay grows as (1 + n) / (10 + n) with the n updates so far, so that the random start has little weight: the
+    rule of TensorFlow's ExponentialMovingAverage with num_updates.
     """
     if state.ema is None:
         return None
     applied = (state.step - state.loss_scale.total_skipped).astype(jnp.float32)
     weight = 1.0 - jnp.minimum(jnp.float32(decay), (1.0 + applied) / (10.0 + applied))
     # In this form the average of equal numbers is that number.
-    return jax.tree.map(lambda old, x: old + weight * (x - old), state.ema, new)
+    average: Variables = jax.tree.map(lambda old, x: old + weight * (x - old), state.ema, new)
+    return average

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mixedres._internal.errors import nearest
 from mixedres.amp import autocast, explain
-from mixedres.amp._keep import nearest
 from tests.amp.graphs import dtypes_by
 from tests.arrays import normal
 

@@ -70,7 +70,7 @@ def logits(preset, file, images):
     policy, norm_policy = chosen.network_policies
     options = {"policy": policy, "norm_policy": norm_policy, "version": file.version}
     classes = checkpoints.architecture(file.tensors, file.layout).num_classes
-    model = models.create(load.name(file), num_classes=classes, **options)
+    model = models.create(load.network_name(file), num_classes=classes, **options)
     apply = jax.jit(lambda variables, x: chosen.rewrite(model.apply)(variables, x, train=False))
     return np.asarray(apply(load.variables(file), images), np.float32)
 
@@ -79,7 +79,7 @@ def logits(preset, file, images):
 def test_logits_equal_transformers(size, saved):
     folder, network = saved(size)
     file = load.read(folder)
-    assert load.name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
+    assert load.network_name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
     for pixels in (224, 160):
         images = np.random.default_rng(size).standard_normal((2, pixels, pixels, 3), np.float32)
         expected = their_logits(network, images)

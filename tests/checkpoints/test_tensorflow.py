@@ -191,7 +191,7 @@ def test_weights_of_keras_applications_predict_the_same(tmp_path, monkeypatch):
     theirs = np.load(tmp_path / "found.npz")
     for name in ("a.weights.h5", "b.keras"):
         file = load.read(tmp_path / name)
-        assert (load.name(file), file.version, file.options, file.epsilon) == ("resnet50", "1", {}, 1.001e-5)
+        assert (load.network_name(file), file.version, file.options, file.epsilon) == ("resnet50", "1", {}, 1.001e-5)
         options = {"version": file.version, "epsilon": file.epsilon, "policy": precision.get("fp32").policy}
         model = models.create("resnet50", num_classes=10, precision="highest", **options)
         apply = jax.jit(lambda variables, x, model=model: model.apply(variables, x, train=False))

@@ -97,7 +97,14 @@ def test_evaluation_sees_every_example_once(n, batch_size):
 
 def synthetic(num_classes=11, eval_examples=8, shape=(16, 16, 3)):
     mean, std = (127.0,) * shape[-1], (60.0,) * shape[-1]
-    return Synthetic(shape, num_classes, 1000, eval_examples, mean, std)
+    return Synthetic(
+        image_shape=shape,
+        num_classes=num_classes,
+        train_examples=1000,
+        eval_examples=eval_examples,
+        mean=mean,
+        std=std,
+    )
 
 
 def test_synthetic_images_have_the_references_distribution():

@@ -65,7 +65,7 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, ca
 @pytest.mark.usefixtures("small_network")
 def test_examination_of_a_run_changes_no_file(tmp_path, capsys):
     run = tmp_path / "run"
-    train.train(run_cases.tiny("fp16_static"), run)
+    train.fit(run_cases.tiny("fp16_static"), run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     capsys.readouterr()
     status, text, errors = said(capsys, f"--workdir={run}", f"--out={tmp_path / 'page.html'}")
@@ -132,7 +132,7 @@ def test_doctor_takes_overrides_of_the_config(preset, found, lines):
         ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),
         ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
         (["--workdir=x", "--config.batch_size=8"], "holds no run whose config can be read"),
-        ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed is found in no module path"),
+        ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed matches no module"),
         ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
     ],
 )

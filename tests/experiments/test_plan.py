@@ -40,7 +40,7 @@ def test_axes_are_combined_and_runs_come_after_them():
         ({}, "the sweep has neither axes nor runs"),
         ({"axes": {"seeed": (1,)}}, "run seeed=1 of the sweep: config key 'seeed' is unknown; did you mean seed"),
         ({"axes": {"preset": ("fp8",)}}, "run fp8 of the sweep: --config=FILE:PRESET: "),
-        ({"axes": {"batch_size": ("many",)}}, "config.batch_size is .many.; it must be of type int"),
+        ({"axes": {"batch_size": ("many",)}}, "config.batch_size is 'many'; it must be of type int"),
         ({"axes": {"batch_size": (-1,)}}, "config.batch_size is -1; it must be > 0"),
         ({"axes": {"seed": (1, 1)}}, "the sweep has the run seed=1 twice"),
         ({"axes": {"seed": (1,)}, "runs": [{"seed": 1}]}, "the sweep has the run seed=1 twice"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixedres import checkpoints
 from mixedres.checkpoints import load
 from mixedres.config import flatten
 from mixedres.data import InputSpec
@@ -45,13 +46,13 @@ assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
 
 def record(patch, **changed):
     """Runs are read as if they had been trained with these keys."""
-    read = load.read
+    read = checkpoints.read
 
     def changed_run(path):
         file = read(path)
         return dataclasses.replace(file, run=file.run | changed)
 
-    patch.setattr(load, "read", changed_run)
+    patch.setattr(checkpoints, "read", changed_run)
 
 
 @pytest.fixture(scope="module")

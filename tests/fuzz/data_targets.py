@@ -24,7 +24,7 @@ def predict_image(place):
     """Reads the image as `mixedres.predict` does."""
     (path,) = place.glob("mutant.*")
     size = path.stat().st_size
-    channels, chosen = 1 + 2 * (size % 2), preprocessing.get(_PREPROCESSINGS[size % 3])
+    channels, chosen = 1 + 2 * (size % 2), preprocessing.get_preprocessing(_PREPROCESSINGS[size % 3])
     for found in crops.center_crops([path], chosen.input_spec(_SIZE, channels), 1):
         if isinstance(found, str):
             raise ConfigError(f"{path}: {found}")
@@ -34,7 +34,7 @@ def train_on_image(place):
     """Reads the image as training and evaluation do."""
     (path,) = place.glob("mutant.*")
     size = path.stat().st_size
-    channels, chosen = 1 + 2 * (size // 6 % 2), preprocessing.get(_PREPROCESSINGS[size // 2 % 3])
+    channels, chosen = 1 + 2 * (size // 6 % 2), preprocessing.get_preprocessing(_PREPROCESSINGS[size // 2 % 3])
     images = ImageFolder("images, train", place, [path.name], np.zeros(1, np.int32))
     reader = chunks.ImageReader(images, (_SIZE, _SIZE, channels), chosen, 1, bool(size // 12 % 2), "raise")
     chunks.TrainChunks(reader, 1, range(1), 0, seed=size, flip=True)[0]

@@ -17,7 +17,7 @@ from mixedres.config import recorded
 from mixedres.predict import __main__ as predict_command
 from mixedres.predict.classifier import from_args
 from mixedres.predict.inference import Prediction
-from mixedres.train import start
+from mixedres.train import start, steps
 from mixedres.train.builder import build
 from mixedres.train.metrics.writers import MetricWriter
 from tests.fuzz import corpus
@@ -28,7 +28,7 @@ def weights(intact):
     """Returns the targets of files of weights."""
     _remember_shapes()
     experiment = build(corpus.config())
-    shapes = experiment.variable_shapes
+    shapes = steps.variable_shapes(experiment)
 
     def initialize(place):
         path = str(place / "mutant.safetensors")
@@ -91,7 +91,7 @@ def checkpoints(intact):
         if sum(path.stat().st_size for path in (place / STEP).rglob("*") if path.is_file()) % 2:
             return load.read(place)
         with contextlib.closing(Checkpoints(place / workdir.CHECKPOINTS)) as saved:
-            start.restore(experiment, saved)
+            start.restore_newest(experiment, saved)
 
     def end(place):
         """Waits as a process does at its end: what Orbax left half read must not print."""

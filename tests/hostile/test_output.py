@@ -104,7 +104,7 @@ def test_control_characters_in_notes_are_escaped(place):
     (place / "a").mkdir()
     (place / "a" / "b\x1b[31m\nnote: all is well.png").write_text("nothing")
     examples = folder.ImageFolder("images", place, ["a/b\x1b[31m\nnote: all is well.png"], np.zeros(1, np.int32))
-    reader = chunks.ImageReader(examples, (8, 8, 3), preprocessing.get("torch"), 1, False, "skip")
+    reader = chunks.ImageReader(examples, (8, 8, 3), preprocessing.get_preprocessing("torch"), 1, False, "skip")
     unreadable = {}
     with pytest.raises(ValueError) as caught:
         reader.eval(0, np.zeros((8, 8, 3), np.uint8))

@@ -34,7 +34,7 @@ def train(directory, clean=False, **overrides):
     """A tiny run: six steps with a checkpoint after every second."""
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
-        return run.train(run_cases.tiny("fp16", **overrides), directory, clean=clean)
+        return run.fit(run_cases.tiny("fp16", **overrides), directory, clean=clean)
 
 
 def copy(place):

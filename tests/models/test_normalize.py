@@ -76,7 +76,7 @@ def test_smallest_deviation():
 @pytest.mark.parametrize("family", preprocessing.FAMILIES)
 @pytest.mark.parametrize("channels", [3, 1])
 def test_families_of_preprocessing_against_float32_on_the_host(family, channels):
-    mean, std = preprocessing.get(family).normalization(channels)
+    mean, std = preprocessing.get_preprocessing(family).normalization(channels)
     x = np.broadcast_to(np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1), (1, 16, 16, channels))
     on_device = jax.jit(by_channel(mean, std))(x)
     on_host = (x.astype(np.float32) - np.float32(mean)) / np.float32(std)

@@ -114,7 +114,7 @@ def test_shared_and_lifted_modules_and_trees():
 def test_gradients_of_a_tapped_network_are_bit_identical():
     case = cases.resnet()
     plain = jax.jit(jax.value_and_grad(case.loss(F16)))(case.params, case.batch, 8.0)
-    tapped = jax.jit(_taps.value_and_grad(_linen.tapped(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
+    tapped = jax.jit(_taps.tapped_value_and_grad(_linen.tap_modules(case.loss(F16))))(case.params, case.batch, 8.0)[:2]
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(tapped), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 

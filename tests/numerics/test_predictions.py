@@ -26,8 +26,8 @@ def test_real_gradients_stay_finite_up_to_the_largest_safe_scale(name):
 def test_fraction_of_zeros_at_three_scales(name):
     """The zeros in all gradients of activations, within a point; those of the weights where these do not compound."""
     case, report = cases.examined(name)
-    loss = _linen.tapped(case.loss(F16))
-    real = jax.jit(_taps.value_and_grad(loss))
+    loss = _linen.tap_modules(case.loss(F16))
+    real = jax.jit(_taps.tapped_value_and_grad(loss))
     rows = [row for row in report.rows if row.kind == "gradient"]
     size = sum(row.exponents.size for row in rows)
     weights = [row for row in report.rows if row.kind == "weight gradient"]

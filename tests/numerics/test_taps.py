@@ -75,7 +75,7 @@ def assert_close(found, expected):
     ids=lambda fn: fn.__name__,
 )
 def test_every_element_is_counted_and_no_number_is_changed(fn, outer):
-    value, gradients, statistics = outer(_taps.value_and_grad(fn))(WEIGHTS, X)
+    value, gradients, statistics = outer(_taps.tapped_value_and_grad(fn))(WEIGHTS, X)
     if outer is jax.jit:
         plain = jax.jit(jax.value_and_grad(fn))(WEIGHTS, X)
         for a, b in zip(jax.tree.leaves((value, gradients)), jax.tree.leaves(plain), strict=True):
@@ -105,8 +105,8 @@ def test_tensors_over_eight_devices_are_counted_once(axis_type):
     x = jax.device_put(X, NamedSharding(mesh, P("data")))
     weights = jax.device_put(WEIGHTS, NamedSharding(mesh, P()))
     with jax.set_mesh(mesh):
-        statistics = jax.jit(_taps.value_and_grad(loss))(weights, x)[2]
-    alone = jax.jit(_taps.value_and_grad(loss))(WEIGHTS, X)[2]
+        statistics = jax.jit(_taps.tapped_value_and_grad(loss))(weights, x)[2]
+    alone = jax.jit(_taps.tapped_value_and_grad(loss))(WEIGHTS, X)[2]
     for name, expected in _taps.read(alone).items():
         found = _taps.read(statistics)[name]
         assert_close(found.value, expected.value)
@@ -121,7 +121,7 @@ def test_shard_map_counts_every_device(check_vma):
     def step(weights, x):
         if check_vma:
             weights = jax.lax.pcast(weights, "data", to="varying")
-        value, gradients, statistics = _taps.value_and_grad(loss)(weights, x)
+        value, gradients, statistics = _taps.tapped_value_and_grad(loss)(weights, x)
         if not check_vma:  # without it nobody knows that the statistics differ from device to device
             statistics = jax.lax.psum(statistics, "data")
         return jax.lax.pmean((value, gradients), "data"), statistics
@@ -141,7 +141,7 @@ def test_taps_take_half_values_and_trees():
         return (both["a"].astype(jnp.float32) * both["b"][0]).sum(), both["b"][1]
 
     a, b = X, 1e-6 * X
-    (value, aux), gradients, statistics = jax.jit(_taps.value_and_grad(fn, argnums=(0, 1), has_aux=True))(a, b)
+    (value, aux), gradients, statistics = jax.jit(_taps.tapped_value_and_grad(fn, argnums=(0, 1), has_aux=True))(a, b)
     dtypes = _taps.names(fn, a, b)
     assert dtypes == {"both['a']": np.float16, "both['b'][0]": np.float32} and list(statistics.names) == list(dtypes)
     found = _taps.read(statistics)
@@ -153,20 +153,20 @@ def test_counts_are_exact_beyond_2_to_the_24():
     """2**24 + 3 elements."""
     size = 2**24 + 3
     x = jnp.ones(size, jnp.float16)
-    statistics = jax.jit(_taps.value_and_grad(lambda x: _taps.tap(x, "x").astype(jnp.float32).sum()))(x)[2]
+    statistics = jax.jit(_taps.tapped_value_and_grad(lambda x: _taps.tap(x, "x").astype(jnp.float32).sum()))(x)[2]
     found = _taps.read(statistics)["x"]
     assert found.value.size == found.gradient.size == size and found.value.counts[127] == size
 
 
 def test_function_without_taps_reports_nothing():
     with pytest.raises(ValueError, match=r"executes no tap; call numerics\.tap"):
-        _taps.value_and_grad(lambda x: x.sum())(X)
+        _taps.tapped_value_and_grad(lambda x: x.sum())(X)
 
     def branches(x, which):
         return jax.lax.cond(which, lambda x: _taps.tap(x, "yes"), lambda x: _taps.tap(2 * x, "no"), x).sum()
 
-    statistics = jax.jit(_taps.value_and_grad(branches))(X, True)[2]
+    statistics = jax.jit(_taps.tapped_value_and_grad(branches))(X, True)[2]
     with pytest.raises(ValueError, match="tap 'no' was never executed"):
         _taps.read(statistics)
-    taken = jax.jit(_taps.value_and_grad(branches, select=["yes"]))(X, True)[2]
+    taken = jax.jit(_taps.tapped_value_and_grad(branches, select=["yes"]))(X, True)[2]
     assert _taps.read(taken)["yes"].executions == 1

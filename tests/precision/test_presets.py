@@ -8,7 +8,16 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres.precision import PRESETS, DynamicLossScale, NoOpLossScale, StaticLossScale, get, parse_policy
+from mixedres import amp
+from mixedres.precision import (
+    PRESETS,
+    DynamicLossScale,
+    NoOpLossScale,
+    StaticLossScale,
+    get,
+    parse_policy,
+    preset_of,
+)
 
 # policy (parameters, arithmetic, output), policy of normalization, loss scale, float32 products.
 EXPECTED = {
@@ -186,3 +195,22 @@ def test_presets_are_frozen():
         preset.loss_scale = "none"
     with pytest.raises(dataclasses.FrozenInstanceError):
         preset.policy.compute_dtype = jnp.float32
+
+
+def test_wider_preset_is_read_off_the_table():
+    """A float16 policy in any preset has a wider one, of the same implementation; other dtypes have none."""
+    expected = {name: None for name in PRESETS} | dict.fromkeys(("fp16", "fp16_static"), "bf16")
+    assert {name: get(name).wider for name in PRESETS} == expected | {"fp16_rewrite": "bf16_rewrite"}
+    assert get("bf16", policy="p=f32,c=f16,o=f32").wider == "bf16" and get("fp16", policy="c=f32").wider is None
+    assert preset_of(jnp.float16, "graph_rewrite") == "fp16_rewrite"
+    with pytest.raises(ValueError, match="no preset computes in float64 by casting"):
+        preset_of("float64", "casting")
+
+
+def test_autocast_takes_the_dtype_of_a_preset_by_name():
+    assert {name: amp.half_dtype(name).name for name in ("fp16_static", "bf16_rewrite")} == {
+        "fp16_static": "float16",
+        "bf16_rewrite": "bfloat16",
+    }
+    with pytest.raises(ValueError, match="got float32"):
+        amp.half_dtype("tf32")

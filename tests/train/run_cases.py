@@ -64,7 +64,7 @@ def image_run(factory):
 def _image_run(place):
     made.write_folder(place / "images", count=24)
     made.write_folder(place / "images", count=21, part="val")
-    run.train(on_images(place, "fp16"), place / "run")
+    run.fit(on_images(place, "fp16"), place / "run")
     return place
 
 
@@ -82,7 +82,7 @@ def after(patch, owner, name, action, step=None):
 
 def final_state(directory, config):
     """The state in the newest checkpoint of a run."""
-    return start.restore(build(config), Checkpoints(directory / workdir.CHECKPOINTS))[0]
+    return start.restore_newest(build(config), Checkpoints(directory / workdir.CHECKPOINTS))[0]
 
 
 def lines(directory, *kinds):

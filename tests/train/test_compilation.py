@@ -164,5 +164,5 @@ def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("small_network")
 def test_run_may_go_on_with_another_cache(tmp_path):
     one, other = (run_cases.tiny(steps=2, eval_every=0, compilation_cache=name) for name in ("none", "auto"))
-    train.train(one, tmp_path / "run")
-    assert train.train(other, tmp_path / "run") == workdir.read_summary(tmp_path / "run")
+    train.fit(one, tmp_path / "run")
+    assert train.fit(other, tmp_path / "run") == workdir.read_summary(tmp_path / "run")

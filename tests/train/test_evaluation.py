@@ -10,7 +10,7 @@ from mixedres import convert, main, precision, train
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.train import evaluation, start, step
+from mixedres.train import evaluation, start, step, steps
 from mixedres.train.builder import build
 from tests.amp import graphs
 from tests.train import run_cases
@@ -29,7 +29,7 @@ def digits(preset, **overrides):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, one_block):
     directory = tmp_path_factory.mktemp("runs") / "digits"
-    train.train(digits("fp16", ema_decay=0.9), directory)
+    train.fit(digits("fp16", ema_decay=0.9), directory)
     return directory
 
 
@@ -37,21 +37,21 @@ def trained(tmp_path_factory, one_block):
 def test_compared_presets_ignore_keep_float32_of_the_run(preset):
     experiment = build(digits(preset, num_devices=1, precision__keep_float32="^/head$"))
     variables = jax.eval_shape(experiment.init_state).eval_variables
-    arguments = (variables, experiment.eval_batch_shapes, None, step.zero_sums())
+    arguments = (variables, steps.eval_batch_shapes(experiment), None, step.zero_sums())
     for chosen, dtypes in ((precision.get(preset), {"f16"}), (experiment.precision, {"f16", "f32"})):
-        jaxpr = jax.make_jaxpr(experiment.in_precision(chosen).eval_step())(*arguments)
+        jaxpr = jax.make_jaxpr(steps.eval_step(experiment.in_precision(chosen)))(*arguments)
         assert graphs.product_dtypes(jaxpr) == dtypes
 
 
 def test_presets_are_compared_image_by_image(trained, capsys):
     presets = ["bf16", "fp16"]
     capsys.readouterr()
-    results = evaluation.compare(digits("fp16", ema_decay=0.9), trained, presets)
+    results = evaluation.compare_presets(digits("fp16", ema_decay=0.9), trained, presets)
     printed = capsys.readouterr().out.splitlines()
     assert list(results) == ["fp32", *presets] and len([line for line in printed if line.startswith("fp16")]) == 1
 
     saved = build(digits("fp16", ema_decay=0.9))
-    state, _ = start.restore(saved, Checkpoints(trained / workdir.CHECKPOINTS))
+    state, _ = start.restore_newest(saved, Checkpoints(trained / workdir.CHECKPOINTS))
     classes = {}
     for name, found in results.items():
         experiment = build(digits(name))
@@ -71,7 +71,7 @@ def test_weights_need_no_run(trained, tmp_path, capsys):
     of_run = evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)
     of_file = evaluation.evaluate(digits("fp16", init_from=path), tmp_path / "none")
     assert of_file == of_run and not (tmp_path / "none").exists()
-    both = evaluation.compare(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
+    both = evaluation.compare_presets(digits("fp16", init_from=path), tmp_path / "none", ["fp16"])
     assert both["fp16"]["top1"] == of_run["top1"]
 
 
@@ -82,7 +82,7 @@ def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
 
 
 def test_head_with_another_number_of_classes_is_refused(tmp_path):
-    train.train(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
+    train.fit(run_cases.tiny(steps=1, eval_every=0), tmp_path / "run")
     other = run_cases.tiny(init_from=tmp_path / "run", data__num_classes=7)
     with pytest.raises(ConfigError, match="has a head for other classes, so there is nothing to evaluate"):
         evaluation.evaluate(other, tmp_path / "none")

@@ -10,7 +10,7 @@ from mixedres import checkpoints, data, main, models, train
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import layouts, load, workdir
 from mixedres.data.images import preprocessing
-from mixedres.train import optimizers, start
+from mixedres.train import optimizers, start, steps
 from mixedres.train.builder import build
 from tests.train import step_cases
 from tests.train.run_cases import tiny
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_block")
 def backbone(tmp_path_factory, one_block):
     """The workdir of a short run."""
     directory = tmp_path_factory.mktemp("runs") / "backbone"
-    train.train(tiny("fp32", seed=3, eval_every=0), directory)
+    train.fit(tiny("fp32", seed=3, eval_every=0), directory)
     return directory
 
 
@@ -36,17 +36,20 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     source = backbone if through == "workdir" else tmp_path / "weights.safetensors"
     experiment = build(tiny("fp16", seed=5, init_from=source, ema_decay=0.9))
     if through != "workdir":
-        trained, _ = layouts.from_tensors(tensors(backbone), experiment.variable_shapes, "mixedres")
+        trained, _ = layouts.from_tensors(tensors(backbone), steps.variable_shapes(experiment), "mixedres")
         checkpoints.write(source, layouts.to_tensors(trained, through))
-    state = start.init_state(experiment, start.load_weights(str(source), experiment.variable_shapes, experiment.model))
+    state = start.new_state(
+        experiment, start.load_weights(str(source), steps.variable_shapes(experiment), experiment.model)
+    )
     for found in (state.variables, state.ema):
         assert step_cases.bits(layouts.to_tensors(found, "mixedres")) == step_cases.bits(tensors(backbone))
-    assert f"weights: {source} (a network without a name of 10 classes" in capsys.readouterr().out
+    name = "cifar_resnet8" if through == "workdir" else "a network without a name"
+    assert f"weights: {source} ({name} of 10 classes" in capsys.readouterr().out
 
 
 def test_frozen_backbone_keeps_every_bit(backbone, tmp_path):
     frozen = {"init_from": backbone, "trainable": "^/head/", "batch_norm__frozen": True}
-    train.train(tiny("fp16", seed=5, batch_size=12, num_devices=3, **frozen), tmp_path / "run")
+    train.fit(tiny("fp16", seed=5, batch_size=12, num_devices=3, **frozen), tmp_path / "run")
     check_head_alone_changed(tensors(backbone), tensors(tmp_path / "run"))
 
 
@@ -57,13 +60,13 @@ def check_head_alone_changed(before, after):
 
 def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
-    train.train(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
+    train.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
     assert "the head is new: 4 classes instead of 10" in capsys.readouterr().out
     assert tensors(directory)["params/head/bias"].shape == (4,)
     # A run that goes on needs the weights no more, and says nothing of them.
     summary = workdir.read_summary(directory)
     (directory / workdir.SUMMARY).unlink()
-    train.train(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
+    train.fit(tiny("fp16", init_from=backbone, data__num_classes=4), directory)
     assert "weights:" not in capsys.readouterr().out
     assert workdir.read_summary(directory)["fingerprint"] == summary["fingerprint"]
 
@@ -71,13 +74,13 @@ def test_head_of_another_size_is_new_and_noted(backbone, tmp_path, capsys):
 def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_path, capsys):
     directory = tmp_path / "run"
     config = tiny("fp16", init_from=backbone)
-    train.train(config, directory)
+    train.fit(config, directory)
     first = workdir.read_summary(directory)["fingerprint"]
     (directory / workdir.SUMMARY).unlink()
     shutil.rmtree(directory / workdir.CHECKPOINTS)
     (directory / workdir.CHECKPOINTS / "2.orbax-checkpoint-tmp").mkdir(parents=True)
     capsys.readouterr()
-    train.train(config, directory)
+    train.fit(config, directory)
     assert f"weights: {backbone}" in capsys.readouterr().out
     assert workdir.read_summary(directory)["fingerprint"] == first
 
@@ -89,17 +92,17 @@ def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_pa
         ({"init_from": ""}, "config.init_from is ''; it must be a name, and not empty"),
         (
             {"init_from": "{backbone}", "model__name": "cifar_resnet14"},
-            "is a network without a name of 10 classes",
+            "is cifar_resnet8 of 10 classes",
         ),
         ({"init_from": "{backbone}", "model__version": "2"}, "not the network of this config"),
-        ({"trainable": "/hat/"}, "config.trainable=/hat/ is found in no parameter path"),
+        ({"trainable": "/hat/"}, "config.trainable=/hat/ matches no parameter"),
         ({"trainable": "("}, "config.trainable"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp_path):
     given = {key: str(value).format(backbone=backbone) for key, value in overrides.items()}
     with pytest.raises(ConfigError) as error:
-        train.train(tiny("fp32", **given), tmp_path / "run")
+        train.fit(tiny("fp32", **given), tmp_path / "run")
     assert words in str(error.value) and "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -110,9 +113,9 @@ def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
     bottlenecks = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "read", lambda path: file)
-        patch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
-        patch.setattr(layouts, "architecture", lambda *_: bottlenecks)
+        patch.setattr(checkpoints, "read", lambda path: file)
+        patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
+        patch.setattr(checkpoints, "architecture", lambda *_: bottlenecks)
         with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
             start.load_weights("there", {}, model)
 
@@ -126,15 +129,15 @@ def test_differing_padding_and_input_are_noted(tmp_path):
     options = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
     file = checkpoints.WeightsFile(tmp_path, {}, "mixedres", version="1.5", options=options, input=spec.to_json())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "read", lambda path: file)
-        patch.setattr(layouts, "from_tensors", lambda *_: ({}, True))
-        patch.setattr(layouts, "architecture", lambda *_: bottlenecks)
+        patch.setattr(checkpoints, "read", lambda path: file)
+        patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
+        patch.setattr(checkpoints, "architecture", lambda *_: bottlenecks)
         wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
         with pytest.raises(ConfigError, match=wanted):
             start.load_weights("there", {}, model)
         fitting = model.clone(padding="tensorflow", pool_padding="tensorflow")
         assert "means" not in start.load_weights("there", {}, fitting, spec).note
-        torch = preprocessing.get("torch").input_spec(224)
+        torch = preprocessing.get_preprocessing("torch").input_spec(224)
         assert start.load_weights("there", {}, fitting, torch).note.endswith("set config.data.preprocessing=official")
 
 

@@ -17,9 +17,8 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import fingerprint
 from mixedres.config import unflatten
 from mixedres.models import kernel_layout
-from mixedres.train import start
+from mixedres.train import start, steps
 from mixedres.train.builder import FUSED_IS_FASTER, build
-from mixedres.train.experiment import Experiment
 from tests.train import run_cases
 from tests.train import step_cases as cases
 
@@ -94,7 +93,7 @@ def test_network_with_norms_in_half_is_refused():
 
 @pytest.fixture
 def ohwi(monkeypatch):
-    monkeypatch.setattr(Experiment, "has_ohwi_kernels", property(lambda experiment: experiment.model.fused))
+    monkeypatch.setattr(steps, "has_ohwi_kernels", lambda experiment: experiment.is_fused)
 
 
 def lies_as_ohwi(x):
@@ -107,37 +106,37 @@ def test_ohwi_kernels_change_no_number_of_a_run(tmp_path, ohwi, monkeypatch):
     """Through evaluations, checkpoints, a resume, taps, and an average of the weights; files have no trace of it."""
     options = {"model__fused": "true", "ema_decay": 0.9, "numerics__every": 2, "schedule__name": "constant"}
     experiment = build(run_cases.tiny("fp32", **options))
-    state = start.init_state(experiment)
+    state = start.new_state(experiment)
     assert lies_as_ohwi(state.params["stem_conv"]["kernel"])
     assert lies_as_ohwi(state.ema["params"]["stem_conv"]["kernel"])
     assert state.params["head"]["kernel"].shape == (4, 10)
-    stepped, _ = experiment.train_step()(
+    stepped, _ = steps.train_step(experiment)(
         state, experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
     )
     assert lies_as_ohwi(stepped.params["stem_conv"]["kernel"])
     assert fingerprint(state.params) == fingerprint(jax.jit(experiment.init_state)().params)
 
-    for steps in (4, 6):  # the second goes on from the checkpoint of the first
-        whole = train.train(run_cases.tiny("fp32", **options, steps=steps), tmp_path / "ohwi")
+    for count in (4, 6):  # the second goes on from the checkpoint of the first
+        whole = train.fit(run_cases.tiny("fp32", **options, steps=count), tmp_path / "ohwi")
     monkeypatch.undo()
-    plain = train.train(run_cases.tiny("fp32", **options), tmp_path / "plain")
+    plain = train.fit(run_cases.tiny("fp32", **options), tmp_path / "plain")
     np.testing.assert_allclose(whole["eval"]["loss"], plain["eval"]["loss"], rtol=1e-5)
     assert whole["fused"] and plain["fused"]
     # And it goes on where kernels have the default layout.
-    train.train(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
+    train.fit(run_cases.tiny("fp32", **options, steps=8), tmp_path / "ohwi")
 
 
 @pytest.mark.usefixtures("one_block")
 def test_finite_check_sees_kernels_in_any_order(ohwi):
     experiment = build(run_cases.tiny("fp16", model__fused="true"))
-    train_step, state = experiment.train_step(), cases.host(start.init_state(experiment))
+    train_step, state = steps.train_step(experiment), cases.host(start.new_state(experiment))
     batch = next(iter(experiment.source.train_batches(16, seed=0, first_step=0)))
     batch |= {"image": batch["image"].astype(np.float32)}
     bad = batch | {"image": batch["image"].copy()}
     bad["image"][3, 2, 2, 0] = np.inf
     for data, finite in ((batch, 1), (bad, 0)):  # the state is a copy, which may be donated
         _, metrics = train_step(
-            experiment.place_state(jax.device_put(state, experiment.replicated_sharding)),
+            steps.place_state(experiment, jax.device_put(state, experiment.replicated_sharding)),
             jax.device_put(data, experiment.batch_sharding),
         )
         assert metrics["grads_finite"] == finite

@@ -72,10 +72,12 @@ def test_warm_up_longer_than_the_run(name):
 STEPS, DECAY = 5, 0.03
 
 
+SHAPES = {"kernel": (4, 3), "bias": (3,), "scale": (3,)}
+
+
 def weights():
     rng = np.random.default_rng(0)
-    shapes = {"kernel": (4, 3), "bias": (3,), "scale": (3,)}
-    return {key: rng.normal(size=shape) for key, shape in shapes.items()}
+    return {key: rng.normal(size=shape) for key, shape in SHAPES.items()}
 
 
 def gradient(step, key):
@@ -98,17 +100,16 @@ def trained(name, **options):
     return params["layer"]
 
 
-def check(params, rule):
+def check(params, rule, rtol=2e-5):
     """Compares with `rule(step, key, w, g, memory) -> w`, a plain loop in float64."""
     for key, w in weights().items():
         memory = {}
         for step in range(STEPS):
             w = rule(step, key, w, gradient(step, key), memory)
-        np.testing.assert_allclose(params[key], w, rtol=2e-5, atol=2e-6, err_msg=key)
+        np.testing.assert_allclose(params[key], w, rtol=rtol, atol=rtol / 10, err_msg=key)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_sgd_follows_the_formula(momentum, nesterov):
     def rule(step, key, w, g, memory):
         # Coupled: the decay goes through the momentum, and the rate does not.
@@ -167,6 +168,39 @@ def test_lars_follows_the_formula(nesterov):
     check(trained("lars", momentum=momentum, trust_coefficient=trust, nesterov=nesterov), rule)
 
 
+def orthogonalized(matrix, epsilon):
+    """Newton-Schulz in float64 with the coefficients of Jordan et al.: singular values go to about 1."""
+    x = matrix / (np.linalg.norm(matrix) + epsilon)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3, 16)])
+def test_muon_follows_the_formula(nesterov, shape, monkeypatch):
+    monkeypatch.setitem(SHAPES, "kernel", shape)
+    beta, beta2, epsilon = 0.8, 0.95, 1e-8
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+
+    def corrected(average, step):
+        return average / (1 - beta ** (step + 1))
+
+    def rule(step, key, w, g, memory):
+        m = memory["m"] = beta * memory.get("m", 0) + (1 - beta) * g
+        ahead = beta * corrected(m, step + 1) + (1 - beta) * corrected(g, step) if nesterov else corrected(m, step)
+        if key == "kernel":
+            moved = orthogonalized(ahead.reshape(rows, columns), epsilon) * max(1, columns / rows) ** 0.5
+            return w - rate_at(step) * (moved.reshape(shape) + DECAY * w)
+        v = memory["v"] = beta2 * memory.get("v", 0) + (1 - beta2) * g**2
+        v_hat = v / (1 - beta2 ** (step + 1))
+        return w - rate_at(step) * ahead / (np.sqrt(v_hat) + epsilon)
+
+    options = {"momentum": beta, "nesterov": nesterov, "beta2": beta2, "epsilon": epsilon}
+    check(trained("muon", **options), rule, rtol=2e-4)
+
+
 # With the empty mask everything decays, as in the reference for CIFAR.
 @pytest.mark.parametrize(("mask", "decayed"), [("^/layer/scale$", {"scale"}), ("", {"kernel", "bias", "scale"})])
 def test_mask_selects_decayed_parameters(mask, decayed):
@@ -181,7 +215,7 @@ def test_clipping_comes_before_the_decay(name):
     grads = {"kernel": jnp.array([6.0, 0.0]), "bias": jnp.array([0.0, 8.0])}  # of norm 10
     params = {"kernel": jnp.array([1.0, 2.0]), "bias": jnp.ones(2)}
     # Momentum 0 and a large epsilon make adamw's first step nearly proportional to the gradient.
-    options = {"momentum": 0.0, "epsilon": 1e6, "weight_decay": 0.25}
+    options = {"momentum": 0.0, "weight_decay": 0.25} | ({"epsilon": 1e6} if name == "adamw" else {})
     gain = {"sgd": 1.0, "adamw": 1e-6}[name]
     for clip_norm, factor in ((5.0, 0.5), (20.0, 1.0), (0.0, 1.0)):
         tx = optimizers.create(name, lambda count: 2.0, clip_norm=clip_norm, **options)
@@ -194,13 +228,14 @@ def test_clipping_comes_before_the_decay(name):
 
 
 # Stem, head, two convolutions in each of three blocks, and projections in the last two blocks.
-@pytest.mark.parametrize(("name", "version"), [("sgd", "1"), ("lars", "2"), ("adamw", "1")])
+@pytest.mark.parametrize(("name", "version"), [("sgd", "1"), ("lars", "2"), ("adamw", "1"), ("muon", "2")])
 def test_exactly_the_kernels_of_a_network_decay(name, version):
     model = create_model("cifar_resnet8", num_classes=10, policy=precision.get("fp32").policy, version=version)
     images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
-    tx = optimizers.create(name, lambda count: 0.5, weight_decay=0.25, trust_coefficient=1.0)
+    options = {"trust_coefficient": 1.0} if name == "lars" else {}
+    tx = optimizers.create(name, lambda count: 0.5, weight_decay=0.25, **options)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = jax.jit(tx.update)(zeros, tx.init(params), params)
     moved = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda u: bool(u.any()), updates))
@@ -237,12 +272,19 @@ def create(**given):
         (schedule, {"boundaries": [1, 2], "factors": [0.1]}, ("(1, 2)", "(0.1,)")),
         (schedule, {"boundaries": [2, 1], "factors": [0.1, 0.2]}, ("increase", "(2, 1)")),
         (schedule, {"boundaries": [2, 2], "factors": [0.1, 0.2]}, ("increase", "(2, 2)")),
-        (create, {"name": "adam"}, ("'adam'", "sgd, lars, adamw")),
+        (create, {"name": "adam"}, ("'adam'", "sgd, lars, adamw, muon")),
         (create, {"momentum": 1.0}, ("momentum", "[0, 1)", "1.0")),
         (create, {"momentum": -0.1}, ("momentum", "[0, 1)", "-0.1")),
         (create, {"momentum": float("nan")}, ("momentum", "nan")),
         (create, {"weight_decay": -1e-4}, ("weight_decay", ">= 0", "-0.0001")),
-        (create, {"name": "adamw", "rate_in_momentum": True}, ("rate_in_momentum", "sgd")),
+        (create, {"name": "adamw", "rate_in_momentum": True}, ("rate_in_momentum", "of adamw", "only of sgd;")),
+        (create, {"name": "lars", "rate_in_momentum": True}, ("rate_in_momentum", "of lars", "only of sgd;")),
+        (create, {"name": "muon", "rate_in_momentum": True}, ("rate_in_momentum", "of muon", "only of sgd;")),
+        (create, {"name": "adamw", "nesterov": True}, ("nesterov=True", "of adamw", "only of sgd, lars, muon;")),
+        (create, {"name": "adamw", "trust_coefficient": 0.1}, ("trust_coefficient=0.1", "only of lars;", "0.001")),
+        (create, {"beta2": 0.9}, ("beta2=0.9", "of sgd", "only of adamw, muon;", "0.999")),
+        (create, {"nothing": 1}, ("nothing=1", "of sgd", "only of no optimizer")),
+        (create, {"momentum": 0.0, "nesterov": True}, ("nesterov=True", "momentum > 0")),
         (create, {"clip_norm": -1.0}, ("clip_norm", ">= 0", "-1.0")),
         (create, {"clip_norm": float("nan")}, ("clip_norm", "nan")),
         (create, {"decay_mask": "(kernel"}, ("'(kernel'", "regular expression")),

@@ -58,7 +58,7 @@ def finished(tmp_path_factory, small_network, disk_keeps_up):
     directory = tmp_path_factory.mktemp("run") / "fp16"
     config = tiny("fp16", ema_decay=0.9)
     with CompilationCounter() as compiled:
-        summary = run.train(config, directory)
+        summary = run.fit(config, directory)
     return Finished(directory, config, summary, compiled.take())
 
 
@@ -75,7 +75,7 @@ def test_summary_agrees_with_the_files(finished):
     assert summary["device"].items() >= {"platform": "cpu", "kind": "cpu", "count": 2}.items()
     assert summary["device"]["processor"] and summary["data"] == "synthetic"
     assert datetime.date.fromisoformat(summary["date"]) <= datetime.date.today()
-    state = start.init_state(build(finished.config))
+    state = start.new_state(build(finished.config))
     stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert summary["memory"]["host_peak_bytes"] > summary["memory"]["step_argument_bytes"] > stored
     last = lines(directory, "eval")[-1]
@@ -104,7 +104,7 @@ def test_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
             jax.jit(lambda x: x * 17.5)(np.float32(3))
 
     run_cases.after(monkeypatch, RunLog, "train", compile_one, step=3)
-    summary = run.train(tiny("fp16", ema_decay=0.9), tmp_path / "run")
+    summary = run.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
     assert summary["train"]["compiled_in_loop"] == ["jit(<lambda>)"]
     assert capsys.readouterr().out.count("was compiled before step") == 1
 
@@ -112,7 +112,7 @@ def test_compilation_in_the_loop_is_reported(tmp_path, monkeypatch, capsys):
 def test_implicit_transfer_in_the_loop_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Experiment, "shard_batch", lambda experiment, batch: batch)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        run.train(tiny("fp16", ema_decay=0.9), tmp_path / "run")
+        run.fit(tiny("fp16", ema_decay=0.9), tmp_path / "run")
 
 
 def test_tensorboard_events_hold_the_same_numbers(finished):
@@ -135,18 +135,18 @@ def test_mode_eval_repeats_the_last_evaluation(finished, capsys):
 
 
 def test_finished_run_is_not_repeated(finished, capsys):
-    assert run.train(finished.config, finished.directory) == finished.summary
+    assert run.fit(finished.config, finished.directory) == finished.summary
     assert "finished" in capsys.readouterr().out
 
 
 def test_run_stops_at_a_given_accuracy(tmp_path):
     config = tiny(steps=40, stop_at_top1=1 / 16)
-    summary = run.train(config, tmp_path / "run")
+    summary = run.fit(config, tmp_path / "run")
     steps = summary["train"]["steps"]
     assert steps < 40 and summary["eval"]["top1"] >= 1 / 16
     assert int(final_state(tmp_path / "run", config).step) == steps
     (tmp_path / "run" / workdir.SUMMARY).unlink()
-    again = run.train(config, tmp_path / "run")
+    again = run.fit(config, tmp_path / "run")
     assert again["train"]["steps"] == again["train"]["first_step"] == steps
 
 
@@ -154,12 +154,12 @@ def test_run_that_only_skips_saves_the_failed_step(tmp_path, monkeypatch):
     def no_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(nonfinite, "examine", no_memory)  # tests/train/debug/test_nonfinite.py is about it
+    monkeypatch.setattr(nonfinite, "examine_step", no_memory)  # tests/train/debug/test_nonfinite.py is about it
     config = tiny("fp16", precision__loss_scale=2.0**60, max_consecutive_skips=3, steps=20)
     with pytest.raises(NonFiniteError, match=r"step 3 was not taken: it was not examined \(RESOURCE_EXHAUSTED.*replay"):
-        run.train(config, tmp_path / "run")
+        run.fit(config, tmp_path / "run")
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
-    saved = nonfinite.load(tmp_path / "run" / nonfinite.DIRECTORY)
+    saved = nonfinite.load_step(tmp_path / "run" / nonfinite.DIRECTORY)
     assert saved.step == 3 and saved.state["opt_state/loss_scale/consecutive_skipped"] == 2
     batch = next(iter(build(config).source.train_batches(16, seed=0)))
     np.testing.assert_array_equal(saved.batch["image"], batch["image"])  # synthetic data repeat one batch
@@ -185,7 +185,7 @@ KEPT = {"precision__keep_float32": "^/(head|stem_conv)$|/norm2$"}
 def test_whole_network_learns_the_batch(preset, options, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "create", create)
     config = tiny(preset, num_devices=1, eval_every=0, steps=12, optimizer__lr_reference_batch=0, **options)
-    summary = run.train(config, tmp_path / "run")
+    summary = run.fit(config, tmp_path / "run")
     trained = lines(tmp_path / "run", "train")
     assert trained[-1]["loss"] < 0.8 * trained[0]["loss"]
     assert summary["loss_scale"]["final"] == scale and not summary["train"]["compiled_in_loop"]
@@ -200,13 +200,13 @@ def test_filling_the_input_pipeline_is_no_part_of_the_rate(tmp_path, monkeypatch
 
     monkeypatch.setattr(Synthetic, "_batch", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(drawn))  # seconds
-    summary = run.train(tiny(steps=2, eval_every=0), tmp_path / "run")
+    summary = run.fit(tiny(steps=2, eval_every=0), tmp_path / "run")
     assert len(drawn) >= 2 and summary["train"]["seconds"] < 1000
 
 
 def test_first_of_equal_evaluations_is_the_best(tmp_path):
     """Weights hardly move at this rate, and the statistics not at all."""
-    summary = run.train(tiny(optimizer__learning_rate=1e-30, batch_norm__frozen="true"), tmp_path / "run")
+    summary = run.fit(tiny(optimizer__learning_rate=1e-30, batch_norm__frozen="true"), tmp_path / "run")
     found = lines(tmp_path / "run", "eval")
     assert [line["step"] for line in found] == [2, 4, 6] and len({line["top1"] for line in found}) == 1
     assert summary["best"]["step"] == 2
@@ -230,7 +230,7 @@ DIVERGING = {
 )
 def test_run_without_a_finite_result_fails(preset, options, message, tmp_path):
     with pytest.raises(TrainingError, match=message):
-        run.train(tiny(preset, eval_every=0, **options), tmp_path / "run")
+        run.fit(tiny(preset, eval_every=0, **options), tmp_path / "run")
     assert not (tmp_path / "run" / workdir.SUMMARY).exists()
 
 
@@ -261,14 +261,14 @@ def test_damaged_checkpoints_are_passed_over(finished, tmp_path, capsys):
     assert evaluation.evaluate(config, tmp_path / "run") != summary["eval"]  # of step 2, and nothing is moved
     assert before == files(checkpoints)
     capsys.readouterr()
-    continued = run.train(config, tmp_path / "run")
+    continued = run.fit(config, tmp_path / "run")
     assert "warning: no checkpoint of step 6, 4 is whole; taking step 2\n" in capsys.readouterr().out
     assert continued["train"]["first_step"] == 2 and continued["eval"] == summary["eval"]
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6", "damaged-4", "damaged-6"}
     assert step_cases.bits(final_state(tmp_path / "run", config)) == step_cases.bits(final_state(directory, config))
     (tmp_path / "run" / workdir.SUMMARY).unlink()
     other = tiny("fp16", ema_decay=0.9, seed=3)
-    assert run.train(other, tmp_path / "run", clean=True)["train"]["first_step"] == 0
+    assert run.fit(other, tmp_path / "run", clean=True)["train"]["first_step"] == 0
     assert {path.name for path in checkpoints.iterdir()} == {"2", "4", "6"}
     assert len(lines(tmp_path / "run", "eval")) == 3 and len(list((tmp_path / "run").glob(workdir.EVENTS))) == 1
 
@@ -282,6 +282,6 @@ def test_logged_learning_rates_follow_the_schedule():
 
 def test_first_state_depends_on_the_seed_alone():
     cases = [("fp32", 1), ("fp16", 1), ("fp32", 2)]
-    a, b, c = (start.init_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
+    a, b, c = (start.new_state(build(tiny(preset, seed=seed))).params for preset, seed in cases)
     assert step_cases.bits(a) == step_cases.bits(b)
     assert step_cases.bits(a["stem_conv"]) != step_cases.bits(c["stem_conv"])

@@ -1,1 +1,1 @@
-"""Computes a colored program: its values and casts, its loops and branches, its custom derivatives."""
+"""Evaluation of a colored program: values and casts, loops and branches, custom derivatives."""

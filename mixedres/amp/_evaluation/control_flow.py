@@ -1,7 +1,7 @@
-"""Evaluates calls that contain half nodes (jit, remat, shard_map, scan, while, cond) through JAX's public functions.
+"""Evaluation of calls that contain half nodes (jit, remat, shard_map, scan, while, cond) by JAX's public functions.
 
-The arguments of a body have the dtypes in which they were computed, so that half values are saved for the backward
-pass in half. Loop state and the results of cond are float32. `evaluate` is `Evaluator.body`.
+The arguments of a body have the dtypes in which they were computed, so that half values are saved for the backward pass
+in half. Loop state and the results of cond are float32. `evaluate` is `Evaluator.body`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,18 @@ from jax.sharding import Sharding
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array, Jaxpr, PyTree
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, cells
 from mixedres.amp._graph import Path
 
 EvaluateBody = Callable[[Any, Path, Sequence[Any]], list[Any]]
 
 
-def _inline(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-    """jit and similar calls are inlined under their name; shardings become constraints, donation is dropped."""
+def _inline(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+    """Evaluates the body of a jit or a similar call under its name.
+
+    Shardings become constraints, and donation is dropped.
+    """
     params = eqn.params
     args = _constrained(args, params.get("in_shardings", ()))
     with jax.named_scope(params.get("name", eqn.primitive.name)):
@@ -28,11 +32,11 @@ def _inline(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) 
     return _constrained(results, params.get("out_shardings", ()))
 
 
-def _constrained(values: list[Any], shardings: tuple[Any, ...]) -> list[Any]:
+def _constrained(values: list[Array], shardings: tuple[Any, ...]) -> list[Any]:
     if not any(isinstance(sharding, Sharding) for sharding in shardings):
         return values
 
-    def constrain(value: Any, sharding: Any) -> Any:
+    def constrain(value: Array, sharding: Any) -> Any:
         if not isinstance(sharding, Sharding):
             return value
         array = lax.with_sharding_constraint(as_computed(value), sharding)
@@ -41,10 +45,10 @@ def _constrained(values: list[Any], shardings: tuple[Any, ...]) -> list[Any]:
     return [constrain(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
 
 
-def _remat(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
+def _remat(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
     body, _ = jax_compat.opened(eqn.params["jaxpr"])
 
-    def function(*arrays: Any) -> list[Any]:
+    def function(*arrays: Array) -> list[Any]:
         return [as_computed(r) for r in evaluate(body, (*path, 0), cells(body.invars, arrays))]
 
     arrays = [as_computed(arg) for arg in args]
@@ -55,17 +59,17 @@ def _remat(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -
     return cells(eqn.outvars, checkpointed(*arrays))
 
 
-def _shard_map(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
+def _shard_map(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
     body, _ = jax_compat.opened(eqn.params["jaxpr"])
 
-    def function(*arrays: Any) -> tuple[Any, ...]:
+    def function(*arrays: Array) -> tuple[Any, ...]:
         return tuple(as_computed(r) for r in evaluate(body, (*path, 0), cells(body.invars, arrays)))
 
     mapped = jax_compat.shard_map_like(eqn, function)
     return cells(eqn.outvars, mapped(*(as_computed(arg) for arg in args)))
 
 
-def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
+def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
     params = eqn.params
     num_consts, num_carry = jax_compat.scan_arity(params)
     body, _ = jax_compat.opened(params["jaxpr"])
@@ -74,7 +78,7 @@ def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) ->
     init = tuple(as_float32(arg) for arg in args[num_consts : num_consts + num_carry])
     xs = tuple(as_computed(arg) for arg in args[num_consts + num_carry :])
 
-    def step(carry: Any, slices: Any) -> Any:
+    def step(carry: Array, slices: Array) -> Any:
         args = cells(body.invars, [*consts, *carry, *slices])
         for arg in args[num_consts : num_consts + num_carry]:
             if isinstance(arg, Cell):
@@ -86,7 +90,7 @@ def _scan(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) ->
     return cells(eqn.outvars, [*carry, *ys])
 
 
-def _while(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
+def _while(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
     params = eqn.params
     cut = params["cond_nconsts"]
     start = cut + params["body_nconsts"]
@@ -94,22 +98,22 @@ def _while(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -
     body, _ = jax_compat.opened(params["body_jaxpr"])
     consts = [as_computed(arg) for arg in args[:start]]
 
-    def proceeds(state: Any) -> Any:
+    def proceeds(state: PyTree) -> Any:
         (result,) = evaluate(params["cond_jaxpr"], (*path, 0), cells(test.invars, [*consts[:cut], *state]))
         return result
 
-    def step(state: Any) -> Any:
+    def step(state: PyTree) -> Any:
         results = evaluate(params["body_jaxpr"], (*path, 1), cells(body.invars, [*consts[cut:], *state]))
         return tuple(as_float32(r) for r in results)
 
     return cells(eqn.outvars, lax.while_loop(proceeds, step, tuple(as_float32(arg) for arg in args[start:])))
 
 
-def _cond(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-    def branch(number: int, jaxpr: Any) -> Callable[..., Any]:
+def _cond(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+    def branch(number: int, jaxpr: Jaxpr) -> Callable[..., Any]:
         body, _ = jax_compat.opened(jaxpr)
 
-        def function(*arrays: Any) -> tuple[Any, ...]:
+        def function(*arrays: Array) -> tuple[Any, ...]:
             return tuple(as_float32(r) for r in evaluate(jaxpr, (*path, number), cells(body.invars, arrays)))
 
         return function

@@ -1,7 +1,7 @@
-"""Rewrites functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) and preserves their rules.
+"""Rewrite of functions with custom derivatives (jax.custom_jvp, jax.custom_vjp) that preserves their rules.
 
-JAX traced the rule for float32, so it cannot be bound to half operands. The new rule is the derivative of the original
-call, which uses the user's rule.
+JAX traced the rule for float32, so the rule cannot be bound to half operands. The new rule is the derivative of the
+original call, which calls the rule of the author.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,20 @@ from jax.tree_util import Partial
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array, Function, Jaxpr, PyTree
 from mixedres.amp._custom_vjp import differentiated, float0, is_inexact, variable
 from mixedres.amp._evaluation.values import as_dtype, in_dtype, is_f32
 from mixedres.amp._graph import unfit
 from mixedres.amp._rules import Lists
 
 
-def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
-    """The results of a custom_jvp_call, such as relu, in `dtype`."""
+def call_in_half(eqn: Equation, operands: Sequence[Array], dtype: np.dtype, lists: Lists) -> list[Any]:
+    """Evaluates a custom_jvp_call, such as relu, in `dtype`."""
 
-    def primal(*arrays: Any) -> tuple[Any, ...]:
+    def primal(*arrays: Array) -> tuple[Any, ...]:
         return tuple(_uniform(eqn.params["call_jaxpr"], arrays, dtype, lists))
 
-    def rule(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Array, tangents: Array) -> Any:
         floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
         at = [
             jax_compat.struct(p, jnp.float32 if p.dtype == dtype and is_f32(var.aval) else p.dtype)
@@ -49,13 +50,13 @@ def call_in_half(eqn: Equation, operands: Sequence[Any], dtype: np.dtype, lists:
     return list(function(*operands))
 
 
-def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., Any]) -> list[Any]:
-    """The float32 results of a custom rule that contains products, with its function and derivative rewritten."""
+def call_rewritten(eqn: Equation, args: Sequence[Array], rewrite: Function) -> list[Any]:
+    """Evaluates a custom rule with products, its function and derivative rewritten; results are float32."""
     primal = rewrite(lambda *arrays: tuple(jaxpr_as_fun(jax_compat.closed(eqn.params["call_jaxpr"]))(*arrays)))
     if eqn.primitive.name == "custom_jvp_call":
         with_jvp = jax.custom_jvp(primal)
 
-        def rule(primals: Any, tangents: Any) -> Any:
+        def rule(primals: Array, tangents: Array) -> Any:
             floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
             outs, out_floats = rewrite(lambda p, t: _derivative(eqn, p, t))(list(primals), floats)
             return _with_float0(outs, out_floats)
@@ -67,45 +68,45 @@ def call_rewritten(eqn: Equation, args: Sequence[Any], rewrite: Callable[..., An
     return list(with_vjp(*args))
 
 
-def _derivative(eqn: Equation, primals: Sequence[Any], floats: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Results of the original call and their inexact tangents, for the tangents of its inexact operands."""
+def _derivative(eqn: Equation, primals: Sequence[Array], floats: Sequence[Array]) -> tuple[list[Any], list[Any]]:
+    """Returns results and inexact tangents of the original call, from the tangents of its inexact operands."""
     remaining = iter(floats)
     tangents = [next(remaining) if is_inexact(p) else float0(p) for p in primals]
     outs, out_tangents = jax.jvp(lambda *xs: jax_compat.bind(eqn, *xs), tuple(primals), tuple(tangents))
     return outs, [t for out, t in zip(outs, out_tangents, strict=True) if is_inexact(out)]
 
 
-def _with_float0(outs: Sequence[Any], floats: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _with_float0(outs: Sequence[Any], floats: Sequence[Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     remaining = iter(floats)
     return tuple(outs), tuple(next(remaining) if is_inexact(out) else float0(out) for out in outs)
 
 
-def _pullback(eqn: Equation, rewrite: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and backward functions of a custom_vjp_call, rewritten; with symbolic zeros.
+def _pullback(eqn: Equation, rewrite: Function) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns the rewritten forward and backward functions of a custom_vjp_call, for `defvjp` with symbolic zeros.
 
-    A rule may ask which operands have a gradient. So the original call is differentiated for those alone, unless the
-    rule does not ask: then for all, of which it computes the gradients anyway.
+    A rule may ask which operands have a gradient (`symbolic_zeros`). Then the original call is differentiated for these
+    operands alone. A rule that does not ask computes all gradients anyway.
     """
     asks, outs = eqn.params["symbolic_zeros"], [var.aval for var in eqn.outvars]
 
-    def fwd(*operands: Any) -> Any:
+    def fwd(*operands: Array) -> Any:
         varies = [v and (x.perturbed or not asks) for v, x in zip(variable(eqn), operands, strict=True)]
         forward, backward = differentiated(eqn, varies)
 
-        def gradients(pullback: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        def gradients(pullback: PyTree, cotangents: Sequence[Array]) -> tuple[Any, ...]:
             found = iter(rewrite(backward)(pullback, cotangents))
             return tuple(next(found) if v else None for v in varies)
 
         results, pullback = rewrite(forward)(*(x.value for x in operands))
         return results, Partial(gradients, pullback)
 
-    def bwd(gradients: Any, cotangents: Any) -> Any:
+    def bwd(gradients: Array, cotangents: Any) -> Any:
         return gradients([_array(c) for c, aval in zip(cotangents, outs, strict=True) if is_inexact(aval)])
 
     return fwd, bwd
 
 
-def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+def _uniform(jaxpr: Jaxpr, args: Sequence[Array], dtype: np.dtype, lists: Lists) -> list[Any]:
     """Evaluates a small body: infer and clear ops with half operands in half, others in float32."""
     inner, consts = jax_compat.opened(jaxpr)
     results = jax_compat.interpret(
@@ -114,7 +115,7 @@ def _uniform(jaxpr: Any, args: Sequence[Any], dtype: np.dtype, lists: Lists) -> 
     return [as_dtype(r, dtype) if is_f32(atom.aval) else r for r, atom in zip(results, inner.outvars, strict=True)]
 
 
-def _uniform_equation(eqn: Equation, args: list[Any], dtype: np.dtype, lists: Lists) -> list[Any]:
+def _uniform_equation(eqn: Equation, args: list[Array], dtype: np.dtype, lists: Lists) -> list[Any]:
     name = eqn.primitive.name
     f32 = [is_f32(atom.aval) for atom in eqn.invars]
     half = all(
@@ -139,6 +140,6 @@ def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
     return any(isinstance(a, Literal) and is_f32(a.aval) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
 
 
-def _array(cotangent: Any) -> Any:
-    """A cotangent in which a zero without elements has them."""
+def _array(cotangent: Array) -> Any:
+    """Returns a cotangent as an array; a symbolic zero becomes an array of zeros."""
     return jnp.zeros(cotangent.shape, cotangent.dtype) if isinstance(cotangent, SymbolicZero) else cotangent

@@ -1,8 +1,8 @@
-"""Evaluates one equation that has no body, or a custom derivative such as relu's, in half or in float32.
+"""Evaluation of one equation without a body, or of a custom derivative such as relu's, in half or in float32.
 
-JAX traces the derivative of an equation each time the equation comes, and that of a function under `jax.jit` once: a
-product with the casts of its operands takes a fifth of the time. So equations that a program repeats, as those of a
-network's layers, share such a function. Its body becomes a part of the program.
+JAX traces the derivative of an equation each time the equation occurs, but the derivative of a function under `jax.jit`
+once: a product with the casts of its operands then takes a fifth of the tracing time. So equations that a program
+repeats, such as the equations of equal layers, share a jitted function, which JAX inlines.
 """
 
 import dataclasses
@@ -18,29 +18,30 @@ from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
 from mixedres.amp._evaluation.half_derivatives import saving_half, solved_product, wide_product
 from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32
 from mixedres.amp._graph import Graph, Node, exceeds
 from mixedres.amp._rules import BROADCASTING, COPIES, Lists
 
-# A function for fewer equations costs more than it saves.
+# Smallest number of equal equations that share a function; for fewer, the function costs more than it saves.
 ENOUGH = 6
-# Functions that are kept for the next program; a network of 50 layers has some hundred.
+# Number of functions that are kept for the next program; a network of 50 layers has some hundred.
 KEPT = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """An equation and what its results depend on except the values of its operands; equal ones may share a function.
+    """Cache key of the jitted function of an equation: everything that determines the results except operand values.
 
     Attributes:
-      eqn: the first of its kind.
+      eqn: the first equation of the kind.
       dtype: the half dtype.
       half, saves_half, wide: as in `Node`.
       lists: which primitives of a custom derivative may be half.
-      same: what equal equations have in common; None if they share nothing, as those with effects do. The line of the
-        program is a part of it, because errors and profiles name it.
+      same: primitive, parameters, operand types and source line, which errors and profiles name; None for an equation
+        that shares no function, such as one with effects.
     """
 
     eqn: Equation = dataclasses.field(compare=False)
@@ -51,11 +52,15 @@ class Kind:
     lists: Lists
     same: tuple[Any, ...] | None = None
 
-    def evaluate(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results on arrays, of which those for float32 operands may be in the half dtype.
+    def evaluate(self, arrays: Sequence[Array]) -> list[Any]:
+        """Evaluates the equation.
 
-        Where half is saved, the operands of a product in half come after them, and the result of a quotient in half
-        after its result.
+        Args:
+          arrays: the operands; arrays of float32 operands may be in the half dtype. If `saves_half` and the equation is
+            a product, half copies of the operands follow.
+
+        Returns:
+          The results. If `saves_half` and the equation is a quotient, a half copy of the result follows.
         """
         eqn, dtype = self.eqn, self.dtype
         if self.saves_half:
@@ -67,7 +72,7 @@ class Kind:
             return [cast(result, dtype) for result in results] if copies else results
         if eqn.primitive.name == "custom_jvp_call":
             return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
-        if self.wide == "solved":
+        if self.wide == "solver":
             return [solved_product(eqn, _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)), dtype)]
         operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
         if self.wide:
@@ -76,7 +81,7 @@ class Kind:
 
 
 def kinds(graph: Graph) -> dict[Node, Kind]:
-    """The kind of every node that is an equation, with `same` where enough others are."""
+    """Returns the kind of every node that is an equation; `same` is None if fewer than `ENOUGH` nodes have the kind."""
     found = {
         node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.lists, _same(node))
         for node in graph.nodes
@@ -87,8 +92,8 @@ def kinds(graph: Graph) -> dict[Node, Kind]:
     }
 
 
-def call(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
-    """The results of an equation of a kind, by the function that it shares if it does."""
+def call(kind: Kind, arrays: Sequence[Array]) -> list[Any]:
+    """Evaluates an equation of a kind, by the jitted function of the kind if its equations share one."""
     if kind.same is None:
         return kind.evaluate(arrays)
     literals = _literals(kind)
@@ -97,9 +102,9 @@ def call(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
 
 @functools.lru_cache(KEPT)
 def _shared(kind: Kind) -> Callable[..., list[Any]]:
-    """`kind.evaluate` as a function of the operands that are no literals."""
+    """Returns `kind.evaluate` as a jitted function of the operands that are no literals."""
 
-    def function(*operands: Any) -> list[Any]:
+    def function(*operands: Array) -> list[Any]:
         arrays = list(operands)
         for index, value in _literals(kind).items():
             arrays.insert(index, value)
@@ -130,14 +135,14 @@ def _same(node: Node) -> tuple[Any, ...] | None:
     return same
 
 
-def _each(eqn: Equation, arrays: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
-    """The arrays with `function` of those for float32 operands."""
+def _each(eqn: Equation, arrays: Sequence[Array], function: Callable[[Any], Any]) -> list[Any]:
+    """Returns the arrays, with `function` applied to the arrays of float32 operands."""
     pairs = zip(eqn.invars, arrays, strict=True)
     return [function(array) if is_f32(atom.aval) else array for atom, array in pairs]
 
 
-def _operand(eqn: Equation, array: Any, half: np.dtype) -> Any:
-    """An operand of an equation in half. Broadcasting is done in float32, because its gradient is a sum."""
+def _operand(eqn: Equation, array: Array, half: np.dtype) -> Any:
+    """Returns an operand in half. Broadcasting is done in float32, because the gradient of a broadcast is a sum."""
     shape = eqn.outvars[0].aval.shape
     broadcast = eqn.primitive.name in BROADCASTING and not (isinstance(array, np.ndarray) or np.isscalar(array))
     if broadcast and exceeds(shape, jnp.shape(array)):
@@ -146,7 +151,7 @@ def _operand(eqn: Equation, array: Any, half: np.dtype) -> Any:
 
 
 def _copies(eqn: Equation) -> bool:
-    """Whether the result may repeat elements of the operand."""
+    """Returns whether the result may repeat elements of the operand."""
     if eqn.primitive.name == "gather":
         return True
     operand = eqn.invars[0]

@@ -1,6 +1,6 @@
-"""Equations with float32 results whose derivatives are half: products, and operations that save half for them.
+"""Equations with float32 results and half residuals or half derivatives.
 
-As in casts by hand, what is saved is half; unlike there, results are computed in float32.
+Hand-placed casts would save the same residuals in half, but would also round the results.
 """
 
 import functools
@@ -14,20 +14,21 @@ from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array
 from mixedres.amp._evaluation.values import cast
 
 
-def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
-    """The float32 result of a product of half operands, which is not rounded; its derivatives are half products."""
+def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
+    """Evaluates a product of half operands with a float32 result; the derivatives are half products."""
 
     @jax.custom_jvp
-    def function(*operands: Any) -> Any:
+    def function(*operands: Array) -> Any:
         return _float32_sums(eqn, operands)
 
-    def rule(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Array, tangents: Array) -> Any:
         left, right, *rest = primals
 
-        def product(left: Any, right: Any) -> Any:
+        def product(left: Array, right: Array) -> Any:
             return cast(jax_compat.bind(eqn, left, right, *rest, preferred_element_type=left.dtype)[0], jnp.float32)
 
         result = function(*primals)
@@ -38,14 +39,17 @@ def wide_product(eqn: Equation, operands: Sequence[Any]) -> Any:
     return function(*operands)
 
 
-def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> Any:
-    """The same of float32 operands, rounded to half, with float32 derivatives: those of a solver leave half's range."""
+def solved_product(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> Any:
+    """Evaluates a product of float32 operands that are rounded to half, with a float32 result and float32 derivatives.
+
+    A solver reads the result, and derivatives of a solver leave the range of half.
+    """
 
     @jax.custom_jvp
-    def function(*operands: Any) -> Any:
+    def function(*operands: Array) -> Any:
         return _float32_sums(eqn, [cast(x, half) if x.dtype == jnp.float32 else x for x in operands])
 
-    def rule(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Array, tangents: Array) -> Any:
         left, right = (cast(cast(x, half), jnp.float32) for x in primals[:2])
         result = function(*primals)
         linear = (
@@ -58,18 +62,18 @@ def solved_product(eqn: Equation, operands: Sequence[Any], half: np.dtype) -> An
     return function(*operands)
 
 
-def _float32_sums(eqn: Equation, operands: Sequence[Any]) -> Any:
-    """A product of half operands in float32.
+def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:
+    """Evaluates a product of half operands with a float32 result.
 
-    XLA's CPU backend has no kernel for some forms of such a product of bfloat16 matrices, and says so when the program
-    runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). There it is computed from the same operands,
-    converted: the same products and sums.
+    XLA for CPUs has no kernel for some products of bfloat16 matrices with a float32 result, and raises an error when
+    the program runs ("Unsupported element type for DotThunk", jaxlib 0.10 to 0.12). On CPUs bfloat16 operands are
+    converted to float32 first, which gives the same products and sums.
     """
 
-    def product(*operands: Any) -> Any:
+    def product(*operands: Array) -> Any:
         return jax_compat.bind(eqn, *operands, preferred_element_type=np.dtype(np.float32))[0]
 
-    def converted(*operands: Any) -> Any:
+    def converted(*operands: Array) -> Any:
         return product(*(cast(x, jnp.float32) if x.dtype == jnp.bfloat16 else x for x in operands))
 
     if eqn.primitive.name == "conv_general_dilated" or operands[0].dtype != jnp.bfloat16:
@@ -77,21 +81,26 @@ def _float32_sums(eqn: Equation, operands: Sequence[Any]) -> Any:
     return jax.lax.platform_dependent(*operands, cpu=converted, default=product)
 
 
-def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
-    """The float32 result of a product or quotient of two arrays, or of a function of one; of a quotient, also in half.
+def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Array], rounded: Sequence[Array]) -> list[Any]:
+    """Evaluates mul, div or a function of one array in float32, and saves half residuals for its derivative.
 
     Args:
-      eqn: the equation; half: the dtype of what is saved.
-      operands: float32; rounded: those of a product in half, of which others may read the same copies; else empty.
+      eqn: the equation.
+      half: dtype of the residuals.
+      operands: the operands in float32.
+      rounded: half copies of the operands of a product, which other operations may read too; empty for other equations.
+
+    Returns:
+      The float32 result; for a quotient also its copy in half.
     """
     divides = eqn.primitive.name == "div"
 
     @jax.custom_jvp
-    def function(operands: Sequence[Any], rounded: Sequence[Any]) -> list[Any]:
+    def function(operands: Sequence[Array], rounded: Sequence[Array]) -> list[Any]:
         (result,) = jax_compat.bind(eqn, *operands)
         return [result, cast(result, half)] if divides else [result]
 
-    def rule(primals: Any, tangents: Any) -> Any:
+    def rule(primals: Array, tangents: Array) -> Any:
         operands, rounded = primals
         results = function(operands, rounded)
         if divides:
@@ -107,14 +116,14 @@ def saving_half(eqn: Equation, half: np.dtype, operands: Sequence[Any], rounded:
     return function(tuple(operands), tuple(rounded))
 
 
-def _sum(result: Any, linear: Sequence[Callable[[Any], Any]], tangents: Sequence[Any]) -> Any:
-    """The sum of linear functions of the tangents that are not zero."""
+def _sum(result: Array, linear: Sequence[Callable[[Any], Any]], tangents: Sequence[Array]) -> Any:
+    """Returns the sum of linear functions of tangents, without the tangents that are zero."""
     terms = [function(t) for function, t in zip(linear, tangents, strict=True) if not isinstance(t, SymbolicZero)]
     return sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(result)
 
 
-def _slope(eqn: Equation, operand: Any, half: np.dtype) -> Any:
-    """The derivative of a function of one array; where it is too large for half, as that of a cube, the largest."""
+def _slope(eqn: Equation, operand: Array, half: np.dtype) -> Any:
+    """Returns the derivative of a function of one array in half, clipped to the largest half number."""
     _, slope = jax.jvp(lambda x: jax_compat.bind(eqn, x)[0], (operand,), (jnp.ones_like(operand),))
     largest = float(jnp.finfo(half).max)  # type: ignore[no-untyped-call]
     return cast(jnp.clip(slope, -largest, largest), half)
@@ -122,6 +131,6 @@ def _slope(eqn: Equation, operand: Any, half: np.dtype) -> Any:
 
 @functools.partial(jax.jit, inline=jax_compat.INLINE)
 @functools.partial(jax.checkpoint, prevent_cse=False)
-def _times(factor: Any, tangent: Any) -> Any:
-    """A tangent times a half factor, in float32. Without checkpoint JAX would save the factor in float32."""
+def _times(factor: Array, tangent: Array) -> Any:
+    """Returns a float32 tangent times a half factor. Without checkpoint JAX would save the factor in float32."""
     return cast(factor, jnp.float32) * tangent

@@ -1,12 +1,12 @@
-"""Evaluates a colored program: every node in its dtype, with a cast where two dtypes meet.
+"""Evaluation of a colored program: every node in its dtype, with a cast where two dtypes meet.
 
-A float32 value is cast separately for each half node that reads it. The compiler merges the copies, and the gradients
-of the readers are summed in float32: with one shared cast they would be summed in half (a weight that is used 3000
-times would lose 5 % of its gradient). A half value is cast once for all float32 nodes that read it.
+A float32 value is cast separately for each half node that reads it. The compiler merges the casts, and the gradients of
+the readers are summed in float32. With one shared cast the gradients would be summed in half: a weight that is used
+3000 times would lose 5 % of its gradient. A half value is cast once for all float32 nodes that read it.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,16 +14,20 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
+from mixedres._internal.types import Array, Function, Jaxpr
 from mixedres.amp._evaluation import control_flow, custom_derivatives
 from mixedres.amp._evaluation.equation import call, kinds
 from mixedres.amp._evaluation.values import Cell, as_float32, cast, cells, is_f32
 from mixedres.amp._graph import Graph, Path
 
 
-def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-    """The results of the program of `graph` on `args`, in the dtypes of the original.
+def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
+    """Evaluates the program of `graph` on `args` and returns its results in the dtypes of the original program.
 
-    `rewrite`: `transform.rewrite` with settings, which is applied to the derivatives of custom rules.
+    Args:
+      graph: the colored graph.
+      rewrite: rewrites the derivatives of custom rules: `_transform.rewrite` with the settings and the platform.
+      args: one array for each argument of the program.
     """
     inner, _ = jax_compat.opened(graph.jaxpr)
     results = Evaluator(graph, rewrite).body(graph.jaxpr, (), cells(inner.invars, args))
@@ -31,14 +35,14 @@ def run(graph: Graph, rewrite: Callable[..., Any], args: Sequence[Any]) -> list[
 
 
 class Evaluator:
-    """Evaluates the bodies of a graph; float32 values are represented by cells."""
+    """Evaluator of the bodies of a graph; float32 values are cells."""
 
-    def __init__(self, graph: Graph, rewrite: Callable[..., Any]) -> None:
+    def __init__(self, graph: Graph, rewrite: Function) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite
         self.kinds = kinds(graph)
 
-    def body(self, jaxpr: Any, path: Path, args: Sequence[Any]) -> list[Any]:
-        """The results of a body in the dtypes in which they were computed, float32 ones as cells."""
+    def body(self, jaxpr: Jaxpr, path: Path, args: Sequence[Array]) -> list[Any]:
+        """Evaluates a body. Results have the dtypes in which they were computed; float32 results are cells."""
         inner, consts = jax_compat.opened(jaxpr)
         return jax_compat.interpret(
             inner,
@@ -48,8 +52,8 @@ class Evaluator:
             lambda atom: Cell(np.asarray(atom.val, np.float32)) if is_f32(atom.aval) else atom.val,
         )
 
-    def equation(self, eqn: Equation, path: Path, args: list[Any]) -> list[Any]:
-        """The results of the equation at `path`, evaluated by its node or, for a call, by its bodies."""
+    def equation(self, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:
+        """Evaluates the equation at `path`: a node as it is colored, a call by its bodies."""
         node = self.graph.by_path.get(path)
         branch = jax_compat.platform_branch(eqn, self.graph.platform)
         if branch is not None and self.graph.has_half(path):
@@ -74,8 +78,8 @@ class Evaluator:
                 cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
         return found
 
-    def convert(self, eqn: Equation, arg: Any, *, half: bool) -> Any:
-        """A conversion of the original program, from the dtype of the value without rounding twice."""
+    def convert(self, eqn: Equation, arg: Array, *, half: bool) -> Any:
+        """Evaluates a conversion of the original program so that the computed value is rounded only once."""
         target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
         if isinstance(arg, Cell) and target == self.dtype:
             result = arg.half(target)
@@ -88,8 +92,8 @@ class Evaluator:
         return Cell(result, None if isinstance(arg, Cell) else arg)
 
 
-def _given(arg: Any, dtype: np.dtype) -> Any:
-    """The array of an operand of a half node."""
+def _given(arg: Array, dtype: np.dtype) -> Any:
+    """Returns the array of an operand of a half node."""
     if isinstance(arg, Cell):
         return arg.half(dtype) if arg.shared or arg.exact is not None else arg.array
     return arg

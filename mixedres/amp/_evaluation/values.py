@@ -1,4 +1,4 @@
-"""Values of the rewritten program: float32 values of the original one are arrays in float32 or in half."""
+"""Values of the rewritten program: an array in float32 or half for each float32 value of the original program."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Aval, DType
 
 
 class Cell:
@@ -16,18 +17,19 @@ class Cell:
 
     Attributes:
       array: the array in the dtype in which it was computed.
-      exact: the half array that the original program converted to `array`; using it does not round.
-      shared: whether several read it in half: then all have one array, which is saved once, and gradients of their own.
+      exact: the half array that the original program converted to `array`; reading `exact` rounds nothing.
+      shared: whether several nodes read the value in half. They share one cast, which is saved once, but gradients are
+        summed in float32.
     """
 
     __slots__ = ("_f32", "_half", "array", "exact", "shared")
 
-    def __init__(self, array: Any, exact: Any = None, *, shared: bool = False) -> None:
+    def __init__(self, array: Array, exact: Any = None, *, shared: bool = False) -> None:
         self.array, self.exact, self.shared = array, exact, shared
         self._f32 = self._half = None
 
     def f32(self) -> Any:
-        """The value in float32, cast at most once."""
+        """Returns the value in float32, cast at most once."""
         if self.array.dtype == jnp.float32:
             return self.array
         if self._f32 is None:
@@ -35,7 +37,7 @@ class Cell:
         return self._f32
 
     def half(self, dtype: np.dtype) -> Any:
-        """The value in `dtype`, by a cast with a gradient of its own: gradients of readers are summed in float32."""
+        """Returns the value in `dtype`, by a cast for each call: gradients of readers are summed in float32."""
         if self.array.dtype == dtype:
             return self.array
         if self.exact is not None and self.exact.dtype == dtype:
@@ -47,8 +49,8 @@ class Cell:
         return _cast_again(self.array, self._half)
 
 
-def cast(array: Any, dtype: Any) -> Any:
-    """`array` in `dtype`; numpy arrays and scalars are converted on the host."""
+def cast(array: Array, dtype: DType) -> Any:
+    """Returns `array` cast to `dtype`; numpy arrays and scalars are converted on the host."""
     if isinstance(array, np.ndarray | np.generic) or np.isscalar(array):
         with np.errstate(over="ignore"):
             return np.asarray(array).astype(dtype)
@@ -56,12 +58,12 @@ def cast(array: Any, dtype: Any) -> Any:
 
 
 @jax.custom_jvp
-def _second_cast(array: Any, half: Any) -> Any:
-    """`half`, with the derivative of a cast of `array` to it."""
+def _second_cast(array: Array, half: DType) -> Any:
+    """Returns `half`, with the derivative of a cast from `array` to `half`."""
     return half
 
 
-def _second_cast_jvp(primals: Any, tangents: Any) -> Any:
+def _second_cast_jvp(primals: Array, tangents: Array) -> Any:
     return primals[1], cast(tangents[0], primals[1].dtype)
 
 
@@ -69,32 +71,32 @@ _second_cast.defjvp(_second_cast_jvp)
 _cast_again = jax.jit(_second_cast, inline=jax_compat.INLINE)
 
 
-def as_dtype(array: Any, dtype: Any) -> Any:
-    """`array` in `dtype`, cast if it is not of that dtype."""
+def as_dtype(array: Array, dtype: DType) -> Any:
+    """Returns `array` in `dtype`, cast only if it has another dtype."""
     return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
 
 
 def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """The parameters of an equation that name float32, with `dtype` in its place."""
+    """Returns the parameters of an equation that name float32, with `dtype` in place of float32."""
     names = ("preferred_element_type", "new_dtype", "out_dtype")
     return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
 
 
-def is_f32(aval: Any) -> bool:
-    """Whether `aval` is float32, so that the rewrite may change its dtype."""
+def is_f32(aval: Aval) -> bool:
+    """Returns whether `aval` is float32, so that the rewrite may change the dtype."""
     return bool(getattr(aval, "dtype", None) == jnp.float32)
 
 
-def as_float32(value: Any) -> Any:
-    """The array of a value in the dtype of the original program."""
+def as_float32(value: Array) -> Any:
+    """Returns the array of a value in the dtype of the original program."""
     return value.f32() if isinstance(value, Cell) else value
 
 
-def as_computed(value: Any) -> Any:
-    """The array of a value in the dtype in which it was computed."""
+def as_computed(value: Array) -> Any:
+    """Returns the array of a value in the dtype in which it was computed."""
     return value.array if isinstance(value, Cell) else value
 
 
 def cells(variables: Iterable[Any], arrays: Iterable[Any]) -> list[Any]:
-    """The arrays as values of `variables`, float32 ones as cells."""
+    """Returns the arrays as values of `variables`: float32 variables get cells."""
     return [Cell(array) if is_f32(var.aval) else array for var, array in zip(variables, arrays, strict=True)]

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, PyTree
 from mixedres.models.fused.pool import max_pool, unpool
 from mixedres.models.fused.statistics import (
     NormConfig,
@@ -42,11 +43,11 @@ _barrier: Callable[[Any], Any] = jax.lax.optimization_barrier
 
 
 def _checked(fn: Any) -> Any:
-    """`fn` with checks of shapes and dtypes, and arguments that vary over the same axes of a `shard_map`."""
+    """Returns `fn` with checks of shapes and dtypes; arguments vary over the same axes of a `shard_map`."""
     signature = inspect.signature(fn)
 
     @wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         config = given.pop("config")
         shape = given["y"].shape
@@ -72,7 +73,7 @@ def _relu(x: jax.Array, config: NormConfig) -> jax.Array:
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm_relu(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[jax.Array, Statistics]:
-    """relu(norm(y)) and the statistics of y."""
+    """Returns relu(norm(y)) and the statistics of y."""
     return _norm_relu_forward(y, scale, bias, config)[0]
 
 
@@ -82,12 +83,12 @@ def _norm_relu_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, config: 
     return (_relu(here.applied(y_here), config), statistics), (y, vectors, scale, bias)
 
 
-def _norm_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     return _relu_backward(config, saved, gradients[0], _mask_by_product)
 
 
 def _mask_by_product(z: jax.Array, g: jax.Array) -> jax.Array:
-    """g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map.
+    """Returns g where z > 0, else 0, as a product: for a comparison XLA for GPUs would write a boolean map.
 
     The result is NaN if z is not finite, or if g is not finite and z <= 0: a loss scale detects masked overflows too.
     In the stem the product would write a float32 map.
@@ -99,7 +100,7 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.where(z > 0, g, 0)
 
 
-def _relu_backward(config: NormConfig, saved: Any, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
+def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
     """Gradients of (y, scale, bias) from the gradient of relu(norm(y)); `mask` is used for the sums."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
@@ -126,7 +127,7 @@ norm_relu.__wrapped__.defvjp(_norm_relu_forward, _norm_relu_backward)
 @_checked
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm_relu_pool(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[jax.Array, Statistics]:
-    """max_pool(relu(norm(y))), with `mixedres.models.fused.pool.max_pool`, and the statistics of y.
+    """Returns max_pool(relu(norm(y))), by `mixedres.models.fused.pool.max_pool`, and the statistics of y.
 
     y must be (b, h, w, c); the result is (b, ceil(h / 2), ceil(w / 2), c). The input of the pool is not written to
     memory.
@@ -143,7 +144,7 @@ def _norm_relu_pool_forward(y: jax.Array, scale: jax.Array, bias: jax.Array, con
     return (pooled, statistics), ((y, vectors, scale, bias), where)
 
 
-def _norm_relu_pool_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_relu_pool_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     of_relu, where = saved
     g = unpool(gradients[0], where, of_relu[0].shape, config.pool_padding)
     return _relu_backward(config, of_relu, g, _mask)
@@ -160,7 +161,7 @@ norm_relu_pool.__wrapped__.defvjp(_norm_relu_pool_forward, _norm_relu_pool_backw
 def norm_add_relu(
     y: jax.Array, x: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig
 ) -> tuple[jax.Array, Statistics]:
-    """relu(norm(y) + x) and the statistics of y; `x` has the shape of `y`, in any float dtype."""
+    """Returns relu(norm(y) + x) and the statistics of y; `x` has the shape of `y`, in any float dtype."""
     return _norm_add_relu_forward(y, x, scale, bias, config)[0]
 
 
@@ -172,7 +173,7 @@ def _norm_add_relu_forward(y: jax.Array, x: jax.Array, scale: jax.Array, bias: j
     return (out, statistics), (y, out, vectors, scale, bias, jnp.zeros(0, x.dtype))
 
 
-def _norm_add_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norm_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     y, out, vectors, scale, bias, like_x = saved
     y1, out1, g1, v = _barrier((y, out, gradients[0], vectors))
     g = _mask(out1, g1)
@@ -200,11 +201,11 @@ def norms_add_relu(
     bias_z: jax.Array,
     config: NormConfig,
 ) -> tuple[jax.Array, Statistics, Statistics]:
-    """relu(norm(y) + norm(z)) and the statistics of y and of z."""
+    """Returns relu(norm(y) + norm(z)) and the statistics of y and of z."""
     return _norms_add_relu_forward(y, scale_y, bias_y, z, scale_z, bias_z, config)[0]
 
 
-def _norms_add_relu_forward(*args: Any) -> Any:
+def _norms_add_relu_forward(*args: PyTree) -> Any:
     y, scale_y, bias_y, z, scale_z, bias_z, config = args
     of_y, statistics_y = batch_statistics(y, scale_y, bias_y, config)
     of_z, statistics_z = batch_statistics(z, scale_z, bias_z, config)
@@ -213,12 +214,12 @@ def _norms_add_relu_forward(*args: Any) -> Any:
     return (out, statistics_y, statistics_z), ((y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z))
 
 
-def _norms_add_relu_backward(config: NormConfig, saved: Any, gradients: Any) -> Any:
+def _norms_add_relu_backward(config: NormConfig, saved: Array, gradients: Array) -> Any:
     (y, of_y, scale_y, bias_y), (z, of_z, scale_z, bias_z) = saved
     y1, z1, g1, vy, vz = _barrier((y, z, gradients[0], of_y, of_z))
     g = _mask(vy.applied(y1) + vz.applied(z1), g1)
     s2_y, s2_z = channel_sums(g.astype(accum_dtype(y)) * vy.centered(y1), g.astype(accum_dtype(z)) * vz.centered(z1))
-    # XLA writes one map and two sums in a pass; without the barrier it could choose two that need another map.
+    # With the barrier, XLA writes one map and two sums in a pass; without, it could choose sums that need another map.
     (s1,) = channel_sums(_barrier(g).astype(accum_dtype(y)))
     correct_y, correct_z = correction(s1, s2_y, y, of_y, config), correction(s1, s2_z, z, of_z, config)
     y2, z2, g2, vy, vz, correct_y, correct_z = _barrier((y, z, g, of_y, of_z, correct_y, correct_z))

@@ -10,16 +10,22 @@ import jax.numpy as jnp
 
 from mixedres.models.operations import pads
 
-# By the rows of padding before a map, for its even and its odd rows: (row of a window, place of the window among the
-# padded ones).
+# {rows of padding before a map: for even rows, and for odd rows: (row in a window, place of the window among the padded
+# windows)}.
 _TAPS = {1: ([(1, 0)], [(2, 0), (0, 1)]), 0: ([(2, 0), (0, 1)], [(1, 1)])}
 
 
 def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
-    """(b, h, w, c) -> maxima (b, ceil(h / 2), ceil(w / 2), c) and their positions 0 to 8 in the windows, uint8.
+    """Returns the 3x3 max pool with stride 2 and the position of each maximum in its window.
 
-    Positions are row by row; of equal values the first is the maximum. A NaN in a window is its maximum. `padding`: see
-    `mixedres.models.operations.pads`.
+    Args:
+      x: (b, h, w, c).
+      padding: see `mixedres.models.operations.pads`.
+
+    Returns:
+      Maxima (b, ceil(h / 2), ceil(w / 2), c), and positions 0 to 8 in uint8, row by row. The first of equal values is
+        the
+      maximum. A NaN in a window is its maximum.
     """
     around = [pads(extent, 3, 2, padding) for extent in x.shape[1:3]]
     padded = jnp.pad(x, ((0, 0), *around, (0, 0)), constant_values=-jnp.inf)
@@ -38,10 +44,11 @@ def max_pool(x: jax.Array, padding: str) -> tuple[jax.Array, jax.Array]:
 
 
 def unpool(g: jax.Array, where: jax.Array, shape: tuple[int, ...], padding: str) -> jax.Array:
-    """The gradient of `max_pool` for an input of `shape` (b, h, w, c), given the gradient `g` of the maxima.
+    """Returns the gradient of `max_pool` for an input of `shape` (b, h, w, c), given the gradient `g` of the maxima.
 
-    With a row of padding before the map, an even row is in one row of windows, as the middle, and an odd one in two, as
-    the last and the first; without it an even row is in two and an odd one in one. The same holds for columns.
+    With a row of padding before the map, an even row lies in one row of windows, as the middle row, and an odd row in
+    two, as the last and the first row. Without padding, an even row lies in two rows of windows and an odd row in one.
+    The same holds for columns.
     """
     before = [pads(extent, 3, 2, padding)[0] for extent in shape[1:3]]
     around = ((0, 0), *((1 - rows, rows) for rows in before), (0, 0))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 
 class NormConfig(NamedTuple):
-    """The static options of a fused norm.
+    """Static options of a fused norm.
 
     Attributes:
       epsilon: added to the variance.
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """The vectors of a normalization, each (channels,): mean, 1 / deviation, scale / deviation and bias."""
+    """Vectors of a normalization, each (channels,): mean, 1 / deviation, scale / deviation and bias."""
 
     mean: jax.Array
     inverse: jax.Array
@@ -49,33 +49,33 @@ class Vectors(NamedTuple):
     bias: jax.Array
 
     def centered(self, y: jax.Array) -> jax.Array:
-        """y - mean, in the dtype of the vectors."""
+        """Returns y - mean, in the dtype of the vectors."""
         return y.astype(self.mean.dtype) - _over(self.mean, y)
 
     def applied(self, y: jax.Array) -> jax.Array:
-        """The normalized map, in the dtype of the vectors."""
+        """Returns the normalized map, in the dtype of the vectors."""
         return self.centered(y) * _over(self.factor, y) + _over(self.bias, y)
 
 
 class Correction(NamedTuple):
-    """The gradient through the statistics: dy = factor * g + constant + slope * (y - mean)."""
+    """Gradient through the statistics: dy = factor * g + constant + slope * (y - mean)."""
 
     constant: jax.Array
     slope: jax.Array
 
 
 def _over(v: jax.Array, y: jax.Array) -> jax.Array:
-    """`v` broadcast over the shape of `y`."""
+    """Returns `v` broadcast over the shape of `y`."""
     return jax.lax.broadcast_in_dim(v, y.shape, (y.ndim - 1,))
 
 
 def accum_dtype(y: jax.Array) -> Any:
-    """The dtype of sums and arithmetic: float32, or the dtype of `y` if it is wider."""
+    """Returns the dtype of sums and arithmetic: float32, or the dtype of `y` if that is wider."""
     return jnp.promote_types(y.dtype, jnp.float32)
 
 
 def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: NormConfig) -> tuple[Vectors, Statistics]:
-    """The statistics of `y` (batch, ..., channels) over all axes but the last, in one pass."""
+    """Computes the statistics of `y` (batch, ..., channels) over all axes but the last, in one pass."""
     x = y.astype(accum_dtype(y))
     mean, mean_of_squares = channel_sums(x, jnp.square(x)) / count(y)
     if config.axis_name is not None:
@@ -87,12 +87,12 @@ def batch_statistics(y: jax.Array, scale: jax.Array, bias: jax.Array, config: No
 
 
 def count(y: jax.Array) -> float:
-    """Number of values in a channel, which as an integer might not fit into JAX's."""
+    """Returns the number of values in a channel as a float: an integer might not fit into JAX's int32."""
     return float(y.size // y.shape[-1])
 
 
 def channel_sums(*maps: jax.Array) -> jax.Array:
-    """The sum of every channel of each map, (maps, channels), in two stages.
+    """Computes the sum of every channel of each map, (maps, channels), in two stages.
 
     XLA for GPUs makes two stages of such sums by itself, with one kernel for each second stage. Here one kernel
     computes the second stage of all maps.
@@ -103,24 +103,24 @@ def channel_sums(*maps: jax.Array) -> jax.Array:
 
 
 def _parts(values: int) -> int:
-    """The number of parts of the first stage: the least divisor of `values` from 1.5 times its square root on.
+    """Returns the number of parts of the first stage: the least divisor of `values` from 1.5 times its square root on.
 
     With fewer parts XLA for GPUs considers small maps too small to fill the device and writes products of two passes to
-    memory. With eight times as many, the partial sums would be large themselves; a number without a divisor in this
-    range is not divided.
+    memory. With eight times as many parts, the partial sums would be large themselves. If no divisor is in this range,
+    there is one part.
     """
     least = max(1, math.isqrt(9 * values // 4))
     return next((n for n in range(least, min(values, 8 * least) + 1) if values % n == 0), 1)
 
 
 def sums(g: jax.Array, y: jax.Array, vectors: Vectors) -> tuple[jax.Array, jax.Array]:
-    """(s1, s2) of the formulas above, for `g` in the dtype of the vectors."""
+    """Computes (s1, s2) of the formulas above, for `g` in the dtype of the vectors."""
     s1, s2 = channel_sums(g, g * vectors.centered(y))
     return s1, s2
 
 
 def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, config: NormConfig) -> Correction:
-    """The correction of a gradient from its `sums`, averaged over devices like the statistics."""
+    """Returns the correction of a gradient from its `sums`, averaged over devices like the statistics."""
     if config.axis_name is not None:
         s1, s2 = jax.lax.pmean((s1, s2), config.axis_name)
     n = count(y)
@@ -128,6 +128,6 @@ def correction(s1: jax.Array, s2: jax.Array, y: jax.Array, vectors: Vectors, con
 
 
 def gradient(g: jax.Array, y: jax.Array, vectors: Vectors, correction: Correction) -> jax.Array:
-    """dy, in the dtype of `y`, for `g` in the dtype of the vectors."""
+    """Computes dy, in the dtype of `y`, for `g` in the dtype of the vectors."""
     factor, slope, constant = (_over(v, y) for v in (vectors.factor, correction.slope, correction.constant))
     return (factor * g + (slope * vectors.centered(y) + constant)).astype(y.dtype)

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Jaxpr
 from mixedres.numerics._nonfinite.tensors import (
     DEVICES,
     FINITE,
@@ -100,7 +101,7 @@ class Recorder:
         self.frames: dict[Path, Frame] = {}
         self._platform = platform
 
-    def program(self, jaxpr: Any, names: Sequence[str], arrays: Sequence[Any]) -> tuple[list[Value], Statistics]:
+    def program(self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]) -> tuple[list[Value], Statistics]:
         """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
         tape = self._tape(Frame(PROGRAM, ()))
         args = [
@@ -113,7 +114,7 @@ class Recorder:
         self.frames[frame.path] = frame  # JAX may trace a body twice; the frames are the same then
         return _Tape(frame)
 
-    def _measured(self, tape: _Tape, array: Any, links: Callable[[Index], list[Place]], **about: Any) -> Value:
+    def _measured(self, tape: _Tape, array: Array, links: Callable[[Index], list[Place]], **about: Any) -> Value:
         dtype = jnp.result_type(array)
         if not jnp.issubdtype(dtype, jnp.inexact):
             return Value(array)
@@ -123,11 +124,11 @@ class Recorder:
         return Value(array, tensor)
 
     def _argument(
-        self, tape: _Tape, array: Any, path: Path, links: Callable[[Index], list[Place]] = nothing, name: str = ""
+        self, tape: _Tape, array: Array, path: Path, links: Callable[[Index], list[Place]] = nothing, name: str = ""
     ) -> Value:
         return self._measured(tape, array, links, path=path, primitive="", scope="", source="", name=name)
 
-    def _body(self, jaxpr: Any, tape: _Tape, site: _Site, args: Sequence[Value]) -> list[Value]:
+    def _body(self, jaxpr: Jaxpr, tape: _Tape, site: _Site, args: Sequence[Value]) -> list[Value]:
         inner, consts = jax_compat.opened(jaxpr)
         constants = [self._argument(tape, x, (*site.path, -2, i), name="a constant") for i, x in enumerate(consts)]
 
@@ -156,7 +157,7 @@ class Recorder:
         return [self._result(tape, eqn, result, site, links) for result in results]
 
     def _result(
-        self, tape: _Tape, eqn: jax_compat.Equation, array: Any, site: _Site, links: Callable[[Index], list[Place]]
+        self, tape: _Tape, eqn: jax_compat.Equation, array: Array, site: _Site, links: Callable[[Index], list[Place]]
     ) -> Value:
         return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
 
@@ -164,7 +165,7 @@ class Recorder:
         params, path = eqn.params, site.path
         tensors: list[Tensor | None] = []
 
-        def function(*arrays: Any) -> tuple[tuple[Any, ...], Statistics]:
+        def function(*arrays: Array) -> tuple[tuple[Any, ...], Statistics]:
             inner = self._tape(Frame(DEVICES, path, tape.frame))
             values = [
                 self._argument(inner, array, (*path, -1, i), link(arg.tensor))
@@ -197,7 +198,7 @@ class Recorder:
 
             return links
 
-        def step(carry: Any, slices: Any) -> Any:
+        def step(carry: Array, slices: Array) -> Any:
             inner = self._tape(Frame(SCAN, path, tape.frame, length, reverse))
             state = [self._argument(inner, array, (*path, -1, i), carried(i)) for i, array in enumerate(carry)]
             parts = [

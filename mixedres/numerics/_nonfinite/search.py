@@ -1,18 +1,19 @@
 """`first_nonfinite`: runs a function once and measures every array in it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import is_array, leaves_by_path
+from mixedres._internal.types import Array, Function, PyTree
 from mixedres.numerics._nonfinite.finding import Finding, Measurements
 from mixedres.numerics._nonfinite.interpreter import Recorder, Statistics
 from mixedres.numerics._nonfinite.tensors import Tensor
 
 
-def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = ()) -> Finding:
+def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> Finding:
     """Runs `fn(*args)` and finds the first array that is not finite.
 
     For every floating-point array it measures whether it is finite and its largest finite magnitude, in called
@@ -38,7 +39,7 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
     leaves = [leaf for name, arg in zip(names, args, strict=True) for leaf in _named(arg, name)]
     arrays = [leaf for _, leaf in leaves if is_array(leaf)]
 
-    def of_arrays(*arrays: Any) -> Any:
+    def of_arrays(*arrays: Array) -> Any:
         remaining = iter(arrays)
         full = [next(remaining) if is_array(leaf) else leaf for _, leaf in leaves]
         return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
@@ -46,7 +47,7 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
     jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
     recorder, tensors = Recorder(_platform(arrays)), list[Tensor | None]()
 
-    def measured(*arrays: Any) -> Statistics:
+    def measured(*arrays: Array) -> Statistics:
         results, numbers = recorder.program(jaxpr, [name for name, leaf in leaves if is_array(leaf)], arrays)
         tensors[:] = [result.tensor for result in results]
         return numbers
@@ -61,12 +62,12 @@ def first_nonfinite(fn: Callable[..., Any], *args: Any, names: Sequence[str] = (
     return Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
 
 
-def _named(tree: Any, root: str = "") -> list[tuple[str, Any]]:
+def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
     """The leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
     return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
 
 
-def _platform(arrays: Sequence[Any]) -> str:
+def _platform(arrays: Sequence[Array]) -> str:
     """Returns the platform of the devices that hold the arrays, or the default one for arrays on the host."""
     held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
     return next(held, jax.default_backend())

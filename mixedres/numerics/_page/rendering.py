@@ -7,10 +7,12 @@ import re
 from importlib import resources
 from typing import Any
 
+from mixedres._internal.types import Array, Record
+
 FORMAT = 1
 
 
-def render(document: dict[str, Any]) -> str:
+def render(document: Record) -> str:
     """The HTML page of a `Report.to_json` document; numbers that are not finite become null.
 
     Raises:
@@ -38,7 +40,7 @@ def _escaped(text: str) -> str:
     return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
 
 
-def _embedded(document: dict[str, Any]) -> str:
+def _embedded(document: Record) -> str:
     """JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
     text = json.dumps(finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
@@ -46,7 +48,7 @@ def _embedded(document: dict[str, Any]) -> str:
     return text
 
 
-def finite(value: Any) -> Any:
+def finite(value: Array) -> Any:
     """A copy of a JSON-like value with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}

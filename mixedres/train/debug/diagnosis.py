@@ -1,10 +1,9 @@
-"""Explanations of a step that is not finite: the tensor, the likely cause, and the config key to try."""
-
-from typing import Any
+"""Explanation of a step that is not finite: the tensor, the likely cause, and the config key to try."""
 
 import jax.numpy as jnp
 
 from mixedres import precision
+from mixedres._internal.types import DType
 from mixedres.numerics import ArrayRecord, Finding, Origin
 
 # Primitives that are not finite for some finite operands in every dtype, such as 0 / 0 or log 0.
@@ -16,7 +15,7 @@ _SMALLER_STEPS = (
 
 
 def location(finding: Finding, devices: int) -> str:
-    """Names the first tensor that is not finite."""
+    """Returns a clause that names the first tensor that is not finite; `devices`: number of devices of the step."""
     origin = finding.origin
     if origin is None:
         return "the step does not repeat: examined, its loss and every gradient are finite"
@@ -30,15 +29,15 @@ def location(finding: Finding, devices: int) -> str:
 
 
 def products_before(finding: Finding, count: int = 5) -> list[str]:
-    """The last products before it, each with its largest magnitude."""
+    """Returns the last `count` products before the first tensor that is not finite, with their largest magnitudes."""
     if finding.origin is None:
         return []
     rows = [row for row in finding.arrays[: finding.origin.position] if row.primitive in _PRODUCTS]
     return [f"{row}: {row.largest:.4g}" for row in rows[-count:]]
 
 
-def cause(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str:
-    """The likely cause and what to try, for a step in `preset` at `loss_scale`, without a full stop."""
+def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
+    """Returns the likely cause and what to try, without a full stop, for a step in this precision at `loss_scale`."""
     origin = finding.origin
     if origin is None:
         return (
@@ -53,10 +52,10 @@ def cause(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str
     if half and origin.array.direction == "forward":
         return (
             f"The forward pass outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
-            f"changes that; {_wider(preset)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(chosen)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
         )
     if half:
-        return _cause_in_gradient(origin, preset, loss_scale)
+        return _cause_in_gradient(origin, chosen, loss_scale)
     return f"Numbers beyond {_limit(origin):.2g} mean that training diverged, not that {origin.array.dtype} is too " + (
         f"narrow; {_SMALLER_STEPS}"
     )
@@ -65,34 +64,33 @@ def cause(finding: Finding, preset: str, loss_scale: precision.LossScale) -> str
 def _cause_in_argument(row: ArrayRecord) -> str:
     if row.path.startswith("batch/"):
         return (
-            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at what "
-            "made it, starting with config.data.name"
+            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at the data "
+            "that config.data.name names"
         )
-    return f"It was so before the step, from an update that was too large; {_SMALLER_STEPS}"
+    return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
 
 
-def _cause_in_gradient(origin: Origin, preset: str, loss_scale: precision.LossScale) -> str:
+def _cause_in_gradient(origin: Origin, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
     scale = float(loss_scale.loss_scale)
     text = f"A gradient outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, at loss scale {scale:g}; "
     if isinstance(loss_scale, precision.NoOpLossScale):
-        return text + f"{_wider(preset)}, or {_SMALLER_STEPS}"
+        return text + f"{_wider(chosen)}, or {_SMALLER_STEPS}"
     if isinstance(loss_scale, precision.StaticLossScale):
         return text + "lower config.precision.loss_scale or set it to 'dynamic'"
     if bool(loss_scale.at_minimum):
-        return text + f"that is its minimum already: lower config.loss_scale.min, or {_wider(preset)}"
+        return text + f"the scale is at its minimum: lower config.loss_scale.min, or {_wider(chosen)}"
     return text + (
-        "it halves at every skipped step: lower config.loss_scale.initial, or raise config.max_consecutive_skips "
-        "until it is low enough"
+        "the scale halves at every skipped step: lower config.loss_scale.initial, or raise "
+        "config.max_consecutive_skips until the scale is low enough"
     )
 
 
-def _wider(preset: str) -> str:
-    wider = preset.replace("fp16_static", "bf16").replace("fp16", "bf16")
-    return f"set config.precision.name={wider}" if wider in precision.PRESETS else "set config.precision.name=bf16"
+def _wider(chosen: precision.Precision) -> str:
+    return f"set config.precision.name={chosen.wider or 'bf16'}"
 
 
 def _keep_layer(row: ArrayRecord) -> str:
-    """The advice to keep the layer in float32; empty if the layer is the whole network."""
+    """Returns the advice to keep the layer in float32; '' if the layer is the whole network."""
     _, slash, path = row.path.partition("/")
     return f", keep the layer in float32 with config.precision.keep_float32=^/{path}$" if slash else ""
 
@@ -101,7 +99,7 @@ def _limit(origin: Origin) -> float:
     return _largest(origin.array.dtype)
 
 
-def _largest(dtype: Any) -> float:
+def _largest(dtype: DType) -> float:
     return float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 

@@ -1,17 +1,15 @@
 """Statistics of the tensors of every layer, at every K-th step of a run."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mixedres.numerics import Report, TensorRow
-from mixedres.numerics._rows import LOST
+from mixedres._internal.types import Batch, CompiledStep, Metrics
+from mixedres.numerics import LOST, Report, TensorCounts, TensorRow
+from mixedres.train import steps
 from mixedres.train.debug import comparison
 from mixedres.train.experiment import Experiment
-from mixedres.train.gradients import Batch
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import Histogram
 from mixedres.train.step import TrainState
@@ -21,44 +19,44 @@ _MOST_LINES = 3
 
 
 class Sampler:
-    """Counts the tensors of every K-th step with a separate compiled step, before the step is taken.
+    """Counter of the tensors of every K-th step, by a separate compiled step before the training step.
 
-    It computes in float32 on a CPU and in bfloat16 elsewhere: both have the range for what float16 would lose. The
-    training step and its numbers do not change.
+    The separate step computes in float32 on a CPU and in bfloat16 elsewhere: both have the range for values that
+    float16 loses. The training step and its numbers do not change.
     """
 
     def __init__(self, experiment: Experiment):
-        """``config.numerics.every``: steps between two samples; 0: no samples."""
+        """Takes the experiment, whose ``config.numerics.every`` is the number of steps between samples; 0: none."""
         self._experiment = experiment
         self._every = experiment.config.numerics.every
-        self._count: Any = None
-        self._pending: dict[int, Any] = {}
+        self._count: CompiledStep | None = None
+        self._pending: dict[int, TensorCounts] = {}
         self._warned: set[str] = set()
 
     def compile(self, state: TrainState) -> None:
         """Compiles the counting step, if the run is long enough for a sample."""
         if 0 < self._every <= self._experiment.total_steps:
-            name = comparison.IN_FLOAT32 if self._experiment.devices[0].platform == "cpu" else comparison.IN_BFLOAT16
-            count = comparison.in_float32(self._experiment, name).numerics_step()
-            self._count = count.lower(state.variables, self._experiment.batch_shapes).compile()
+            name = comparison.FLOAT32 if self._experiment.devices[0].platform == "cpu" else comparison.BFLOAT16
+            count = steps.numerics_step(comparison.in_wide_range(self._experiment, name))
+            self._count = count.lower(state.variables, steps.batch_shapes(self._experiment)).compile()
 
     def look(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Starts counting step number `step`, of this state and batch, if it is due."""
-        if self._every and step % self._every == 0:
+        """Starts counting the tensors of step number `step`, from this state and batch, if a sample is due."""
+        if self._count is not None and step % self._every == 0:
             self._pending[step] = self._count(state.variables, batch)
 
-    def finished(self, step: int, values: Mapping[str, Any], log: RunLog) -> None:
-        """Passes the counts of `step`, whose metrics are `values`, to the log."""
+    def finished(self, step: int, values: Metrics, log: RunLog) -> None:
+        """Passes the counts of the finished `step`, whose metrics are `values`, to the log."""
         if step not in self._pending:
             return
         counts = jax.device_get(self._pending.pop(step))
-        report = comparison.report(self._experiment, counts, values["loss_scale"], f"step {step}")
+        report = comparison.report_on_step(self._experiment, counts, values["loss_scale"], f"step {step}")
         log.numerics(step, scalars(report), histograms(report))
         for line in self._warnings(step, report):
             log.print(line)
 
     def _warnings(self, step: int, report: Report) -> list[str]:
-        """Warnings of values that float16 loses or hardly represents, one per layer and run."""
+        """Returns warnings of values that float16 loses or hardly represents, one per layer and run."""
         chosen = self._experiment.precision
         if jnp.dtype(chosen.policy.compute_dtype) != jnp.float16:
             return []
@@ -77,7 +75,7 @@ class Sampler:
         return lines
 
     def _warning(self, row: TensorRow, report: Report) -> str:
-        """The warning of a tensor; empty if there is nothing to warn of."""
+        """Returns the warning of a tensor; '' if there is nothing to warn of."""
         lost = row.lost(report.log2_scale)
         at = f" at loss scale {2.0**report.log2_scale:g}" if row.is_scaled else ""
         if lost > LOST:
@@ -90,10 +88,10 @@ class Sampler:
 
 
 def scalars(report: Report) -> dict[str, float | None]:
-    """The values to plot: exponents of loss scales and, for every tensor, of its largest element, and two fractions.
+    """Returns the values to plot: exponents of loss scales, and three numbers for every tensor.
 
-    'zeros' is the fraction of its elements that are zero, 'lost' the fraction of its mass that float16 loses at the
-    present loss scale.
+    'largest_log2' is the exponent of the largest element, 'zeros' the fraction of elements that are zero, and 'lost'
+    the fraction of the tensor's mass that float16 loses at the present loss scale.
     """
     values: dict[str, float | None] = {
         "largest_safe_log2": report.max_safe_log2_scale,
@@ -109,13 +107,13 @@ def scalars(report: Report) -> dict[str, float | None]:
 
 
 def histograms(report: Report) -> dict[str, Histogram]:
-    """Histograms of log2 |x| for every tensor that is not all zero."""
-    found = {}
+    """Returns histograms of log2 |x| for every tensor that is not all zero."""
+    by_tag = {}
     for row in report.rows:
         bottom, top = row.exponents.bottom, row.exponents.top
         if bottom is not None and top is not None:
-            found[_tag(row)] = Histogram(bottom, [int(count) for count in row.exponents.between(bottom, top)])
-    return found
+            by_tag[_tag(row)] = Histogram(bottom, [int(count) for count in row.exponents.between(bottom, top)])
+    return by_tag
 
 
 def _tag(row: TensorRow) -> str:

@@ -1,7 +1,7 @@
-"""A step whose numbers are not finite: saved, repeated with every array measured, and explained.
+"""A step whose numbers are not finite: the step is saved, repeated with every array measured, and explained.
 
 The training step halts before such a step changes the state (`mixedres.train.step.train_step`), so the current state is
-the one before it. The step is a function of that state and the batch alone.
+the state before the step. The step is a function of this state and the batch alone.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ import pathlib
 import shutil
 import zipfile
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,47 +20,48 @@ from mixedres import numerics
 from mixedres._internal.errors import ConfigError, NonFiniteError, one_line
 from mixedres._internal.files import parse_json, read_regular, write_json
 from mixedres._internal.tree import named_leaves
-from mixedres.checkpoints.workdir import NONFINITE
+from mixedres._internal.types import Batch, Record
+from mixedres.checkpoints import workdir as names
+from mixedres.train import steps
 from mixedres.train.debug import diagnosis
 from mixedres.train.experiment import Experiment
-from mixedres.train.gradients import Batch
 from mixedres.train.step import TrainState
 
-DIRECTORY, _PARTIAL = NONFINITE
+DIRECTORY, _PARTIAL = names.NONFINITE
 STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A step saved by `save`.
+    """A step saved by `save_step`.
 
     Attributes:
       step: number of the step that failed, counted from 1.
-      config: flat config with the number of devices.
+      config: flat config of the run, with the number of devices.
       state: {path: array} of the state before the step.
       batch: the global batch.
     """
 
     step: int
-    config: dict[str, Any]
+    config: Record
     state: dict[str, np.ndarray]
     batch: dict[str, np.ndarray]
 
 
-def stop(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
-    """Saves a step that halted under ``workdir/nonfinite``, replays it, and returns the error to raise.
+def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
+    """Saves a step that halted under ``workdir/nonfinite``, examines it, and returns the error to raise.
 
     Args:
-      experiment: of the run.
-      workdir: of the run.
-      state: the result of the halted step, which is the state before it.
+      experiment: the experiment of the run.
+      workdir: the directory of the run.
+      state: the result of the halted step, which is the state before the step.
       batch: the batch of the first step that halted.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     batch = _gather(batch)
     found = _explain(experiment, state, batch)
     try:
-        save(directory, experiment, state, batch, found)
+        save_step(directory, experiment, state, batch, found)
         saved = f"State and batch are in {directory}; repeat the step with python -m mixedres.replay {workdir}"
         saved += " [--precision=PRESET]"
     except OSError as error:
@@ -70,27 +70,27 @@ def stop(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch
 
 
 def _explain(experiment: Experiment, state: TrainState, batch: Batch) -> str:
-    """The first tensor that is not finite, and its likely cause."""
+    """Returns the first tensor that is not finite, and its likely cause."""
     if jax.process_count() > 1:
-        return "it was not examined (only a single process can do that)"
+        return "it was not examined (only a run with a single process examines steps)"
     try:
-        finding = examine(experiment, state, batch)
-        cause = diagnosis.cause(finding, experiment.precision.name, state.loss_scale)
+        finding = examine_step(experiment, state, batch)
+        cause = diagnosis.cause(finding, experiment.precision, state.loss_scale)
         return f"{diagnosis.location(finding, len(experiment.devices))}. {cause}"
     except Exception as error:  # such as too little memory; saving the step matters more
         return f"it was not examined ({one_line(error)})"
 
 
-def examine(experiment: Experiment, state: TrainState, batch: Batch) -> numerics.Finding:
+def examine_step(experiment: Experiment, state: TrainState, batch: Batch) -> numerics.Finding:
     """Runs forward and backward pass of a training step and measures every array."""
     batch = jax.device_put(batch, experiment.batch_sharding)
-    return numerics.first_nonfinite(experiment.loss_and_grads(), state, batch, names=("state", "batch"))
+    return numerics.first_nonfinite(steps.loss_and_grads(experiment), state, batch, names=("state", "batch"))
 
 
-def save(
+def save_step(
     directory: pathlib.Path, experiment: Experiment, state: TrainState, batch: Batch, found: str | None = None
 ) -> None:
-    """Writes state, batch and config into `directory`, completely or not at all; replaces an older one.
+    """Writes state, batch and config into `directory`, completely or not at all; replaces an older step there.
 
     The state must be replicated and the batch addressable by this process; only the first process writes.
     """
@@ -106,11 +106,11 @@ def save(
     os.replace(partial, directory)
 
 
-def load(directory: pathlib.Path) -> Saved:
-    """Reads the step that `save` wrote into `directory`.
+def load_step(directory: pathlib.Path) -> Saved:
+    """Reads the step that `save_step` wrote into `directory`.
 
     Raises:
-      ConfigError: if there is none, or it cannot be read.
+      ConfigError: if there is no step, or the step cannot be read.
     """
     try:
         document = parse_json(read_regular(directory / DOCUMENT))
@@ -122,13 +122,13 @@ def load(directory: pathlib.Path) -> Saved:
             f"{directory} holds no step to replay; give the WORKDIR of a run that ended with exit status 3"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{directory} cannot be read ({error}); run again until the step to write it anew") from None
+        raise ConfigError(f"{directory} cannot be read ({error}); train up to this step again to save it") from None
 
 
-def restore(experiment: Experiment, saved: Saved) -> TrainState:
-    """The saved state on the devices of `experiment`, which may have another preset.
+def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
+    """Returns the saved state on the devices of `experiment`, which may have another preset.
 
-    If its loss scale is of another kind than the saved one, it starts as at the start of a run.
+    If the loss scale of `experiment` is of another kind than the saved loss scale, it begins as at the start of a run.
 
     Raises:
       ConfigError: if the saved arrays do not fit this network.
@@ -143,11 +143,12 @@ def restore(experiment: Experiment, saved: Saved) -> TrainState:
         if name not in arrays or arrays[name].shape != leaf.shape:
             raise ConfigError(f"the saved state has no {name} of shape {leaf.shape}; it is of another network")
         leaves.append(arrays[name].astype(leaf.dtype))
-    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return jax.device_put(dataclasses.replace(state, halted=np.asarray(False)), experiment.replicated_sharding)
+    state: TrainState = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    state = jax.device_put(dataclasses.replace(state, halted=jnp.asarray(False)), experiment.replicated_sharding)
+    return state
 
 
-def _document(experiment: Experiment, state: TrainState, batch: Batch, found: str | None) -> dict[str, Any]:
+def _document(experiment: Experiment, state: TrainState, batch: Batch, found: str | None) -> Record:
     return {
         "step": int(state.step) + 1,
         "found": found,
@@ -156,13 +157,13 @@ def _document(experiment: Experiment, state: TrainState, batch: Batch, found: st
     }
 
 
-def _gather(batch: Any) -> Any:
-    """The global batch in every process, from the parts of all."""
+def _gather(batch: Batch) -> Batch:
+    """Returns the global batch in every process, from the parts of all processes."""
     return batch if jax.process_count() == 1 else multihost_utils.process_allgather(batch, tiled=True)
 
 
-def _local(array: Any) -> np.ndarray:
-    """The local copy of a replicated array."""
+def _local(array: jax.Array | np.ndarray) -> np.ndarray:
+    """Returns the local copy of a replicated array."""
     return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
 
 

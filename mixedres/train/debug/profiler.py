@@ -1,4 +1,4 @@
-"""A trace of a few training steps, for xprof and Perfetto."""
+"""Trace of a few training steps, for xprof and Perfetto."""
 
 import contextlib
 import pathlib
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 import jax
 
 from mixedres._internal.errors import ConfigError, one_line
-from mixedres.checkpoints.workdir import PROFILE, TRACES
-from mixedres.config.keys import profile_window
+from mixedres.checkpoints import workdir
+from mixedres.config import profile_window
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.step import TrainState
 
 
-def window(experiment: Experiment) -> range:
-    """The numbers of the steps that ``config.profile`` names, from 1 as in the metrics; empty without it.
+def traced_steps(experiment: Experiment) -> range:
+    """Returns the numbers of the steps that ``config.profile`` names, from 1 as in the metrics; empty without it.
 
     Raises:
-      ConfigError: if the first of them lies beyond the end of the run.
+      ConfigError: if the first of these steps lies beyond the end of the run.
     """
     given, total = experiment.config.profile, experiment.total_steps
     if given is None:
@@ -36,31 +36,39 @@ def window(experiment: Experiment) -> range:
 
 
 class Profiler:
-    """Traces the steps of a window and nothing else: it waits for the device before and after them.
+    """Trace of the steps in a window and of nothing else: the trace begins and ends when the device is idle.
 
-    An evaluation, a checkpoint or an error ends the trace, and the rest of the window is not traced. Of many processes
-    only the first traces, and the others wait for it outside of collectives, which may give up. A trace that cannot be
-    started or written costs a warning.
+    An evaluation, a checkpoint or an error ends the trace, and the rest of the window is not traced. In a run of
+    several processes only process 0 traces. The other processes wait for it outside of collectives, because a
+    collective may time out. If a trace cannot be started or written, a warning is printed.
     """
 
     def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
-        """Takes the numbers of the steps, none for no trace, and the workdir; the log's clock stops during the work."""
-        self._window, self._directory, self._log, self._group = window, directory / PROFILE, log, group
-        self._trace = self._directory / TRACES  # of this start; "*" stands for its first step
+        """Prepares the trace; `step` starts it.
+
+        Args:
+          window: numbers of the steps to trace; empty: no trace.
+          directory: the workdir.
+          log: receives lines; the log's clock stops while a trace begins or ends.
+          group: the processes of the run.
+        """
+        self._window, self._directory, self._log, self._group = window, directory / workdir.PROFILE, log, group
+        self._trace = self._directory / workdir.TRACES  # of this start; "*" stands for the first step
         self._state: Callable[[], TrainState]
-        self._since = self._newest = 0  # first step of the trace under way, 0 for none; both alike in all processes
+        # The first step of the trace under way, 0 for none, and the newest step; the same in all processes.
+        self._since = self._newest = 0
         self._has_failed = False
 
     @contextlib.contextmanager
     def over(self, state: Callable[[], TrainState]) -> Iterator[None]:
-        """A context of the loop, in which `state` returns the newest state; an error in it also ends the trace."""
+        """Surrounds the loop; an error in the block ends the trace. `state` returns the newest state."""
         self._state = state
         try:
             yield
         finally:
             if self._since:
                 with contextlib.suppress(Exception):
-                    if self._group.count == 1:  # another process may be the reason, and never come
+                    if self._group.count == 1:  # several could wait for a process that has failed
                         jax.block_until_ready(state())
                 with self._group.pause():
                     self._attempt(self._stop)
@@ -69,7 +77,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """A context of the dispatch of a step, which has its number in the trace; starts the trace if one is due."""
+        """Surrounds the dispatch of a step, which the trace shows with its number; starts the trace if one is due."""
         if not self._since and step in self._window:
             self._since, self._trace = step, self._trace.with_name(self._trace.name.replace("*", str(step)))
             self._in_turn(self._start, f"start of the trace from step {step}")
@@ -83,13 +91,13 @@ class Profiler:
             self.end()
 
     def end(self) -> None:
-        """Ends the trace, if one is under way; called in all processes alike."""
+        """Ends the trace, if one is under way; all processes call this at the same step."""
         if self._since:
             self._in_turn(self._stop, f"end of the trace from step {self._since}")
             self._since, self._window = 0, range(0)
 
     def _in_turn(self, action: Callable[[], None], name: str) -> None:
-        """Calls `action` in the first process between two steps; the others wait there. Each `name` is used once."""
+        """Calls `action` in process 0 between two steps; the other processes wait. Each `name` is used once."""
         jax.block_until_ready(self._state())
         self._log.clock.stop()  # the loop starts it again in the next step
         with self._group.pause():
@@ -97,19 +105,19 @@ class Profiler:
             self._group.barrier(name)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Calls `action` in the first process; its error is a warning, because a trace is never worth a run."""
+        """Calls `action` in process 0; an error becomes a warning, so that a trace never ends a run."""
         if not self._group.is_primary or self._has_failed:
             return
         try:
             action()
         except Exception as error:  # the profiler fails in many ways
             self._has_failed = True
-            shutil.rmtree(self._trace, ignore_errors=True)  # what was written is not whole
+            shutil.rmtree(self._trace, ignore_errors=True)  # the files are not whole
             self._log.print(f"warning: no trace from step {self._since} ({one_line(error)}); the run goes on")
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it makes calls of functions ten times slower, in all threads
+        options.python_tracer_level = 0  # with the default, function calls in all threads are ten times slower
         options.session_id = self._trace.name
         shutil.rmtree(self._trace, ignore_errors=True)  # of an earlier start, perhaps on another host
         jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)

@@ -1,4 +1,4 @@
-"""Processes that train one network together: they connect, compare what they run, stop together."""
+"""Processes that train one network together: they connect, compare their configs and data, and stop together."""
 
 from mixedres.train.distributed.group import SINGLE, ProcessGroup, SingleProcess
 from mixedres.train.distributed.liveness import STATUS_LOST

@@ -1,7 +1,7 @@
-"""The processes of a run as the rest of the program sees them: one alone, or a group with the same interface.
+"""Communication between the processes of a run. `SingleProcess` and `ProcessGroup` have the same interface.
 
-`jax.experimental.multihost_utils` does not serve: its functions are collectives of the devices, with which Gloo gives
-up after 30 seconds if a process is late and aborts if shapes differ, and they know no strings and no names.
+`jax.experimental.multihost_utils` is not used, because its functions are collectives of the devices: Gloo times out
+after 30 seconds if a process is late, and aborts if shapes differ. They take no strings and report no process.
 """
 
 import contextlib
@@ -22,31 +22,31 @@ from mixedres._internal import console
 from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped, listed
 from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
-from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read
+from mixedres._internal.types import Json, Record
+from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read_keys
 
 PATIENCE_MS = 1_800_000  # The slowest process may be listing a million files outside the loop.
-# What JAX says of a barrier to which a process did not come, or, without a name, of a value that process 0 did not set.
+# JAX's error if a process did not come to a barrier, or, without a process, if process 0 did not set a value.
 LATE = re.compile(r"DEADLINE_EXCEEDED(?:.*task names:\s*(\d+))?", re.DOTALL)
 
 
-class SingleProcess(contextlib.AbstractContextManager[Any]):
-    """Process number `index`, from 0, of `count`: here the only one, with the interface of `ProcessGroup`."""
+class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
+    """A run with one process, with the interface of `ProcessGroup`."""
 
-    index = 0
-    count = 1
+    index, count = 0, 1  # number of this process, from 0, and number of processes
 
     @property
     def is_primary(self) -> bool:
-        """Whether this is process 0, which writes the files of the run and prints."""
+        """Returns whether this is process 0, which writes the files of the run and prints."""
         return self.index == 0
 
-    def assert_equal(self, what: str, value: dict[str, Any]) -> None:
-        """Raises `ConfigError` in all processes unless they have the same `value`, of JSON types, named `what`."""
+    def assert_equal(self, what: str, value: Record) -> None:
+        """Raises `ConfigError` in all processes if their `value` of JSON types, named `what`, differs."""
 
     def barrier(self, name: str) -> None:
         """Waits for all processes; each `name` is used once."""
 
-    def broadcast(self, name: str, value: Any) -> Any:
+    def broadcast(self, name: str, value: Json) -> Json:
         """Returns the `value` of process 0, of JSON types, in all processes; each `name` is used once."""
         return value
 
@@ -55,7 +55,7 @@ class SingleProcess(contextlib.AbstractContextManager[Any]):
         return asked
 
     def progress(self, step: int) -> None:
-        """Notes that this process goes on with `step`, or with an evaluation after it; called before the dispatch."""
+        """Notes that this process goes on with `step`, or with the evaluation after `step`; called before dispatch."""
         self._note(step=step)
 
     @contextlib.contextmanager
@@ -63,21 +63,28 @@ class SingleProcess(contextlib.AbstractContextManager[Any]):
         """Ends the run if a process of a group makes no `progress` for the timeout inside the block."""
         self._note(armed=armed)
         yield
-        self._note(armed=not armed)  # not after an exception, which may come of a process that hangs
+        self._note(armed=not armed)  # not after an exception, which may come from a process that hangs
 
-    # Inside `loop`, around what may take longer than the timeout, such as saving; deaths are still seen.
+    # Inside `loop`, around work that may take longer than the timeout, such as saving; deaths are still noticed.
     pause = functools.partialmethod(loop, armed=False)
 
-    def _note(self, **changes: Any) -> None: ...
+    def _note(self, **changes: float) -> None: ...
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
 
 
 class ProcessGroup(SingleProcess):
-    """Many processes, connected until the end of the block; an error that leaves it in one process ends all of them."""
+    """Several processes, connected until the end of the block; an error in one of them ends all."""
 
     def __init__(self, index: int, count: int, address: str, timeout: float):
-        """Watches the others: process 0 at `address`, 'HOST:PORT'; silence for `timeout` seconds counts as a loss."""
+        """Starts the threads that watch the other processes.
+
+        Args:
+          index: number of this process, from 0.
+          count: number of processes.
+          address: 'HOST:PORT' of process 0.
+          timeout: seconds without a heartbeat after which a process counts as lost.
+        """
         self.index, self.count, self._address = index, count, address
         self._client: Any = global_state.client
         self._ending, self._gate = threading.Lock(), threading.Lock()
@@ -87,13 +94,13 @@ class ProcessGroup(SingleProcess):
         for thread in self._threads:
             thread.start()
 
-    def assert_equal(self, what: str, value: dict[str, Any]) -> None:
-        """Compares `value` with that of process 0; all processes raise the same error."""
+    def assert_equal(self, what: str, value: Record) -> None:
+        """Compares `value` with the value of process 0; all processes raise the same error."""
         line = difference(what, self.index, self.broadcast(what, value), as_json(value))
         if line:
             self._client.key_value_set(f"difference/{what}/{self.index}", json.dumps(line))
         self.barrier(f"comparison of {what}")
-        if lines := read(self._client, f"difference/{what}"):
+        if lines := read_keys(self._client, f"difference/{what}"):
             self._differ = True
             raise ConfigError(lines[min(lines)])
 
@@ -101,7 +108,7 @@ class ProcessGroup(SingleProcess):
         """Waits for all processes."""
         self._client.wait_at_barrier(name, PATIENCE_MS)
 
-    def broadcast(self, name: str, value: Any) -> Any:
+    def broadcast(self, name: str, value: Json) -> Json:
         """Returns the `value` of process 0."""
         if self.is_primary:
             self._client.key_value_set(name, json.dumps(value))
@@ -109,8 +116,8 @@ class ProcessGroup(SingleProcess):
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Returns whether `step` is the last one, and waits only between a request and the agreement."""
-        # `multihost_utils.reached_preemption_sync_point` does the same, but takes SIGTERM away from Python, knows no
-        # other request, and holds Python's global lock while it waits, so that nobody could name a lost process.
+        # `multihost_utils.reached_preemption_sync_point` does the same, but takes SIGTERM away from Python, accepts no
+        # other request, and holds Python's global lock while it waits, so that no thread could name a lost process.
         if asked and not self._asked:
             self._asked = True
             self._client.key_value_set("stop", "", True)
@@ -118,19 +125,19 @@ class ProcessGroup(SingleProcess):
             self._step = step
         return step >= self._last_step
 
-    def _note(self, **changes: Any) -> None:
+    def _note(self, **changes: float) -> None:
         self._monitor.note(**changes)
 
     def _agree_on_last_step(self) -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # at the end, or the monitor says why
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the end of the run, or a loss that is reported
             self._client.blocking_key_value_get("stop", FOREVER_MS)
             with self._gate:  # this process goes no further than the step that it publishes
                 self._client.key_value_set(f"stop/{self.index}", str(self._step))
                 self._client.wait_at_barrier("stop", FOREVER_MS)
-                self._last_step = max(read(self._client, "stop").values()) + 1
+                self._last_step = max(read_keys(self._client, "stop").values()) + 1
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError)):  # all processes alike
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError)):  # in all processes
             try:
                 self.barrier("end")
                 self._monitor.closed.set()
@@ -140,7 +147,7 @@ class ProcessGroup(SingleProcess):
                 return
             except jax.errors.JaxRuntimeError as failed:
                 error = failed
-        here = re.match("RESOURCE_EXHAUSTED|INVALID_ARGUMENT", str(error))  # reasons that lie in this process
+        here = re.match("RESOURCE_EXHAUSTED|INVALID_ARGUMENT", str(error))  # errors whose cause is in this process
         if isinstance(error, jax.errors.JaxRuntimeError) and not here:
             self.blame(str(error))
         self._monitor.closed.set()
@@ -154,7 +161,7 @@ class ProcessGroup(SingleProcess):
         self._end(line, status)
 
     def blame(self, said: str = "") -> None:
-        """Ends with the name of the process that is the reason for what JAX `said`, or for an abort, if one is."""
+        """Exits with the name of the lost process behind JAX's error `said` or an abort, if a process is lost."""
         if late := LATE.match(said):
             self._end(f"process {late[1] or 0} did not come within {PATIENCE_MS // 1000} s; {RESTART}", STATUS_LOST)
         if not self.is_primary and not answers(self._address):
@@ -163,10 +170,10 @@ class ProcessGroup(SingleProcess):
         self._monitor.suspect()
 
     def _end(self, line: str, status: int) -> None:
-        self._ending.acquire()  # never released, so that only the first line is printed
+        self._ending.acquire()  # never released: only the first line is printed
         console.give_up()
-        console.complain(f"mixedres: {line}")  # what a stranger at the port wrote is escaped, too
-        time.sleep(self.is_primary)  # the others must hear a verdict before process 0 ends and takes it along
+        console.complain(f"mixedres: {line}")  # escapes what any program may have sent to the port
+        time.sleep(self.is_primary)  # the others must receive a verdict before process 0, which has it, ends
         os._exit(status)  # at once: collectives in other threads cannot be interrupted
 
 
@@ -178,8 +185,8 @@ def answers(address: str) -> bool:
     return False
 
 
-def difference(what: str, index: int, first: dict[str, Any], value: dict[str, Any]) -> str:
-    """Returns a line with the keys that differ between process 0 and process `index`, or ''."""
+def difference(what: str, index: int, first: Record, value: Record) -> str:
+    """Returns a line with the keys that differ between process 0 and process `index`; '' if none differs."""
     keys = sorted(key for key in first.keys() | value.keys() if first.get(key) != value.get(key))
     found = listed([f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys], 5, "; ")
     return f"the processes differ in their {what} ({found}); start all of them with the same" if keys else ""

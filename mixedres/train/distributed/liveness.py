@@ -1,4 +1,4 @@
-"""Heartbeats of the processes: process 0, where JAX keeps them, watches all; every other one watches process 0."""
+"""Heartbeats of the processes. Process 0, where JAX keeps them, watches all; each other process watches process 0."""
 
 import contextlib
 import json
@@ -10,21 +10,23 @@ from typing import Any
 
 import jax
 
+from mixedres._internal.types import Json, Record
+
 STATUS_LOST = 4
 RESTART = "start all processes again with the same command, and the run continues from its newest checkpoint"
 FOREVER_MS = 10**12
-# Seconds of silence that are enough after a collective has failed, which hardly happens while all processes live.
+# The timeout in seconds after a failed collective, because a collective hardly fails while all processes live.
 _SUSPICION = 30.0
 
 
-def read(client: Any, directory: str) -> dict[int, Any]:
+def read_keys(client: Any, directory: str) -> dict[int, Json]:
     """Returns {index: value} of all keys 'directory/index' in the key-value store of JAX's `client`."""
     pairs = client.key_value_dir_get(f"{directory}/")
     return {int(key.rpartition("/")[2]): json.loads(text) for key, text in pairs}
 
 
-def hanging(heartbeats: dict[int, dict[str, Any]], timeout: float) -> str:
-    """Returns a line that names the process for which all wait inside the loop for `timeout` seconds, or ''."""
+def hanging(heartbeats: dict[int, Record], timeout: float) -> str:
+    """Returns a line that names the process that hangs, if all wait inside the loop for `timeout` seconds, or ''."""
     if not all(heartbeat["armed"] and heartbeat["waited"] > timeout for heartbeat in heartbeats.values()):
         return ""
     slowest, *_, fastest = sorted(2 * list(heartbeats.values()), key=lambda heartbeat: heartbeat["passed"])
@@ -34,13 +36,21 @@ def hanging(heartbeats: dict[int, dict[str, Any]], timeout: float) -> str:
 
 
 class LivenessMonitor:
-    """Heartbeats of all processes, which `threads` exchange and judge; the caller starts and joins these."""
+    """Heartbeats of all processes, which `threads` exchange and judge; the caller starts and joins the threads."""
 
     def __init__(self, client: Any, index: int, count: int, timeout: float, end: Callable[[str, int], None]):
-        """Takes seconds of silence, or of no progress in the loop, after which `end` gets a line and a status."""
+        """Makes the threads.
+
+        Args:
+          client: JAX's key-value store.
+          index: number of this process, from 0.
+          count: number of processes.
+          timeout: seconds without a heartbeat, or without progress in the loop, after which a process is lost.
+          end: called with a line and an exit status if a process is lost.
+        """
         self._client, self._index, self._timeout, self._end = client, index, timeout, end
         self._interval, self.closed = min(2.0, timeout / 10), threading.Event()
-        self.own = {"passed": 0, "step": 0, "armed": False}
+        self.own: Record = {"passed": 0, "step": 0, "armed": False}
         self.note()
         watched = range(count) if index == 0 else [0]
         self.heartbeats = {other: {"name": f"process {other}", "armed": False} for other in watched}
@@ -49,20 +59,20 @@ class LivenessMonitor:
             threading.Thread(target=job, daemon=True) for job in (self._exchange, self._judge, self._follow)
         ]
 
-    def note(self, **changes: Any) -> None:
-        """Changes 'step' or 'armed' (whether no progress is a hang) of the heartbeat, which counts as progress."""
+    def note(self, **changes: float) -> None:
+        """Changes 'step' or 'armed' (no progress counts as a hang) of the heartbeat; the change counts as progress."""
         self._progressed = time.monotonic()
         own = self.own | {"passed": self.own["passed"] + 1} | changes
         own["name"] = f"process {self._index} ({socket.gethostname()}, last heard of at step {own['step']})"
         self.own = own
 
     def suspect(self) -> None:
-        """Judges sooner, because a collective has failed, and waits until a loss would be named."""
+        """Shortens the timeout after a failed collective, and waits as long as the verdict may take."""
         self._timeout = min(self._timeout, _SUSPICION)
-        time.sleep(self._timeout + 4 * self._interval + _SUSPICION)  # on a busy machine the threads come late
+        time.sleep(self._timeout + 4 * self._interval + _SUSPICION)  # the threads are late on a busy machine
 
     def announce(self, line: str, status: int) -> None:
-        """Makes all other processes end with `line` and `status`, unless another verdict was first."""
+        """Makes all other processes end with `line` and `status`, unless there is an earlier verdict."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set("verdict", json.dumps([line, status]))
 
@@ -74,10 +84,10 @@ class LivenessMonitor:
 
     def _exchange(self) -> None:  # in a thread of its own, because it blocks if process 0 was stopped
         while True:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # how long it lasts is for `_judge` to see
-                own = self.own | {"waited": time.monotonic() - self._progressed}  # never twice the same
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # `_judge` measures how long an error lasts
+                own = self.own | {"waited": time.monotonic() - self._progressed}  # differs every time
                 self._client.key_value_set(f"heartbeat/{self._index}/{self._index}", json.dumps(own), True)
-                new = read(self._client, "heartbeat/0" if self._index else "heartbeat")
+                new = read_keys(self._client, "heartbeat/0" if self._index else "heartbeat")
                 changed = [other for other in self._heard.keys() & new if new[other] != self.heartbeats[other]]
                 self._heard |= dict.fromkeys(changed, time.monotonic())
                 self.heartbeats |= new
@@ -88,11 +98,11 @@ class LivenessMonitor:
         before = time.monotonic()
         while not self.closed.wait(self._interval):
             now = time.monotonic()
-            if now - before > self._timeout / 2:  # this process was stopped, and what it knows is old
+            if now - before > self._timeout / 2:  # this process was stopped, so its heartbeats are old
                 self._heard = dict.fromkeys(self._heard, now)
             before = now
             silence, other = max(((now - heard, other) for other, heard in self._heard.items()), default=(0.0, 0))
-            # From process 0, which sees all; a silent one may have died, and that is said later.
+            # Only process 0 sees all heartbeats. A silent process may have died, which is reported below.
             line = hanging(self.heartbeats, self._timeout) if self._index == 0 and silence < 3 * self._interval else ""
             if silence > self._timeout:
                 line = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s: it died, was "

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as a request: finish the step, save, and leave."""
+"""SIGINT, SIGTERM and SIGHUP as a request to finish the step, save, and leave."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 from mixedres._internal import process
 
 
 class StopSignal:
-    """A context in which the first of the signals is a request, and a second one ends the process at once.
+    """A context in which the first signal is a request to stop, and a second signal ends the process at once.
 
-    Outside the main thread, where Python allows no handlers, it does nothing. A SIGHUP that was ignored before, as
-    under nohup, stays so.
+    Outside the main thread, where Python allows no handlers, the context does nothing. A SIGHUP that was ignored before
+    the context, as under nohup, stays ignored.
 
     Attributes:
-      requested: the signal that asked to stop; None as long as there was none.
+      requested: the signal that asked to stop; None before a signal.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StopSignal:
         self._undo = process.take_signals(self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -42,6 +42,6 @@ class StopSignal:
 
 
 def _say(text: str) -> None:
-    """Past Python's buffers, which a handler must not touch: it may have interrupted a `print`."""
-    with contextlib.suppress(OSError):  # the terminal may be gone, which may be the reason
+    """Prints without Python's buffers, because the handler may have interrupted a `print`."""
+    with contextlib.suppress(OSError):  # a signal may come because the terminal is gone
         os.write(2, f"\nmixedres: {text}\n".encode())

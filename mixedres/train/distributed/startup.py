@@ -1,7 +1,8 @@
-"""How the processes of a run find each other.
+"""The connection of the processes of a run.
 
-Where that fails, and where process 0 is gone, JAX prints a stack trace and aborts. Python gets no exception, and its
-signal handlers run too late; a SIGABRT handler in C, which ctypes makes of a function, has the last word.
+If the processes cannot connect, or process 0 is lost, JAX prints a stack trace and aborts. Python gets no exception,
+and its signal handlers run too late. So a SIGABRT handler in C, which ctypes makes from a function, prints the
+last line.
 """
 
 import contextlib
@@ -12,7 +13,6 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -21,10 +21,11 @@ from mixedres._internal.jax_compat import global_state
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.train.distributed.group import SINGLE, ProcessGroup, SingleProcess, answers
 
-# What JAX adds to the initialization timeout that it is given, measured with 0.10 and 0.12.
+# Seconds that JAX adds to the initialization timeout, measured with 0.10 and 0.12.
 _JAX_ADDS = 5
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_installed: list[Any] = []  # C keeps no reference
+# Handlers that C may call until the process ends; C itself keeps no reference.
+_installed: list[Callable[[int], None]] = []
 
 
 def join(
@@ -34,17 +35,20 @@ def join(
     process_id: int | None = None,
     timeout: float = 300.0,
 ) -> SingleProcess:
-    """Connects the processes of this run and returns them once all have come; called before JAX touches a device.
+    """Connects the processes of this run and returns the group; called before JAX touches a device.
 
-    If the others do not come, the process prints what to do and exits with status 2, without an exception.
+    If the other processes do not come, this process prints what to do and exits with status 2, without an exception.
+    A SIGABRT handler stays installed until the process ends.
 
     Args:
-      distributed: lets JAX find the others (SLURM, Open MPI, Kubernetes, TPU pods).
-      coordinator, num_processes, process_id: as `mixedres.config.flags` has checked them.
-      timeout: seconds to wait for the others, here and for a sign of life later; > 0.
+      distributed: lets JAX find the other processes (SLURM, Open MPI, Kubernetes, TPU pods).
+      coordinator: 'HOST:PORT' of process 0; None: a run with one process, unless `distributed`.
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
+      timeout: seconds to wait for the other processes, here and for a heartbeat later; > 0.
 
     Raises:
-      ConfigError: if nothing tells who the others are, or they cannot join.
+      ConfigError: if `distributed` finds no job, or the processes cannot join.
     """
     given = (coordinator, num_processes, process_id)
     if not distributed and coordinator is None:
@@ -52,14 +56,14 @@ def join(
     # JAX's preemption service would take SIGTERM away from Python; see `ProcessGroup.stop_agreed`.
     jax.config.update("jax_enable_preemption_service", False)
     output = os.dup(2)
-    with tempfile.TemporaryFile() as captured:  # what Python and C++ write to the standard error output meanwhile
+    with tempfile.TemporaryFile() as captured:  # receives what Python and C++ write to the standard error output
 
         def last_word() -> None:
             said = os.pread(captured.fileno(), 1 << 20, 0).decode(errors="replace")
             os.write(output, f"mixedres: {why(said, *given, timeout)}\n".encode())
             os._exit(2)
 
-        # By default JAX listens at all addresses of process 0, and believes whoever comes.
+        # By default JAX listens at all addresses of process 0, and accepts every connection.
         bound = coordinator if coordinator and is_here(coordinator) else None
         on_abort(last_word)
         os.dup2(captured.fileno(), 2)
@@ -69,7 +73,7 @@ def join(
                 coordinator_bind_address=bound,
                 cluster_detection_method="deactivate" if coordinator else None,
                 initialization_timeout=max(1, int(timeout) - _JAX_ADDS),
-                heartbeat_timeout_seconds=int(2 * timeout) + 60,  # the monitor speaks before JAX aborts
+                heartbeat_timeout_seconds=int(2 * timeout) + 60,  # the monitor reports a loss before JAX aborts
                 shutdown_timeout_seconds=int(timeout) + 1,
             )
         except (ValueError, RuntimeError) as error:
@@ -81,7 +85,7 @@ def join(
             os.dup2(output, 2)
             os.write(output, os.pread(captured.fileno(), 1 << 20, 0))
             os.close(output)
-    # `jax.process_index` would start the devices, which waits for all processes with nobody watching.
+    # `jax.process_index` would start the devices, which waits for all processes before the monitor watches them.
     address = str(global_state.coordinator_address)
     group = ProcessGroup(global_state.process_id, global_state.num_processes, address, timeout)
     on_abort(group.blame)
@@ -89,9 +93,9 @@ def join(
 
 
 def is_here(address: str) -> bool:
-    """Whether the host of 'HOST:PORT' is an address of this machine, on which a socket can listen.
+    """Returns whether the host of 'HOST:PORT' is an address of this machine, on which a socket can listen.
 
-    It may be one of a router or a container before this machine.
+    The address may belong to a router or a container host before this machine instead.
     """
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(OSError):
@@ -103,7 +107,7 @@ def is_here(address: str) -> bool:
 
 
 def why(said: str, address: str | None, count: int | None, index: int | None, timeout: float) -> str:
-    """Returns why JAX could not connect the processes and what to do, from what it `said` before its abort."""
+    """Returns why JAX could not connect the processes and what to do, from the text `said` that JAX wrote."""
     where = address or "the address that --distributed found"
     if "incarnation" in said and "ALREADY_EXISTS" in said:
         return f"another process has joined as --process_id={index} of {where} too; give each its own id from 0"

@@ -1,15 +1,15 @@
-"""The log of a run: means of its metrics, printed lines, and the clock for its rates."""
+"""Log of a run: means of its metrics, printed lines, and the clock for its rates."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from mixedres._internal.progress import StepProgress
+from mixedres._internal.types import Metrics, Record
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import Histogram, MetricWriter, NullMetricWriter
 
-# Fraction of the training time spent waiting for data above which a note is printed, and the seconds before that.
+# A note is printed if the devices wait for data for more than this fraction of the time, after so many seconds.
 WAIT_LIMIT = 0.1
 WAIT_PATIENCE = 5.0
 
@@ -21,7 +21,7 @@ class Average:
     """
 
     def __init__(self, sums: Mapping[str, Sequence[float]] | None = None):
-        """`sums`: an earlier result of `state`, to go on from."""
+        """Starts at 0, or at `sums`, an earlier result of `state`."""
         self._applied, self._all = ([*sums[name]] if sums else [0, 0.0, 0.0] for name in ("applied", "all"))
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -32,12 +32,12 @@ class Average:
             sums[2] += values["top1"]
 
     def mean(self) -> dict[str, float]:
-        """The mean loss and top-1."""
+        """Returns the mean loss and top-1."""
         count, loss, top1 = self._applied if self._applied[0] else self._all
         return {"loss": loss / max(count, 1), "top1": top1 / max(count, 1)}
 
     def state(self) -> dict[str, list[float]]:
-        """The sums, as JSON."""
+        """Returns the sums, as JSON."""
         return {"applied": [*self._applied], "all": [*self._all]}
 
 
@@ -50,22 +50,22 @@ class Stopwatch:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Starts, if not running."""
+        """Starts the clock, unless it runs."""
         self._since = self._since or time.perf_counter()
 
     def stop(self) -> None:
-        """Stops, if running."""
+        """Stops the clock, if it runs."""
         self.seconds = self.read()
         self._since = None
 
     def read(self) -> float:
-        """Seconds up to now."""
+        """Returns the seconds up to now."""
         running = 0.0 if self._since is None else time.perf_counter() - self._since
         return self.seconds + running
 
 
 class RunLog:
-    """Collects the metrics of steps and evaluations, and passes them to files and to the terminal.
+    """Collector of the metrics of steps and evaluations, which it passes to files and to the terminal.
 
     Attributes:
       clock: seconds spent in training steps.
@@ -73,7 +73,7 @@ class RunLog:
       total_skipped: skipped steps since the start of the run.
       epoch_loss: mean training loss between the last two evaluations; None before the first.
       waited: seconds of `clock` in which the devices waited for a batch.
-      resources: samples processor, memory and GPUs.
+      resources: sampler of processor, memory and GPUs.
     """
 
     def __init__(
@@ -86,20 +86,21 @@ class RunLog:
         log_every: int,
         learning_rate: Callable[[int], float],
         unreadable: Mapping[str, str] = MappingProxyType({}),
-        state: Mapping[str, Any] | None = None,
+        state: Record | None = None,
         resources: Resources | None = None,
     ):
         """Starts the log.
 
         Args:
-          writers, progress: receive metrics and lines.
+          writers: receives metrics.
+          progress: receives lines for the terminal.
           total_skipped: skipped steps before this start.
           batch_size: examples per step.
           log_every: steps between two lines of metrics.
           learning_rate: function of the number of applied updates.
           unreadable: {name: reason}, which grows with every image that cannot be used.
-          state: result of `state` at the step at which this start begins.
-          resources: sampler, closed with this log.
+          state: the result of `state` at the first step of this start; None at the start of a run.
+          resources: sampler, closed with this log; None: no samples.
         """
         state = state or {}
         self.clock = Stopwatch()
@@ -116,15 +117,15 @@ class RunLog:
         self._line_at, self._waited_at = 0.0, 0.0
         self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
 
-    def state(self) -> dict[str, Any]:
-        """The sums that a continued run needs to write the lines of an uninterrupted one, as JSON."""
+    def state(self) -> Record:
+        """Returns the sums, as JSON, from which a continued run writes the same lines as an uninterrupted run."""
         return {
             "line": self._line_average.state(),
             "eval": self._eval_average.state(),
             "epoch_loss": self.epoch_loss,
         }
 
-    def train(self, step: int, values: Mapping[str, Any]) -> None:
+    def train(self, step: int, values: Metrics) -> None:
         """Logs the metrics of a finished step."""
         updates_before = step - 1 - self.total_skipped
         self.last = {name: float(value) for name, value in values.items()}
@@ -162,11 +163,11 @@ class RunLog:
 
     @property
     def data_wait(self) -> float:
-        """Fraction of the training time in which the devices waited for data."""
+        """Returns the fraction of the training time in which the devices waited for data."""
         return self.waited / max(self.clock.read(), 1e-9)
 
     def _advise(self) -> None:
-        """Prints once that the data come too slowly, and every time that more images cannot be read."""
+        """Prints a note once if the data come too slowly, and every time that more images cannot be read."""
         if self.data_wait > WAIT_LIMIT and self.clock.read() > WAIT_PATIENCE and not self._wait_printed:
             self._wait_printed = True
             self.print(

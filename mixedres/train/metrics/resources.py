@@ -1,4 +1,4 @@
-"""The use of processor, memory and GPUs by a run, sampled in a thread."""
+"""Use of processor, memory and GPUs by a run, sampled in a thread."""
 
 import contextlib
 import os
@@ -12,17 +12,18 @@ import psutil
 
 
 class Resources:
-    """Takes a sample every few seconds; the loop takes the newest after every step.
+    """Sampler that measures every few seconds; the loop takes the newest sample after every step.
 
-    A sample has, as far as the platform provides them:
+    A sample has these values, if the platform provides them:
       cpu_percent: processor time since the previous sample, of this process and its children; 100 is one core.
-      rss_bytes: resident memory of these processes; shared memory counts in each.
+      rss_bytes: resident memory of these processes; shared memory counts in each process.
       device_bytes: memory allocated by JAX on its fullest device.
-      gpu_utilization, gpu_memory_bytes: of the busiest and of the fullest GPU, over all processes, from NVML.
+      gpu_utilization: load of the busiest GPU by all processes, in percent, from NVML.
+      gpu_memory_bytes: memory in use on the fullest GPU by all processes, from NVML.
     """
 
     def __init__(self, seconds: float, devices: Sequence[jax.Device] = ()):
-        """Starts the thread, unless the `seconds` between two samples are 0; `devices`: the devices of the run."""
+        """Starts the thread for the `devices` of a run, unless the `seconds` between two samples are 0."""
         self._devices = [device for device in devices if device.process_index == jax.process_index()]
         self._gpus = _gpus() if any(device.platform == "gpu" for device in self._devices) else []
         self._process = psutil.Process()
@@ -36,12 +37,12 @@ class Resources:
             self._thread.start()
 
     def take(self) -> dict[str, float] | None:
-        """The newest sample; None if there is none since the last call."""
+        """Returns the newest sample; None if there was no sample since the last call."""
         newest, self._newest = self._newest, None
         return newest
 
     def summary(self) -> dict[str, float]:
-        """The mean of cpu_percent and the maximum of all other values; empty before the first sample."""
+        """Returns the mean of cpu_percent and the maximum of all other values; {} before the first sample."""
         return ({"cpu_percent": self._cpu_sum / self._count} | self._peaks) if self._count else {}
 
     def close(self) -> None:
@@ -75,7 +76,7 @@ class Resources:
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
-    """Processor time of these processes and of their children that have ended."""
+    """Returns the processor time of these processes and of their children that have ended."""
     return sum(sum(times[:4]) for process in processes if (times := _read(process, "cpu_times")))
 
 
@@ -84,7 +85,7 @@ def _rss(processes: list[psutil.Process]) -> int:
 
 
 def _read(process: psutil.Process, method: str) -> Any:
-    """The result of a method; None if the process has ended."""
+    """Returns the result of a method; None if the process has ended."""
     try:
         return getattr(process, method)()
     except psutil.Error:
@@ -92,7 +93,7 @@ def _read(process: psutil.Process, method: str) -> Any:
 
 
 def _gpus() -> list[Any]:
-    """NVML's handles of the GPUs that this process sees; empty without NVML or if it fails."""
+    """Returns NVML's handles of the GPUs that this process sees; [] if NVML is missing or fails."""
     try:
         import pynvml
 
@@ -101,7 +102,7 @@ def _gpus() -> list[Any]:
         names = visible.split(",") if visible is not None else [str(i) for i in range(pynvml.nvmlDeviceGetCount())]
         by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
         return [by_index(int(name)) if name.isdigit() else by_uuid(name) for name in names if name]
-    except Exception:  # a log of resources is never worth a run; NVML fails in many ways
+    except Exception:  # NVML fails in many ways, and none of them should end a run
         return []
 
 

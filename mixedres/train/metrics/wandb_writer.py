@@ -1,34 +1,60 @@
 """Metrics to Weights & Biases (needs the extra ``wandb``)."""
 
+import contextlib
 import importlib.util
 import pathlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from mixedres._internal import console
-from mixedres._internal.errors import TrackingError
+from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
 from mixedres._internal.files import read_json, without_nan, write_json
+from mixedres._internal.types import Json
 from mixedres.checkpoints import workdir
+from mixedres.train.distributed import SingleProcess
+from mixedres.train.experiment import Experiment
 
 
-def is_installed() -> bool:
-    """Whether the package wandb can be imported."""
-    return importlib.util.find_spec("wandb") is not None
+def check_installed(project: str | None) -> None:
+    """Raises ConfigError if the metrics go to a `project` and the package wandb is missing."""
+    if project and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
+
+
+@contextlib.contextmanager
+def tracker(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> Iterator["WandbWriter | None"]:
+    """Yields the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0.
+
+    Raises:
+      TrainingError: if Weights & Biases does not take the run.
+    """
+    if not (group.is_primary and experiment.config.wandb):
+        yield None
+        return
+    try:
+        writer = WandbWriter(experiment.config.wandb, directory, experiment.resolved)
+    except TrackingError as error:
+        raise TrainingError(
+            f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
+            "config.wandb out"
+        ) from error
+    with writer:
+        yield writer
 
 
 class WandbWriter:
-    """A run at Weights & Biases, as a context; an exception that leaves the context marks it as failed.
+    """A run at Weights & Biases, as a context; an exception that leaves the context marks the run as failed.
 
     After an error of the service the training goes on: a warning is printed, and no more metrics are sent.
     """
 
-    def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Any]):
-        """Starts or continues the run of `directory`, offline where the environment has WANDB_MODE=offline.
+    def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Json]):
+        """Starts or continues the run of `directory`, offline if the environment has WANDB_MODE=offline.
 
         Args:
           project: project of the run; the run has the name of the directory.
-          directory: workdir; gets ``wandb.json`` and ``wandb/``.
+          directory: the workdir; gets ``wandb.json`` and ``wandb/``.
           config: flat config, shown beside the metrics.
 
         Raises:
@@ -49,7 +75,7 @@ class WandbWriter:
             )
         except Exception as error:  # wandb's own errors, and those of the libraries below it
             raise TrackingError(_first_line(error)) from error
-        # Steps may be repeated after a crash, and wandb's own step count must grow: ours is an axis of the curves.
+        # A crash can repeat steps, and wandb's own step count must grow. So our step is the axis of the curves.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -60,13 +86,13 @@ class WandbWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Sends the remaining metrics, which may take a while."""
         if self._run is not None:
             self._attempt(lambda: self._run.finish(exit_code=0 if kind is None else 1))
         self._run = None
 
-    def _attempt(self, action: Callable[[], Any]) -> None:
+    def _attempt(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:
@@ -75,7 +101,7 @@ class WandbWriter:
 
 
 def _run_id(path: pathlib.Path) -> str:
-    """The id of the run in the project, saved in `path`."""
+    """Returns the id of the run in the project, saved in `path`."""
     known = read_json(path)
     if isinstance(known, dict) and "id" in known:
         return str(known["id"])

@@ -32,34 +32,32 @@ class Histogram(NamedTuple):
 
 
 class MetricWriter:
-    """Writes metrics as lines of JSON, as TensorBoard events, and to a tracker.
+    """Writer of metrics as lines of JSON, as TensorBoard events, and to a tracker.
 
     If the disk is full or gone, lines wait in memory until they can be written, and curves end.
     """
 
     def __init__(
-        self,
-        jsonl: pathlib.Path,
-        first_step: int,
-        *,
-        evaluated: bool = True,
-        tracker: WandbWriter | None = None,
+        self, jsonl: pathlib.Path, first_step: int, *, evaluated: bool = True, tracker: WandbWriter | None = None
     ):
-        """Appends to `jsonl` and writes events beside it.
+        """Opens the files, and removes the lines of `jsonl` that the run writes again.
 
-        Removes the lines that the run writes again: those of steps after `first_step`, and the evaluation of
-        `first_step` unless it was `evaluated` before the checkpoint. `tracker` gets the curves, too, and is not closed.
+        Args:
+          jsonl: file of lines; the events are written beside it.
+          first_step: the step at which this start begins; lines of later steps are removed.
+          evaluated: whether `first_step` was evaluated before its checkpoint; if not, its evaluation is removed.
+          tracker: receives the curves too; not closed with this writer. None: no tracker.
 
         Raises:
           OSError: if `jsonl` cannot be opened.
         """
         if jsonl.exists():
-            # What is not UTF-8 is damage, and a line without its end would swallow the next one.
+            # Bytes that are not UTF-8 are damage, and a line without its end would be joined to the next line.
             old = read_regular(jsonl).decode(errors="replace")
             lines = old.split("\n")
             last = dict.fromkeys(("train", "resources", "numerics"), first_step)
             last["eval"] = first_step if evaluated else first_step - 1
-            remaining = "".join(f"{line}\n" for line in lines if _is_of(line, last))
+            remaining = "".join(f"{line}\n" for line in lines if _is_current(line, last))
             if remaining != old:
                 replace_text(jsonl, remaining)
         self._lines = _Lines(jsonl)
@@ -81,7 +79,7 @@ class MetricWriter:
         self._curves.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
 
     def problem(self) -> str | None:
-        """Why lines wait in memory; None if none do."""
+        """Returns why lines wait in memory; None if no line waits."""
         return self._lines.problem
 
     def sync(self) -> bool:
@@ -126,7 +124,7 @@ class _Lines:
     def write(self, line: str) -> None:
         self._waiting += line.encode()
         try:
-            while self._waiting:  # the system may write only a part
+            while self._waiting:  # the system may write a part only
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
             self.problem = None
         except OSError as error:
@@ -145,10 +143,15 @@ class _Lines:
         self._opened.close()
 
 
+# tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
+_SCHEME = "mixedres"
+
+
 class _Curves:
     """TensorBoard events through tensorboardX, which writes them in a thread of its own."""
 
     def __init__(self, directory: pathlib.Path, first_step: int):
+        register_writer_factory(_SCHEME, _LosableFile)
         self._writer = SummaryWriter(
             f"{_SCHEME}:{directory.absolute()}",
             purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
@@ -176,7 +179,7 @@ class _Curves:
 
 
 class _LosableFile:
-    """A file that drops everything from its first error on, for tensorboardX.
+    """A file for tensorboardX that drops everything after its first error.
 
     An error would end tensorboardX's thread with a traceback, and the run would wait for that thread forever.
     """
@@ -211,15 +214,11 @@ class _LosableFile:
 
     @staticmethod
     def directory_check(path: str) -> None:
-        """The directory of a run exists."""
+        """Accepts every path, because the directory of a run exists."""
 
 
-_SCHEME = "mixedres"
-register_writer_factory(_SCHEME, _LosableFile)
-
-
-def _is_of(line: str, last: Mapping[str, int]) -> bool:
-    """Whether a line belongs to a step up to the last one of its kind; False for one that a crash cut off."""
+def _is_current(line: str, last: Mapping[str, int]) -> bool:
+    """Returns whether a line is whole and of a step up to ``last[kind]``, for the kind of the line."""
     try:
         values = parse_json(line)
         return bool(values["step"] <= last[values["kind"]])

@@ -17,7 +17,7 @@ from tests.data import made
 def test_center_crop_equals_the_evaluation_loader(family, channels, tmp_path):
     made.write_folder(tmp_path, count=20)
     paths = folder.images_below(tmp_path)
-    chosen = preprocessing.get(family)
+    chosen = preprocessing.get_preprocessing(family)
     images = folder.ImageFolder("", tmp_path, paths, np.zeros(20, np.int32))
     loaded = chunks.ImageReader(images, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
     found = list(crops.center_crops(paths, chosen.input_spec(24, channels), threads=3))
@@ -62,7 +62,7 @@ def test_stopping_early_leaves_no_thread(tmp_path):
 
 
 def test_input_spec_survives_json():
-    for spec in (InputSpec((8, 8, 1)), preprocessing.get("official").input_spec(224)):
+    for spec in (InputSpec((8, 8, 1)), preprocessing.get_preprocessing("official").input_spec(224)):
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
@@ -80,7 +80,7 @@ WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
 def test_json_numbers_that_are_no_spec_are_refused(key, value):
-    good = preprocessing.get("torch").input_spec(224).to_json()
+    good = preprocessing.get_preprocessing("torch").input_spec(224).to_json()
     for change in ({key: value}, {"mean": [10**400, 1, 1]}, {"shape": [float("inf"), 8, 3]}):
         made.message(InputSpec.from_json, good | change)
     with pytest.raises(ValueError, match="is not a shape with a normalization"):

@@ -200,7 +200,7 @@ def test_official_crop_is_drawn_as_tensorflow_draws_it(size):
 
 
 def cut(data, box, size, interpolation=cv2.INTER_LINEAR, mirror=False, channels=3, apply_exif=False):
-    out, head = np.full((size, size, channels), 77, np.uint8), decoding.header(data, apply_exif=apply_exif)
+    out, head = np.full((size, size, channels), 77, np.uint8), decoding.read_header(data, apply_exif=apply_exif)
     squares.crop_and_resize(data, head, Box(*box), out, interpolation=interpolation, mirror=mirror)
     return out
 
@@ -241,7 +241,7 @@ def test_mirrored_image_equals_the_flipped_pixels(interpolation, channels, kind)
 @pytest.fixture
 def shrinks(monkeypatch):
     """Every `shrink` that was asked of the decoder."""
-    asked, original = [], decoding.decode
+    asked, original = [], decoding.decode_image
 
     def watched(*args, shrink=1, **options):
         asked.append(shrink)
@@ -278,8 +278,8 @@ def test_large_crops_decoded_smaller_look_the_same(kind, box, size, shrink, inte
 @pytest.mark.parametrize(("box", "size"), [((11, 22, 40, 60), 24), ((4, 8, 80, 72), 16)])
 def test_crop_box_refers_to_the_upright_image(orientation, box, size):
     data = made.turned(made.Image.fromarray(made.photo(90, 140, seed=2)), orientation, quality=95, subsampling=0)
-    head, exact = decoding.header(data, apply_exif=True), np.zeros((size, size, 3), np.float32)
-    upright, fast = (part_of(decoding.decode(data, head, fast_dct=fast), box) for fast in (False, True))
+    head, exact = decoding.read_header(data, apply_exif=True), np.zeros((size, size, 3), np.float32)
+    upright, fast = (part_of(decoding.decode_image(data, head, fast_dct=fast), box) for fast in (False, True))
     found = cut(data, box, size, cv2.INTER_AREA, apply_exif=True)
     assert made.psnr(found, made.average(upright, size)) > 30
     for mirror in (False, True):
@@ -289,15 +289,15 @@ def test_crop_box_refers_to_the_upright_image(orientation, box, size):
 
 
 def test_published_numbers():
-    official, torch = preprocessing.get("official"), preprocessing.get("torch")
+    official, torch = preprocessing.get_preprocessing("official"), preprocessing.get_preprocessing("torch")
     assert official.normalization(3) == ((123.68, 116.78, 103.94), (1.0, 1.0, 1.0))
     assert torch.mean == pytest.approx([255 * x for x in (0.485, 0.456, 0.406)], abs=1e-9)
     assert torch.std == pytest.approx([255 * x for x in (0.229, 0.224, 0.225)], abs=1e-9)
     mean, std = torch.normalization(1)
     assert mean == pytest.approx([255 * 1.347 / 3]) and std == pytest.approx([255 * 0.678 / 3])
     assert official.normalization(4) == ((114.8,) * 4, (1.0,) * 4)
-    fast = preprocessing.get("official_fast")
+    fast = preprocessing.get_preprocessing("official_fast")
     assert (fast.crop, fast.mean, fast.std) == (official.crop, official.mean, official.std)
     assert [family.image_dtype for family in (official, fast, torch)] == [np.float32, np.uint8, np.uint8]
     with pytest.raises(ValueError, match="preprocessing 'tf' is unknown; use one of official, official_fast, torch"):
-        preprocessing.get("tf")
+        preprocessing.get_preprocessing("tf")

@@ -8,7 +8,7 @@ import pytest
 
 from mixedres import train
 from mixedres.checkpoints import workdir
-from mixedres.train import start
+from mixedres.train import start, steps
 from mixedres.train.builder import build
 from mixedres.train.debug import comparison
 from mixedres.train.debug.monitor import Sampler
@@ -23,7 +23,7 @@ def runs(tmp_path_factory, one_block):
     """{every: (directory, fingerprint)} of the same run, with and without looks."""
     place = tmp_path_factory.mktemp("runs")
     return {
-        every: (place / str(every), train.train(config(every), place / str(every))["fingerprint"]) for every in (0, 2)
+        every: (place / str(every), train.fit(config(every), place / str(every))["fingerprint"]) for every in (0, 2)
     }
 
 
@@ -63,14 +63,14 @@ def counts(one_block):
     """The experiment, and the counts of its first step."""
     experiment = build(run_cases.tiny("fp16_static"))
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
-    step = comparison.in_float32(experiment).numerics_step()
-    return experiment, jax.device_get(step(start.init_state(experiment).variables, batch))
+    step = steps.numerics_step(comparison.in_wide_range(experiment))
+    return experiment, jax.device_get(step(start.new_state(experiment).variables, batch))
 
 
 @pytest.fixture(scope="module")
 def report(counts):
     """A function from a loss scale to the report on that step."""
-    return lambda loss_scale: comparison.report(*counts, loss_scale, "step 1")
+    return lambda loss_scale: comparison.report_on_step(*counts, loss_scale, "step 1")
 
 
 def test_monitor_warns_once_for_each_layer(report):
@@ -113,8 +113,8 @@ def test_numbers_and_warnings_reach_the_log(counts):
 def test_looks_may_change_when_a_run_goes_on(tmp_path):
     shorter = config(2)
     shorter.steps = 4
-    train.train(shorter, tmp_path / "run")
-    train.train(config(3), tmp_path / "run")
+    train.fit(shorter, tmp_path / "run")
+    train.fit(config(3), tmp_path / "run")
     assert [line["step"] for line in lines(tmp_path / "run", "numerics")] == [2, 4, 6]
     assert json.loads((tmp_path / "run" / workdir.CONFIG).read_text())["numerics.every"] == 3
 

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import main, replay
+from mixedres import main, precision, replay, train
 from mixedres._internal.errors import ConfigError, NonFiniteError
-from mixedres.train import run as train_run
-from mixedres.train import start
+from mixedres.train import start, steps
 from mixedres.train.builder import build
 from mixedres.train.debug import diagnosis, nonfinite
 from tests import ROOT
@@ -30,7 +29,7 @@ CONFIG = ROOT / "configs" / "digits.py"
 def run(model__fused="false"):
     """(experiment, compiled step, first state on the host); one step program for all injections."""
     experiment = build(run_cases.tiny("fp16", num_devices=DEVICES, model__fused=model__fused))
-    return experiment, experiment.train_step(), host(start.init_state(experiment))
+    return experiment, steps.train_step(experiment), host(start.new_state(experiment))
 
 
 def batch(experiment, number=0):
@@ -72,7 +71,7 @@ def halt(state, data, fused="false"):
         state, metrics = train_step(state, jax.device_put(later, experiment.batch_sharding))
         assert metrics["halted"] == 1
         assert bits(dataclasses.replace(state, halted=None)) == bits(dataclasses.replace(before, halted=None))
-    return state, nonfinite.examine(experiment, state, data)
+    return state, nonfinite.examine_step(experiment, state, data)
 
 
 @pytest.mark.parametrize("fused", ["false", pytest.param("true", marks=pytest.mark.slow)])
@@ -98,7 +97,7 @@ def test_gradient_overflow_names_the_layer(fused):
     layer = "block_layer1_1" if fused == "true" else "block_layer1_1/norm2"  # norm and sum, when they are fused
     assert (row.path, row.direction, row.dtype) == (f"ResNet/{layer}", "backward", np.float16)
     assert finding.origin.inputs[0].largest > 65504
-    assert "config.loss_scale.min" in diagnosis.cause(finding, "fp16", state.loss_scale)
+    assert "config.loss_scale.min" in diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
     build(run_cases.tiny("fp16", model__fused=fused, precision__keep_float32=f"^/{layer}$"))  # as is advised elsewhere
 
 
@@ -109,7 +108,7 @@ def test_too_large_loss_scale_overflows_at_the_cast():
     origin = finding.origin
     assert (origin.array.path, origin.array.direction) == ("ResNet", "backward")
     assert origin.array.dtype == np.float16 and origin.inputs[0].largest > 2**35
-    assert "config.loss_scale.initial" in diagnosis.cause(finding, "fp16", state.loss_scale)
+    assert "config.loss_scale.initial" in diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
 
 
 def test_infinite_pixel_is_the_fault_of_the_batch():
@@ -119,7 +118,7 @@ def test_infinite_pixel_is_the_fault_of_the_batch():
     state, finding = halt(at_minimum(first), data)
     assert finding.origin.is_argument and finding.origin.array.path == "batch/image"
     assert finding.origin.devices == (3,)
-    assert "batch.npz" in diagnosis.cause(finding, "fp16", state.loss_scale)
+    assert "batch.npz" in diagnosis.cause(finding, precision.get("fp16"), state.loss_scale)
 
 
 def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
@@ -132,22 +131,22 @@ def test_failed_last_step_of_an_epoch_is_saved(tmp_path, capsys):
     state = at_minimum(changed(host(state), "block_layer1_1", "conv1", "kernel", factor=np.nan))
     data = batch(experiment, last)
     state, _ = halt(state, data)
-    error = nonfinite.stop(experiment, tmp_path, state, jax.device_put(data, experiment.batch_sharding))
+    error = nonfinite.explain_halt(experiment, tmp_path, state, jax.device_put(data, experiment.batch_sharding))
     text = str(error)
     assert f"step {experiment.steps_per_epoch} was not taken" in text and "\n" not in text
     assert "state/params/block_layer1_1/conv1/kernel" in text and "config.optimizer.learning_rate" in text
 
-    saved = nonfinite.load(tmp_path / nonfinite.DIRECTORY)
+    saved = nonfinite.load_step(tmp_path / nonfinite.DIRECTORY)
     assert saved.step == experiment.steps_per_epoch
     for name, array in data.items():
         assert saved.batch[name].dtype == array.dtype and saved.batch[name].tobytes() == array.tobytes()
-    restored = nonfinite.restore(experiment, saved)
+    restored = nonfinite.restore_state(experiment, saved)
     assert bits(dataclasses.replace(restored, halted=None)) == bits(dataclasses.replace(state, halted=None))
     assert not restored.halted
     newer = batch(experiment, 2)
-    nonfinite.save(tmp_path / nonfinite.DIRECTORY, experiment, state, newer)  # takes its place
+    nonfinite.save_step(tmp_path / nonfinite.DIRECTORY, experiment, state, newer)  # takes its place
     assert [path.name for path in tmp_path.iterdir()] == [nonfinite.DIRECTORY]
-    assert nonfinite.load(tmp_path / nonfinite.DIRECTORY).batch["image"].tobytes() == newer["image"].tobytes()
+    assert nonfinite.load_step(tmp_path / nonfinite.DIRECTORY).batch["image"].tobytes() == newer["image"].tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,7 @@ def stopped(tmp_path_factory, one_block):
     directory = tmp_path_factory.mktemp("run")
     experiment, _, first = run()
     state = at_minimum(changed(first, "block_layer1_1", "conv2", "kernel", factor=3e4))
-    nonfinite.save(directory / nonfinite.DIRECTORY, experiment, on_devices(experiment, state), batch(experiment))
+    nonfinite.save_step(directory / nonfinite.DIRECTORY, experiment, on_devices(experiment, state), batch(experiment))
     return directory
 
 
@@ -199,16 +198,16 @@ def test_mistakes_end_with_one_line(arguments, message, stopped, capsys):
 
 def test_state_of_another_network_is_refused(stopped):
     experiment, _, _ = run()
-    saved = nonfinite.load(stopped / nonfinite.DIRECTORY)
+    saved = nonfinite.load_step(stopped / nonfinite.DIRECTORY)
     saved.state["params/head/bias"] = np.zeros(3, np.float32)
     with pytest.raises(ConfigError, match="no params/head/bias of shape"):
-        nonfinite.restore(experiment, saved)
+        nonfinite.restore_state(experiment, saved)
 
 
 def test_command_line_ends_with_status_3(monkeypatch, tmp_path, capsys):
     def fail(*args, **options):
         raise NonFiniteError("step 7 was not taken")
 
-    monkeypatch.setattr(train_run, "train", fail)
+    monkeypatch.setattr(train, "fit", fail)
     assert main.main(["mixedres", f"--config={CONFIG}:fp16", f"--workdir={tmp_path}"]) == 3
     assert capsys.readouterr().err == "mixedres: step 7 was not taken\n"

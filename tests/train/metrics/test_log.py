@@ -164,7 +164,7 @@ def test_newest_step_tells_whether_the_device_is_busy():
 
     flight = InFlight()
     assert not flight.busy()
-    flight.push(1, {"loss": Value(True)})
+    flight.push(1, {"loss": Value(True)}, {})
     assert not flight.busy()
-    flight.push(2, {"loss": Value(True), "top1": Value(False)})
+    flight.push(2, {"loss": Value(True), "top1": Value(False)}, {})
     assert flight.busy()

@@ -1,0 +1,168 @@
+"""A network that is no ResNet: a small ConvNeXt without batch norm trains, resumes, predicts and is exported."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.export
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+from mixedres import checkpoints, convert, models, precision, train
+from mixedres._internal.errors import ConfigError
+from mixedres.doctor import examination
+from mixedres.export import __main__ as export
+from mixedres.predict import __main__ as predict
+from mixedres.train import steps
+from tests.train import run_cases, step_cases
+
+
+class Block(nn.Module):
+    """Depthwise 7x7 convolution, LayerNorm, an MLP on every pixel and layer scale (Liu et al., arXiv 2201.03545)."""
+
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x):
+        channels = x.shape[-1]
+        y = nn.Conv(channels, (7, 7), feature_group_count=channels, dtype=self.dtype, name="depthwise")(x)
+        y = nn.LayerNorm(dtype=jnp.float32, name="norm")(y).astype(self.dtype)
+        y = nn.gelu(nn.Dense(2 * channels, dtype=self.dtype, name="expand")(y))
+        y = nn.Dense(channels, dtype=self.dtype, name="contract")(y)
+        gamma = self.param("gamma", nn.initializers.constant(0.1), (channels,), jnp.float32)
+        return x + y * gamma.astype(self.dtype)[None, None, None]
+
+
+class ConvNeXt(nn.Module):
+    num_classes: int
+    policy: jmp.Policy
+    norm_policy: jmp.Policy | None
+    precision: str | None
+    keep_float32: str
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        dtype = self.policy.compute_dtype
+        x = nn.Conv(8, (4, 4), (4, 4), dtype=dtype, name="patches")(images)
+        x = Block(dtype, name="block")(x)
+        head = nn.Dense(self.num_classes, dtype=dtype, name="head")
+        return head(x.astype(jnp.float32).mean((1, 2))).astype(self.policy.output_dtype)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.NETWORKS, "convnext", ConvNeXt)
+        yield
+
+
+def on_images(place, preset="fp16", **overrides):
+    config = run_cases.on_images(place, preset)
+    config.model.name, config.model.version = "convnext", None
+    config.schedule.name = "constant"
+    for key, value in overrides.items():
+        config[key] = value
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(place, tmp_path_factory):
+    """The workdir and summary of a run of 6 steps."""
+    directory = tmp_path_factory.mktemp("convnext") / "run"
+    return directory, train.fit(on_images(place), directory)
+
+
+def probabilities(directory, config):
+    """(images, softmax of the logits of the run's weights) over the evaluation data."""
+    experiment = train.build(config)
+    variables = checkpoints.variables(checkpoints.read(directory))
+    images = np.concatenate([batch["image"] for batch in experiment.source.eval_batches(16)])
+    apply_fn = jax.jit(lambda images: experiment.model.apply(variables, experiment.normalize_fn(images)))
+    return images, np.asarray(jax.nn.softmax(apply_fn(images)))
+
+
+def test_continued_run_ends_with_the_same_bits(place, trained, tmp_path):
+    directory, summary = trained
+    assert summary["train"]["steps"] == 6 and summary["loss_scale"]["skipped_steps"] == 0
+    train.fit(on_images(place, steps=4), tmp_path / "run")
+    assert train.fit(on_images(place), tmp_path / "run")["fingerprint"] == summary["fingerprint"]
+    assert train.evaluate(on_images(place), directory) == {
+        name: summary["eval"][name] for name in ("top1", "top5", "loss", "examples")
+    }
+
+
+def test_prediction_has_the_probabilities_of_the_run(place, trained, capsys):
+    directory, _ = trained
+    _, expected = probabilities(directory, on_images(place))
+    command = ["predict", f"--from={directory}", str(place / "images" / "val"), "--json", "--topk=3"]
+    assert predict.main(command) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 21
+    for line, row in zip(lines, expected, strict=False):
+        for guess in line["top"]:
+            np.testing.assert_allclose(guess["probability"], row[guess["index"]], rtol=2e-3)
+
+
+def test_export_has_the_probabilities_of_the_run(place, trained, tmp_path):
+    directory, _ = trained
+    images, expected = probabilities(directory, on_images(place))
+    assert export.main(["export", f"--from={directory}", f"--to={tmp_path / 'out'}"]) == 0
+    program = jax.export.deserialize(bytearray((tmp_path / "out" / "model.jax").read_bytes()))
+    found = program.call(images)
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=2e-3)
+    assert "convnext: 3 classes" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
+    directory, _ = trained
+    file = tmp_path / "weights.safetensors"
+    assert convert.main(["convert", f"--from={directory}", f"--to={file}"]) == 2
+    assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
+    assert convert.main(["convert", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
+    bits = [step_cases.bits(checkpoints.variables(checkpoints.read(path))) for path in (directory, file)]
+    assert bits[0] == bits[1]
+    experiment = train.build(on_images(place))
+    initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)
+    assert initial.has_head and step_cases.bits(initial.variables) == bits[0]
+
+
+def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, monkeypatch, capsys):
+    monkeypatch.delitem(models.NETWORKS, "convnext")
+    assert predict.main(["predict", f"--from={trained[0]}", str(place / "images" / "val")]) == 2
+    error = capsys.readouterr().err
+    assert "model 'convnext' is unknown; use one of resnet18" in error and error.count("\n") == 1
+
+
+def test_doctor_counts_every_module(place, trained):
+    report = examination.examine_network(on_images(place, num_devices=1), trained[0], [0], [])
+    assert {"patches", "block/depthwise", "block/norm", "block/contract", "head"} <= {
+        row.layer for row in report.rows if row.kind == "activation"
+    }
+
+
+def test_rewritten_step_has_the_gradients_of_float32(tmp_path):
+    """On digits, before and after a few steps of Muon; every kernel then has an orthogonal part of the last update."""
+    options = {"data__name": "digits", "data__image_size": 16, "data__num_classes": None, "data__train_examples": None}
+    options |= {"optimizer__name": "muon", "optimizer__learning_rate": 0.02, "steps": 4, "num_devices": 1}
+    config = run_cases.tiny("fp16_rewrite", model__name="convnext", eval_every=0, **options)
+    summary = train.fit(config, tmp_path / "run")
+    assert summary["loss_scale"]["skipped_steps"] == 0 and summary["train"]["loss"] < 2.4
+    experiment = train.build(config)
+    state = train.start.latest_start(experiment, tmp_path / "run").state
+    assert state.batch_stats == {}
+    batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=4))))
+    exact, rounded = (
+        steps.loss_and_grads(experiment.in_precision(precision.get(name)))(state, batch)
+        for name in ("fp32", "fp16_rewrite")
+    )
+    step_cases.close(rounded, exact, 0.02)
+
+
+@pytest.mark.parametrize("key", ["model__version=1", "batch_norm__sync=True", "optimizer__layer_decay=0.9"])
+def test_options_of_resnets_are_refused(key):
+    name, value = key.split("=")
+    words = f"config.{name.replace('__', '.')}={value} is about ResNets, and model.name=convnext is none"
+    with pytest.raises(ConfigError, match=words):
+        train.build(run_cases.tiny(model__name="convnext", **{name: value}))
