@@ -16,13 +16,12 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
-    """One part of a data set. The object must pickle, so that worker processes can read the examples.
+    """One part of a data set. The object must pickle, so that worker processes can read the examples."""
 
-    Attributes:
-      name: data set and part, for messages.
-    """
-
-    name: str
+    @property
+    def name(self) -> str:
+        """Returns data set and part, for messages."""
+        ...
 
     def __len__(self) -> int:
         """Returns the number of examples."""

@@ -44,7 +44,7 @@ class Prefetch(Generic[Host, Device]):
         """Starts the thread.
 
         Args:
-          batches: finite or endless; only the thread uses the iterator from now on, and calls its `close` if it has one.
+          batches: finite or endless; only the thread uses it from now on, and calls its `close` if it has one.
           put: function that moves a batch to the device, such as `jax.device_put`.
           depth: number of batches that are kept ready, >= 1.
           give_up: called again and again during a wait for a batch; a result of True ends the wait with `GaveUp`.

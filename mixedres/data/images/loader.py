@@ -144,4 +144,4 @@ class Loader(DataInfo):
         for chunk in chunks:
             self.unreadable.update(chunk["unreadable"])
         keys = [key for key in ("image", "label", "mask") if key in chunks[0]]
-        return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in keys}  # type: ignore[literal-required]
+        return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in keys}

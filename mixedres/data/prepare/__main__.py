@@ -14,7 +14,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.data.datasets.imagenet import NAME, TARS
 
 if TYPE_CHECKING:
-    from mixedres.data.prepare.recipes import Options
+    from mixedres.data.prepare.recipes import StoredImages
     from mixedres.data.prepare.writer import Recipe, Written
 
 _DESCRIPTION = """\

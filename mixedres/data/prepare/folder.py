@@ -8,7 +8,6 @@ import numpy as np
 from mixedres._internal.errors import ConfigError
 from mixedres.data.datasets.folder import ImageFolder, scan
 from mixedres.data.examples import Examples
-
 from mixedres.data.prepare.spans import ImageSpans
 
 VERSION = "1.0.0"

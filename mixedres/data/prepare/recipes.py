@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.types import Record
+from mixedres.data.datasets.imagenet import NAME, class_names
 from mixedres.data.prepare import folder, imagenet, metadata, reencode, spans
 from mixedres.data.prepare.writer import Recipe, Split, final_directory
 
@@ -53,14 +54,14 @@ def imagenet_from_tars(
 ) -> Recipe:
     """Returns the recipe of ImageNet from its tar files; raises the errors of `imagenet.from_tars`."""
     _check_directory(manual_dir)
-    name = options.name(imagenet.NAME)
+    name = options.name(NAME)
     final_directory(data_dir, name, imagenet.VERSION)  # before the work of finding the images
     images = imagenet.from_tars(manual_dir, partial=partial)
     write_info = functools.partial(
         metadata.write_info,
         name=name,
         version=imagenet.VERSION,
-        class_names=imagenet.class_names(),
+        class_names=class_names(),
         encoding_format="jpeg",
         description="ImageNet, the ILSVRC 2012 classification data set",
         homepage=imagenet.HOMEPAGE,
@@ -88,14 +89,14 @@ def images_of_folder(
         )
     name = options.name(name)
     final_directory(data_dir, name, folder.VERSION)
-    images, class_names = folder.from_folder(
+    images, names = folder.from_folder(
         source, train_split=train_split, eval_split=eval_split, eval_fraction=eval_fraction, split_seed=split_seed
     )
     write_info = functools.partial(
         metadata.write_info,
         name=name,
         version=folder.VERSION,
-        class_names=class_names,
+        class_names=names,
         encoding_format=None,  # JPEG and PNG may both occur
         description=f"The images of the folder {source.name}",
     )

@@ -94,7 +94,9 @@ def shard_bounds(images: ImageSpans) -> list[int]:
     """
     from tensorflow_datasets.core.utils import shard_utils
 
-    overhead = len(serialize_example(b"", int(images.labels[0]), images.keys[0])) + 6  # 6: longer lengths of real images
+    overhead = (
+        len(serialize_example(b"", int(images.labels[0]), images.keys[0])) + 6
+    )  # 6: longer lengths of real images
     total = int(images.where[:, 2].sum()) + overhead * len(images)
     count = shard_utils.ShardConfig.calculate_number_shards(total, len(images))
     return list(shard_utils.get_shard_boundaries(len(images), count))

@@ -31,8 +31,8 @@ def paths(tmp_path):
 @pytest.fixture
 def indexed(monkeypatch):
     """Files whose index was made, not found."""
-    made_of, offsets = [], records.record_spans
-    monkeypatch.setattr(records, "offsets", lambda path: made_of.append(path) or offsets(path))
+    made_of, record_spans = [], records.record_spans
+    monkeypatch.setattr(records, "record_spans", lambda path: made_of.append(path) or record_spans(path))
     return made_of
 
 

@@ -1,7 +1,6 @@
 """The loader of images in threads: permutations, continuations, hosts, masks, and images that cannot be read."""
 
 import contextlib
-import dataclasses
 import math
 import shutil
 import threading

@@ -111,7 +111,7 @@ def test_odd_files_become_red_green_and_blue(mode):
 
 def test_large_images_are_decoded_whole(monkeypatch):
     asked, original = [], decoding.decode_image
-    monkeypatch.setattr(decoding, "decode", lambda *args, **kw: asked.append(kw) or original(*args, **kw))
+    monkeypatch.setattr(decoding, "decode_image", lambda *args, **kw: asked.append(kw) or original(*args, **kw))
     data = made.encoded(made.photo(400, 500), quality=95)
     evaluated(data, 16)
     trained(data, (0, 0, 400, 500), 16)

@@ -247,7 +247,7 @@ def shrinks(monkeypatch):
         asked.append(shrink)
         return original(*args, shrink=shrink, **options)
 
-    monkeypatch.setattr(decoding, "decode", watched)
+    monkeypatch.setattr(decoding, "decode_image", watched)
     return asked
 
 
