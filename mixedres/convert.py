@@ -58,11 +58,11 @@ def convert(given: Sequence[str]) -> None:
     from mixedres import checkpoints
 
     try:
-        file = checkpoints.read(command_line.path(options.source))
+        file = checkpoints.read_weights(command_line.path(options.source))
         tensors = converted(file, layout)
         process.raise_interrupts()
         if is_file:
-            checkpoints.write(options.to, tensors, file.metadata)
+            checkpoints.write_weights(options.to, tensors, file.metadata)
         else:
             _write_folder(options.to, tensors, _sidecar_files(file))
     except (WeightsError, ValueError) as error:
@@ -93,7 +93,7 @@ def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], sidecar_files: 
 
     folder.mkdir(parents=True)
     try:
-        checkpoints.write(folder / "model.safetensors", tensors)
+        checkpoints.write_weights(folder / "model.safetensors", tensors)
         for name, content in sidecar_files.items():
             write_json(folder / name, content)
     except BaseException:
@@ -126,8 +126,8 @@ def _sidecar_files(file: WeightsFile) -> dict[str, Any]:
     if found is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)
-    config = huggingface.config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
-    files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor(file.input)}
+    config = huggingface.network_config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
+    files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor_config(file.input)}
     return {name: content for name, content in files.items() if content}
 
 

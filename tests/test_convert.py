@@ -17,7 +17,7 @@ def names_of_resnet50(tmp_path):
     tensors = checkpoints.to_tensors(jax.tree.map(lambda x: np.zeros((1,) * x.ndim, np.float32), shapes), "torchvision")
 
     def write(**about):
-        checkpoints.write(tmp_path / "from.safetensors", tensors, about)
+        checkpoints.write_weights(tmp_path / "from.safetensors", tensors, about)
         return f"--from={tmp_path / 'from.safetensors'}"
 
     return write
@@ -38,7 +38,9 @@ def test_differences_from_torchvision_are_warned_of(about, words, names_of_resne
     assert convert.main(["convert", names_of_resnet50(**about), f"--to={tmp_path / 'to.safetensors'}"]) == 0
     shown = capsys.readouterr().out
     assert words in shown if words else "warning" not in shown
-    assert checkpoints.read(tmp_path / "to.safetensors").metadata == {k: v for k, v in about.items() if v != "1.5"}
+    assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == {
+        k: v for k, v in about.items() if v != "1.5"
+    }
 
 
 def test_mistakes_are_one_line_and_write_nothing(place, tmp_path, capsys):

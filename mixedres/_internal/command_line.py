@@ -106,7 +106,12 @@ def missing_package(error: ModuleNotFoundError) -> str:
     name = (error.name or "").partition(".")[0]
     if name in ("", "mixedres", "jax", "jmp", "optax", "numpy"):
         raise error
-    return f"the package {name} is not installed; pip install 'mixedres[{_EXTRAS.get(name, 'train')}]'"
+    return f"the package {name} is not installed; {how_to_install(name)}"
+
+
+def how_to_install(package: str) -> str:
+    """Returns the command that installs a package of an extra; mixedres is on no registry, so it names a checkout."""
+    return f"install it from a checkout of mixedres: pip install '.[{_EXTRAS.get(package, 'train')}]'"
 
 
 def _fail(program: str, status: int, line: str) -> int:

@@ -63,7 +63,7 @@ def from_args(options: argparse.Namespace) -> Classifier:
     check_devices()
     path = command_line.path(options.source)
     with errors("--from"):
-        file = checkpoints.read(path)
+        file = checkpoints.read_weights(path)
         variables = checkpoints.variables(file)
     chosen = _precision(file, options.precision)
     epsilon = 1e-5 if file.epsilon is None else file.epsilon

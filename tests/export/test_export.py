@@ -46,7 +46,7 @@ assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
 
 def record(patch, **changed):
     """Runs are read as if they had been trained with these keys."""
-    read = checkpoints.read
+    read = checkpoints.read_weights
 
     def changed_run(path):
         file = read(path)
@@ -167,7 +167,7 @@ def test_half_weights_take_half_the_space(place, tmp_path, capsys):
         to = tmp_path / name
         assert export.main(["export", f"--from={place / 'run'}", f"--to={to}", f"--precision={name}"]) == 0
         sizes[name] = (to / "model.jax").stat().st_size
-    kernels = jax.tree.leaves(load.variables(load.read(place / "run"))["params"])
+    kernels = jax.tree.leaves(load.variables(load.read_weights(place / "run"))["params"])
     parameters = sum(x.size for x in kernels if x.ndim > 1)
     for name in ("bf16", "fp16"):
         assert abs(sizes["fp32"] - sizes[name] - 2 * parameters) < 0.1 * sizes["fp32"]

@@ -41,7 +41,7 @@ def test_probabilities_equal_the_evaluation(preset, place, capsys):
     assert status == 0 and len(found) == 21
 
     experiment = build(run_cases.on_images(place, preset or "fp16"))
-    variables = load.variables(load.read(place / "run"))
+    variables = load.variables(load.read_weights(place / "run"))
     forward = experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
     apply_fn = jax.jit(forward)
     batches = list(experiment.source.eval_batches(16))
@@ -143,7 +143,7 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     assert known == said(capsys, f"--from={place / 'run'}", picture, "--json")  # the file keeps names and input
 
     bare = tmp_path / "bare.safetensors"
-    checkpoints.write(bare, checkpoints.read(path).tensors)
+    checkpoints.write_weights(bare, checkpoints.read_weights(path).tensors)
     (tmp_path / "names.txt").write_text("\n".join(f"class {name}" for name in made.CLASSES))
     status, lines, errors = said(capsys, f"--from={bare}", picture, "--json", f"--labels={tmp_path / 'names.txt'}")
     assert status == 0 and "taking --image_size=32" in errors and errors.startswith("note: ")
@@ -203,8 +203,10 @@ def test_input_shapes_that_no_image_fits_are_known(shape, fits):
 def test_non_finite_output_is_an_error(place, tmp_path, capsys):
     path = tmp_path / "bad.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    file = checkpoints.read(path)
-    checkpoints.write(path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata)
+    file = checkpoints.read_weights(path)
+    checkpoints.write_weights(
+        path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata
+    )
     capsys.readouterr()
     out = tmp_path / "sheet.png"
     status, lines, errors = said(capsys, f"--from={path}", place / "images" / "val", "--json", f"--out={out}")
@@ -216,10 +218,10 @@ def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, ca
     """As in an evaluation, where the first of several largest logits counts."""
     path = tmp_path / "equal.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    file = checkpoints.read(path)
+    file = checkpoints.read_weights(path)
     bias = np.float32([-1.0, 2.0, 2.0])
     equal = {"fc.weight": np.zeros_like(file.tensors["fc.weight"]), "fc.bias": bias}
-    checkpoints.write(path, file.tensors | equal, file.metadata)
+    checkpoints.write_weights(path, file.tensors | equal, file.metadata)
     capsys.readouterr()
     status, lines, _ = said(capsys, f"--from={path}", place / "images" / "val", "--json", "--topk=3")
     assert status == 0
