@@ -27,7 +27,7 @@ def names_of_resnet50(tmp_path):
     ("about", "words"),
     [
         ({}, None),
-        ({"version": "1"}, "these are of version 1, and torchvision's and timm's networks of this name are 1.5"),
+        ({"version": "1"}, "these weights are of version 1. The networks of this name in torchvision and timm are 1.5"),
         ({"epsilon": 1e-5}, None),
         ({"epsilon": 1e-3}, "its batch norm has epsilon 0.001, where other libraries use 1e-05"),
         ({"options": {"padding": "tensorflow"}}, "these weights need padding=tensorflow"),

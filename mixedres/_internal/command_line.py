@@ -44,6 +44,16 @@ def path(given: str) -> pathlib.Path:
         raise ConfigError(str(error)) from None
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --from, which names a run or weights; the parsed attribute is `source`."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
+    )
+
+
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
     """The names, each once; raises ConfigError for one that is no preset. `also`: what the flag takes instead."""
     for name in names:

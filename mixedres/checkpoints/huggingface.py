@@ -12,7 +12,7 @@ CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 _LARGEST = 2**26
 # Channels of the stages, by whether blocks are bottlenecks (ResNetConfig, transformers 5.23).
 _WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
-# Processor of transformers' own ResNets. For inputs below 384 pixels, the shorter side becomes `shortest_edge / crop_pct`
+# Processor of transformers' own ResNets. Below 384 pixels of input, the shorter side becomes `shortest_edge / crop_pct`
 # and the center is cut out.
 _PROCESSOR, _CROPPED_BELOW, _CROP_PCT = "ConvNextImageProcessor", 384, 224 / 256
 # Pillow's number of the bilinear filter.

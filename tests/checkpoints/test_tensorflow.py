@@ -111,8 +111,8 @@ def test_unknown_variables_are_refused(variables, words):
         (["frozen.pb"], "frozen.pb", "no file of weights"),
         (["model.ckpt-7.meta", "model.ckpt-7.index"], "model.ckpt-7.meta", "is named without .index, .meta or .data"),
         ([], "", "nor a SavedModel"),
-        (["weights.h5"], "weights.h5", "no whole file of Keras'"),
-        (["model.keras"], "model.keras", "no whole file of Keras'"),
+        (["weights.h5"], "weights.h5", "no whole file of Keras"),
+        (["model.keras"], "model.keras", "no whole file of Keras"),
     ],
 )
 def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, words, tmp_path, capsys):

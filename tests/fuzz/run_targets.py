@@ -14,7 +14,7 @@ from mixedres._internal.files import checksums_hold
 from mixedres.checkpoints import load, ownership, recorded, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.predict import __main__ as predict_command
-from mixedres.predict.classifier import from_args
+from mixedres.predict.classifier import read_classifier
 from mixedres.predict.inference import Prediction
 from mixedres.train import start, steps
 from mixedres.train.builder import build
@@ -103,7 +103,7 @@ def checkpoints(intact):
 def _classify(path):
     """Makes the classifier as `mixedres.predict` does, and prints the classes of an image."""
     options = dict.fromkeys(("labels", "precision", "image_size", "preprocessing"))
-    chosen = from_args(argparse.Namespace(source=str(path), **options))
+    chosen = read_classifier(argparse.Namespace(source=str(path), **options))
     for note in chosen.notes:
         console.say(f"note: {note}")
     found = Prediction("image", [(index, 0.1) for index in range(len(chosen.class_names))])
