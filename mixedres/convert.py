@@ -120,11 +120,11 @@ def _sidecar_files(file: WeightsFile) -> dict[str, Record]:
 
     if file.input:
         InputSpec.from_json(file.input)  # raises ValueError if the file has no valid input
-    architecture, name = checkpoints.architecture(file.tensors, file.layout), checkpoints.network_name(file)
-    if architecture is None or name is None or name.startswith("cifar_"):
+    name = checkpoints.network_name(file)
+    if file.architecture is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)
-    facts = dataclasses.asdict(architecture)
+    facts = dataclasses.asdict(file.architecture)
     config = huggingface.network_config(**facts, version=version, names=file.class_names or ())
     files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor_config(file.input)}
     return {name: content for name, content in files.items() if content}

@@ -72,8 +72,8 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
 
 def network_name(file: WeightsFile) -> str | None:
     """Returns the network's name, such as 'resnet50': the name that the run recorded, else by the tensors; or None."""
-    found = layouts.architecture(file.tensors, file.layout)
-    return file.network or (models.name_of(found.bottleneck, found.stage_sizes) if found else None)
+    resnet = file.architecture
+    return file.network or (models.name_of(resnet.bottleneck, resnet.stage_sizes) if resnet else None)
 
 
 def create_network(file: WeightsFile, policy: jmp.Policy, **options: Any) -> models.Network:
@@ -87,12 +87,12 @@ def create_network(file: WeightsFile, policy: jmp.Policy, **options: Any) -> mod
     Raises:
       WeightsError: if mixedres has no such network.
     """
-    found, known = layouts.architecture(file.tensors, file.layout), network_name(file)
+    resnet, known = file.architecture, network_name(file)
     if known is None:
         raise WeightsError(f"{file.path} is no network that mixedres has")
-    if found and not found.num_classes:
+    if resnet and not resnet.num_classes:
         raise WeightsError(f"{file.path} has no head; train one with config.init_from")
-    num_classes = found.num_classes if found else file.num_classes
+    num_classes = resnet.num_classes if resnet else file.num_classes
     try:
         if known in models.NETWORKS:
             fields = {name: options.get(name, value) for name, value in _FIELDS.items()}
@@ -109,9 +109,8 @@ def input_shape(file: WeightsFile) -> tuple[int, int, int]:
     Raises:
       WeightsError: if the shape is unknown.
     """
-    found = layouts.architecture(file.tensors, file.layout)
-    if found is not None:
-        return 64, 64, found.channels
+    if file.architecture is not None:
+        return 64, 64, file.architecture.channels
     if file.input is None:
         raise WeightsError(f"{file.path} does not say what the network's input is")
     return InputSpec.from_json(file.input).shape
@@ -134,10 +133,10 @@ def variables(file: WeightsFile) -> Variables:
 
 def describe_weights(file: WeightsFile) -> str:
     """Returns a description such as 'resnet50 of 1000 classes, layout torchvision'."""
-    found = layouts.architecture(file.tensors, file.layout)
-    if found is None and file.network is None:
+    resnet = file.architecture
+    if resnet is None and file.network is None:
         return f"no whole network, layout {file.layout}"
-    num_classes = found.num_classes if found else file.num_classes
+    num_classes = resnet.num_classes if resnet else file.num_classes
     head = f"of {num_classes} classes" if num_classes else "without a head"
     what = f"{network_name(file) or 'a network without a name'} {head}"
     return f"{what}, layout {file.layout}"

@@ -1,6 +1,7 @@
 """Files of weights: .safetensors, TensorFlow's files, and PyTorch's pickles .pth and .bin, whose code is never run."""
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -20,7 +21,8 @@ from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.files import open_regular, parse_json, read_regular, write_whole
 from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
-from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, batches_of, layout_of
+from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, Architecture, batches_of, layout_of
+from mixedres.checkpoints.layouts import architecture as find_architecture
 from mixedres.data import InputSpec
 from mixedres.models import NETWORKS, check_options
 
@@ -83,6 +85,11 @@ class WeightsFile:
     input: Record | None = None
     run: Record | None = None
     note: str = ""
+
+    @functools.cached_property
+    def architecture(self) -> Architecture | None:
+        """Returns the architecture of the tensors; None if they are no whole ResNet."""
+        return find_architecture(self.tensors, self.layout)
 
     @property
     def metadata(self) -> Record:

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -149,13 +149,9 @@ class InMemory(DataInfo):
         eval_images: np.ndarray,
         eval_labels: np.ndarray,
         *,
-        num_classes: int,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
-        class_names: tuple[str, ...] = (),
-        note: str = "",
         pad: int = 0,
         flip: bool = False,
+        **info: Any,
     ):
         """Holds arrays.
 
@@ -164,20 +160,16 @@ class InMemory(DataInfo):
           train_labels: (n,) integers.
           eval_images: (m, h, w, c) uint8.
           eval_labels: (m,) integers.
-          num_classes, mean, std, class_names, note: see `Source`.
           pad: pixels of zero padding before the random crop; 0: no crop.
           flip: mirror an image with probability 1/2.
+          **info: the other fields of `DataInfo`, such as `num_classes`.
         """
         super().__init__(
             image_shape=train_images.shape[1:],
             image_dtype=train_images.dtype,
-            num_classes=num_classes,
             train_examples=len(train_images),
             eval_examples=len(eval_images),
-            mean=mean,
-            std=std,
-            class_names=class_names,
-            note=note,
+            **info,
         )
         self.train_images, self.train_labels = train_images, train_labels
         self.eval_images, self.eval_labels = eval_images, eval_labels

@@ -77,9 +77,12 @@ def _square(data: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
     height, width = tf.unstack(tf.shape(image)[:2])
     side = tf.maximum(1, tf.cast(tf.round(spec.crop_pct * tf.cast(tf.minimum(height, width), tf.float32)), tf.int32))
     part = tf.image.crop_to_bounding_box(image, (height - side) // 2, (width - side) // 2, side, side)
-    areas = lambda: tf.image.resize(part, spec.shape[:2], "area")  # noqa: E731
-    linear = lambda: tf.image.resize(part, spec.shape[:2], "bilinear")  # noqa: E731
-    square = tf.cond(side > spec.shape[0], areas, linear) if spec.resize == "area" else linear()
+
+    def resize(method: str) -> "tf.Tensor":
+        return tf.image.resize(part, spec.shape[:2], method)
+
+    shrinks = side > spec.shape[0] if spec.resize == "area" else tf.constant(False)
+    square = tf.cond(shrinks, lambda: resize("area"), lambda: resize("bilinear"))
     return tf.cast(tf.round(square), tf.uint8)
 
 

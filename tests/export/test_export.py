@@ -52,7 +52,7 @@ def record(patch, **changed):
         file = read(path)
         return dataclasses.replace(file, run=file.run | changed)
 
-    patch.setattr(checkpoints, "read", changed_run)
+    patch.setattr(checkpoints, "read_weights", changed_run)
 
 
 @pytest.fixture(scope="module")

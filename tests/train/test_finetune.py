@@ -113,7 +113,7 @@ def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
     model = models.create("resnet50", num_classes=3, policy=build(tiny()).precision.policy)
     bottlenecks = checkpoints.Architecture(True, tuple(model.stage_sizes), 3, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "read", lambda path: file)
+        patch.setattr(checkpoints, "read_weights", lambda path: file)
         patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
         patch.setattr(checkpoints, "architecture", lambda *_: bottlenecks)
         with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
@@ -129,7 +129,7 @@ def test_differing_padding_and_input_are_noted(tmp_path):
     options = {"padding": "tensorflow", "pool_padding": "tensorflow", "projection": "stage"}
     file = checkpoints.WeightsFile(tmp_path, {}, "mixedres", version="1.5", options=options, input=spec.to_json())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "read", lambda path: file)
+        patch.setattr(checkpoints, "read_weights", lambda path: file)
         patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
         patch.setattr(checkpoints, "architecture", lambda *_: bottlenecks)
         wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"

@@ -129,17 +129,14 @@ def _imagenet_recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _folder_recipe(arguments: argparse.Namespace) -> Recipe:
-    from mixedres.data.prepare import recipes
+    from mixedres.data.prepare import folder, recipes
 
+    division = folder.Division(
+        arguments.train_split, arguments.eval_split, arguments.eval_fraction, arguments.split_seed
+    )
+    options = _options(arguments)
     return recipes.images_of_folder(
-        arguments.source,
-        arguments.data_dir,
-        _options(arguments),
-        name=arguments.name,
-        train_split=arguments.train_split,
-        eval_split=arguments.eval_split,
-        eval_fraction=arguments.eval_fraction,
-        split_seed=arguments.split_seed,
+        arguments.source, arguments.data_dir, options, name=arguments.name, division=division
     )
 
 

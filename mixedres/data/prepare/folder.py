@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,24 +14,23 @@ from mixedres.data.prepare.spans import ImageSpans
 VERSION = "1.0.0"
 
 
-def from_folder(
-    directory: pathlib.Path, *, train_split: str | None, eval_split: str | None, eval_fraction: float, split_seed: int
-) -> tuple[dict[str, ImageSpans], tuple[str, ...]]:
-    """Returns the images under `directory` as the splits train and validation, and the names of their classes.
+class Division(NamedTuple):
+    """How to divide a folder; for the fields see `mixedres.data.datasets.folder.scan`."""
 
-    For the arguments see `mixedres.data.datasets.folder.scan`.
+    train_split: str | None
+    eval_split: str | None
+    eval_fraction: float
+    split_seed: int
+
+
+def from_folder(directory: pathlib.Path, division: Division) -> tuple[dict[str, ImageSpans], tuple[str, ...]]:
+    """Returns the images under `directory` as the splits train and validation, and the names of their classes.
 
     Raises:
       ConfigError: if the folder has another layout.
     """
     try:
-        data_set = scan(
-            directory,
-            train_split=train_split,
-            eval_split=eval_split,
-            eval_fraction=eval_fraction,
-            split_seed=split_seed,
-        )
+        data_set = scan(directory, *division)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return {"train": _spans(data_set.train), "validation": _spans(data_set.eval)}, data_set.class_names

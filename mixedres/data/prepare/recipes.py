@@ -76,12 +76,9 @@ def images_of_folder(
     options: StoredImages,
     *,
     name: str,
-    train_split: str | None,
-    eval_split: str | None,
-    eval_fraction: float,
-    split_seed: int,
+    division: folder.Division,
 ) -> Recipe:
-    """Returns the recipe of a folder of images; for the other arguments and the errors see `folder.from_folder`."""
+    """Returns the recipe of a folder of images; raises the errors of `folder.from_folder`."""
     _check_directory(source)
     if source.resolve() in (data_dir.resolve(), *data_dir.resolve().parents):
         raise ConfigError(
@@ -89,9 +86,7 @@ def images_of_folder(
         )
     name = options.name(name)
     final_directory(data_dir, name, folder.VERSION)
-    images, names = folder.from_folder(
-        source, train_split=train_split, eval_split=eval_split, eval_fraction=eval_fraction, split_seed=split_seed
-    )
+    images, names = folder.from_folder(source, division)
     write_info = functools.partial(
         metadata.write_info,
         name=name,
@@ -100,14 +95,8 @@ def images_of_folder(
         encoding_format=None,  # JPEG and PNG may both occur
         description=f"The images of the folder {source.name}",
     )
-    parts = {
-        "train_split": train_split,
-        "eval_split": eval_split,
-        "eval_fraction": eval_fraction,
-        "split_seed": split_seed,
-    }
     splits = options.splits(images, reencode.upright, turn=True)
-    return Recipe(name, folder.VERSION, options.origin(source) | parts, splits, write_info)
+    return Recipe(name, folder.VERSION, options.origin(source) | division._asdict(), splits, write_info)
 
 
 def _check_directory(path: pathlib.Path) -> None:
