@@ -171,9 +171,9 @@ def third_party_programs(result: dict[str, Any]) -> str:
     """Programs under autocast beside the half mode of their library."""
     return _lines(strangers.table(result["rows"])) + (
         f"Loss and gradient in {result['dtype']}: relative error of the gradient against float32 (mean over "
-        f"{result['seeds']} seeds), conversions, bytes that the forward pass saves (data-dependent only) as a fraction of "
-        "float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / float32. "
-        f"{strangers.summary(result['rows'])} `{result['command']}`, {_where(result)}."
+        f"{result['seeds']} seeds), conversions, bytes that the forward pass saves (data-dependent only) as a fraction "
+        "of float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / "
+        f"float32. {strangers.summary(result['rows'])} `{result['command']}`, {_where(result)}."
     )
 
 
