@@ -94,6 +94,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
+def reason(error: BaseException) -> str:
+    """Returns the operating system's reason for an OSError, such as 'No such file or directory'; else `one_line`."""
+    return (isinstance(error, OSError) and error.strerror) or one_line(error)
+
+
 def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:
     """Returns the first names, and how many more there are: 'a, b and 3 more'."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -9,59 +9,93 @@ import math
 import os
 import pathlib
 import stat
-from typing import IO, Any, BinaryIO
+from collections.abc import Iterator
+from typing import IO, BinaryIO
 
 from mixedres._internal import console
+from mixedres._internal.types import Json, Record
 
-# Bytes of a JSON file that is read: many times what the names of a million classes take.
+# Largest JSON file that is read, in bytes: many times what the names of a million classes take.
 _LARGEST_JSON = 2**28
 CHECKSUMS = "checksums.json"
 
 
-def write_json(path: pathlib.Path, value: Any) -> None:
+def write_json(path: pathlib.Path, value: Json) -> None:
     """Writes `value` as JSON, which has no NaN and no infinity: a number that is not finite becomes null."""
     replace_text(path, json.dumps(without_nan(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """The content of a JSON file; None for one that does not exist, is no regular file, is too large or not JSON."""
+def read_json(path: pathlib.Path) -> Json:
+    """Returns the content of a JSON file; None for a file that is missing, not regular, too large or not JSON."""
     try:
         return parse_json(read_regular(path, _LARGEST_JSON))
     except (OSError, ValueError):
         return None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; raises ValueError for anything else, also for one that is nested too deeply."""
+def read_object(path: pathlib.Path, most: int = _LARGEST_JSON) -> Record:
+    """Returns the object in a JSON file.
+
+    Raises:
+      OSError: as for `read_regular`.
+      ValueError: if the file is not JSON, or holds another value than an object.
+    """
+    value = parse_json(read_regular(path, most))
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    return value
+
+
+def parse_json(text: str | bytes) -> Json:
+    """Returns the value of a JSON text; raises ValueError if it is not JSON or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def as_json(value: Any) -> Any:
-    """`value` as it would be read back from a JSON file, where tuples are lists."""
+def as_json(value: Json) -> Json:
+    """Returns `value` as it would be read back from a JSON file, where tuples are lists."""
     return json.loads(json.dumps(value))
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
     """Replaces the content of a file by `text`, completely or not at all."""
+    with write_whole(path) as partial, partial.open("x") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def write_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a new file, which replaces `path` at the end of the block; after an error it is removed."""
     partial = path.with_name(path.name + ".part")
     partial.unlink(missing_ok=True)  # a link in its place, which others may have put there, is not followed
-    with partial.open("x") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # before the name is there, or a loss of power could leave an empty file under it
-    os.replace(partial, path)
+    try:
+        yield partial
+        to_disk(partial)  # before the rename, or a loss of power could leave an empty file under the name
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def to_disk(path: pathlib.Path) -> None:
+    """Waits until a file or directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file for reading, unbuffered: a pipe or a device, which may never end, is refused at once.
 
     Raises:
-      OSError: where it is none or cannot be opened; with a reason and the file's name.
+      OSError: if the path is no regular file or cannot be opened; with a reason and the file's name.
     """
-    # What was opened is what is looked at, and opening a pipe must not wait for a writer.
+    # The opened file itself is checked, and opening a pipe must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, descriptor)
@@ -75,14 +109,14 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """The content of a regular file.
+    """Returns the content of a regular file.
 
     Args:
-      path: of the file.
-      most: bytes that it may have; None: any number.
+      path: path of the file.
+      most: largest size in bytes; None: any size.
 
     Raises:
-      OSError: as for `open_regular`, and where it is larger than `most`.
+      OSError: as for `open_regular`, and if the file is larger than `most`.
     """
     with open_regular(path) as file:
         if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
@@ -91,10 +125,10 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 
 
 def expanded(given: str) -> pathlib.Path:
-    """The path that a person wrote, in which ~ and ~user are home directories.
+    """Returns the path that a person wrote, in which ~ and ~user are home directories.
 
     Raises:
-      ValueError: where there is no such user.
+      ValueError: if there is no such user.
     """
     path = os.path.expanduser(given)
     if path.startswith("~"):
@@ -103,7 +137,7 @@ def expanded(given: str) -> pathlib.Path:
 
 
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:
-    """`path`, which is absolute, or the nearest of its parents that exists; a broken link exists."""
+    """Returns the absolute `path`, or the nearest of its parents that exists; a broken link counts as existing."""
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
@@ -114,7 +148,7 @@ def write_checksums(directory: pathlib.Path) -> None:
 
 
 def checksums_hold(directory: pathlib.Path) -> bool:
-    """Whether every file exists and has its checksum; False without checksums."""
+    """Returns whether every file of a directory exists and has its checksum; False without checksums."""
     expected = read_json(directory / CHECKSUMS)
     try:
         return bool(expected) and all(_sha256(directory / name) == digest for name, digest in expected.items())
@@ -128,10 +162,10 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def open_own(path: pathlib.Path) -> IO[str]:
-    """Opens a file of ours to append to it, and makes it where there is none; a link or a pipe is refused.
+    """Opens a file of a run to append to it, or creates the file; a link or a pipe is refused.
 
     Raises:
-      OSError: where it cannot be opened.
+      OSError: if the file cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
@@ -142,13 +176,13 @@ def open_own(path: pathlib.Path) -> IO[str]:
 
 
 def lock(path: pathlib.Path) -> IO[str]:
-    """Opens a file and locks it until it is closed or the process ends.
+    """Opens a file and locks it until the file is closed or the process ends.
 
-    Prints a warning where the file system has no locks.
+    Prints a warning if the file system has no locks.
 
     Raises:
-      BlockingIOError: where another process has the lock.
-      OSError: where the file cannot be opened.
+      BlockingIOError: if another process has the lock.
+      OSError: if the file cannot be opened.
     """
     file = open_own(path)
     try:
@@ -164,7 +198,7 @@ def lock(path: pathlib.Path) -> IO[str]:
 
 
 def is_locked(path: pathlib.Path) -> bool:
-    """Whether a process holds the lock of this file, as far as the file system reports."""
+    """Returns whether a process holds the lock of this file, as far as the file system reports."""
     try:
         with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -175,8 +209,10 @@ def is_locked(path: pathlib.Path) -> bool:
     return False
 
 
-def without_nan(value: Any) -> Any:
-    """`value`, a number, a text or a (nested) dict, with None in the place of numbers that are not finite."""
+def without_nan(value: Json) -> Json:
+    """Returns a JSON-like value with None for numbers that are not finite; tuples become lists."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -31,8 +31,11 @@ PRESETS = {
     "bf16_rewrite": Preset("bfloat16", "none", "graph_rewrite", "default"),
 }
 LEVELS = ("default", "allow_only", "infer_as_deny")
+# Layouts of `mixedres.checkpoints`: names of a network's tensors.
 LAYOUTS = ("mixedres", "torchvision", "transformers")
-# Height and width of a network's input: a larger one is a mistake or an attack.
+# Preprocessings of stored images in `mixedres.data`.
+PREPROCESSINGS = ("official", "official_fast", "torch")
+# Largest height and width of a network's input, in pixels: more is a mistake or an attack.
 MOST_SIDE = 8192
 # The flags of one of many processes.
 PROCESS_FLAGS = "--coordinator=HOST:PORT --num_processes=N --process_id=I"

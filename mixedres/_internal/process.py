@@ -1,10 +1,12 @@
 """A command as a process: safe streams, signals from the first moment on, and its end."""
 
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -25,6 +27,7 @@ def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     huge_pages.ask()
     console.prepare()
     drop_noise()
+    quiet_libraries()
     end_at_once()
     leave(main(sys.argv))
 
@@ -33,6 +36,28 @@ def drop_noise() -> None:
     """Drops what coroutines of Orbax say long after a save or a restoration that failed, which was reported."""
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     sys.unraisablehook, threading.excepthook = map(_without_orbax, (sys.unraisablehook, threading.excepthook))
+
+
+def quiet_libraries() -> None:
+    """Drops the log records and warnings of libraries about failures that a command reports in one line of its own."""
+    # Pillow warns of damage that it ignores, such as EXIF data that are cut off: two lines for each such image.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # of TensorFlow, which reads it when it is imported
+    logging.getLogger("absl").addFilter(_is_not_from_orbax)
+    logging.getLogger("asyncio").addFilter(_is_not_from_a_task_of_orbax)
+
+
+def _is_not_from_orbax(record: logging.LogRecord) -> bool:
+    """Drops the records of Orbax, which logs whole tracebacks."""
+    return "orbax" not in record.pathname
+
+
+def _is_not_from_a_task_of_orbax(record: logging.LogRecord) -> bool:
+    """Drops the records of asyncio about the arrays of a save or restoration that failed."""
+    _, error, trace = record.exc_info or (None, None, None)
+    names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    return "OCDBT" not in str(error) and not any("orbax" in name for name in names)
 
 
 def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
@@ -68,7 +93,7 @@ def _end_on_signal(reading: int) -> None:
 
 
 def raise_interrupts() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, so that the command can put in order what it has begun."""
+    """Makes SIGINT raise KeyboardInterrupt from now on, so that the command can clean up what it has begun."""
     if signal.getsignal(signal.SIGINT) is _leave_to_thread:
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mixedres._internal.names import LEVELS, MOST_SIDE, PRESETS
+from mixedres._internal.names import LEVELS, MOST_SIDE, PREPROCESSINGS, PRESETS
 from mixedres._internal.types import Array
 
 
@@ -130,7 +130,6 @@ FRACTION = Range(lambda x: 0 <= x < 1, "in [0, 1)")
 UNIT = Range(lambda x: 0 <= x <= 1, "in [0, 1]")
 DIFFICULTY = Range(lambda x: 0 <= x <= 2, "in [0, 2]")
 REACHABLE = Range(lambda x: 0 < x <= 1, "in (0, 1]")
-PREPROCESSINGS = ("official", "official_fast", "torch")
 NAMED = Range(lambda x: x != "", "a name, and not empty")
 _EPOCH, _FUSED = one_of("whole", "fractional"), one_of("auto", "true", "false")
 _NORMALIZED = one_of("raw", "per_image", *PREPROCESSINGS)

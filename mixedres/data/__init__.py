@@ -4,19 +4,25 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import DataError
 from mixedres._internal.lazy import importer
-from mixedres.data.catalog import NAMES, Options, load
+from mixedres.data.catalog import NAMES, SOURCES, Options, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
-from mixedres.data.sources import Batch, InMemory, Shard, Source, Synthetic
+from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic
 
 if TYPE_CHECKING:
+    from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
+    from mixedres.data.images.crops import center_crops
     from mixedres.data.images.preprocessing import get_preprocessing
+    from mixedres.data.images.worker_processes import available_cpus
 
 __all__ = [
+    "IMAGE_EXTENSIONS",
     "NAMES",
+    "SOURCES",
     "Batch",
     "DataError",
+    "DataInfo",
     "Dataset",
     "Example",
     "Examples",
@@ -28,9 +34,21 @@ __all__ = [
     "Shard",
     "Source",
     "Synthetic",
+    "available_cpus",
+    "center_crops",
     "get_preprocessing",
+    "images_below",
     "load",
 ]
 
-# Loaded on demand, because processes that only read data do not need it.
-__getattr__ = importer(__name__, {"get_preprocessing": "images.preprocessing"})
+# Imported on demand, because the image libraries are slow to import and processes that only read data need no others.
+__getattr__ = importer(
+    __name__,
+    {
+        "IMAGE_EXTENSIONS": "datasets.folder",
+        "available_cpus": "images.worker_processes",
+        "center_crops": "images.crops",
+        "get_preprocessing": "images.preprocessing",
+        "images_below": "datasets.folder",
+    },
+)

@@ -2,41 +2,45 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
-NAMES = ("digits", "cluttered_digits", "synthetic", "cifar10", "imagenet2012", "folder")
 PREFIX = "tfds:"
-# How synthetic images are normalized.
+# Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of all data sets; each uses those that apply to it.
+    """Options of all data sets; each data set uses the options that apply to it.
 
     Attributes:
-      image_size: height and width of an image.
+      image_size: height and width of an image, in pixels.
       batch_size: size of the one test batch of synthetic data.
-      dir: directory of the data; digits and synthetic data need none.
-      difficulty: of cluttered digits.
-      channels, train_examples: for synthetic data.
-      num_classes: for synthetic data; elsewhere, outputs of the network where they are more than the classes.
-      pad, flip: augmentation.
-      preprocessing: of stored images: 'official', 'official_fast' or 'torch', see `mixedres.data.images.preprocessing`.
-      synthetic_normalization: of synthetic images: 'raw' (as they are, about 127 +- 60), 'official', 'torch' or
-        'per_image'; None: that of `preprocessing`.
-      background: whether class 0 of stored images is 'background', as in TensorFlow's first ResNets; then the labels
-        are one higher, and the network has one output more.
-      train_split, eval_split: the parts of a prepared data set or the folders of a folder; None: the usual ones.
-      eval_fraction, split_seed: how to divide a folder that has no part for evaluation.
+      dir: directory of the data; None for digits and synthetic data.
+      difficulty: difficulty of cluttered digits, 0 to 2.
+      channels: channels of synthetic images.
+      num_classes: classes of synthetic data; elsewhere outputs of the network, if there are more than classes.
+      train_examples: number of synthetic training examples.
+      pad: pixels of zero padding before a random crop, for data in memory.
+      flip: mirror a training image with probability 1/2.
+      preprocessing: 'official', 'official_fast' or 'torch', see `mixedres.data.images.preprocessing`; for stored images.
+      synthetic_normalization: normalization of synthetic images: 'raw' (none; pixels are about 127 +- 60), 'official',
+        'torch' or 'per_image'; None: the normalization of `preprocessing`.
+      background: add a class 'background' before the classes of stored images, as TensorFlow's first ResNets have; then
+        labels are higher by one, and the network has one output more.
+      train_split: training part of a prepared data set, or its folder; None: the usual name.
+      eval_split: part for evaluation of a prepared data set, or its folder; None: the usual name.
+      eval_fraction: fraction of every class to hold out, if a folder has no part for evaluation.
+      split_seed: seed of the images held out.
       threads: decoding threads per decoding process; None: as many in all as there are CPU cores.
       workers: decoding processes; 0: threads of this process decode.
-      on_error: what to do with an image that cannot be read: 'raise' or 'skip'.
-      max_pixels: that a stored image may have; a larger one cannot be read. None: 178,956,970, the limit.
+      on_error: handling of an unreadable image: 'raise' or 'skip'.
+      max_pixels: most pixels of a stored image; a larger image is unreadable. None: 178,956,970, the limit.
     """
 
     image_size: int
@@ -60,120 +64,146 @@ class Options:
     on_error: str = "raise"
     max_pixels: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that is too small."""
+        for field, least in (("image_size", 1), ("threads", 1), ("workers", 0), ("max_pixels", 1)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise ValueError(f"{field} must be >= {least}, got {value}")
+
 
 def load(name: str, **options: Any) -> Source:
-    """The data set called `name`: one of `NAMES`, or 'tfds:' and the name of any data set that was prepared.
+    """Returns the data set called `name`: a key of `SOURCES`, or 'tfds:' and the name of any prepared data set.
 
     Args:
-      name: of the data set.
+      name: name of the data set.
       **options: the fields of `Options`.
 
     Raises:
-      ValueError: for an unknown name, and for data that is not there or cannot be used; the message says what to do.
+      ValueError: for an unknown name, and for data that is missing or cannot be used; the message says what to do.
     """
-    given = Options(**options)
-    for field, least in (("image_size", 1), ("threads", 1), ("workers", 0), ("max_pixels", 1)):
-        value = getattr(given, field)
-        if value is not None and value < least:
-            raise ValueError(f"{field} must be >= {least}, got {value}")
-    if name == "digits":
-        from mixedres.data.datasets import digits
-
-        return digits.load(image_size=given.image_size, pad=given.pad, flip=given.flip)
-    if name == "cluttered_digits":
-        from mixedres.data.datasets import cluttered_digits
-
-        return cluttered_digits.load(image_size=given.image_size, difficulty=given.difficulty)
-    if name == "synthetic":
-        return _synthetic(given)
-    if name == "cifar10":
-        from mixedres.data.datasets import cifar10
-
-        return cifar10.load(given.dir, image_size=given.image_size, pad=given.pad, flip=given.flip)
-    if name in ("folder", "imagenet2012") or name.startswith(PREFIX):
-        try:
-            return _images(name, given)
-        except OSError as error:
-            raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
-    near = difflib.get_close_matches(name, NAMES, n=1)
+    chosen = Options(**options)
+    make = SOURCES.get(name, functools.partial(_stored, name) if name.startswith(PREFIX) else None)
+    if make is not None:
+        return make(chosen)
+    near = difflib.get_close_matches(name, SOURCES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"data set {name!r} is unknown; {hint}use one of {', '.join(NAMES)}, or {PREFIX}NAME")
+    raise ValueError(f"data set {name!r} is unknown; {hint}use one of {', '.join(SOURCES)}, or {PREFIX}NAME")
 
 
-def _synthetic(given: Options) -> Source:
-    if given.num_classes is None or given.train_examples is None:
+def _digits(options: Options) -> Source:
+    from mixedres.data.datasets.digits import load_digits
+
+    return load_digits(image_size=options.image_size, pad=options.pad, flip=options.flip)
+
+
+def _cluttered_digits(options: Options) -> Source:
+    from mixedres.data.datasets.cluttered_digits import load_cluttered_digits
+
+    return load_cluttered_digits(image_size=options.image_size, difficulty=options.difficulty)
+
+
+def _cifar10(options: Options) -> Source:
+    from mixedres.data.datasets.cifar10 import load_cifar10
+
+    return load_cifar10(options.dir, image_size=options.image_size, pad=options.pad, flip=options.flip)
+
+
+def _synthetic(options: Options) -> Source:
+    if options.num_classes is None or options.train_examples is None:
         raise ValueError(
             "synthetic data needs num_classes and train_examples; add --config.data.num_classes=10 and "
             "--config.data.train_examples=50000, say"
         )
-    mean, std = _synthetic_normalization(given)
+    mean, std = _synthetic_normalization(options)
     return Synthetic(
-        image_shape=(given.image_size, given.image_size, given.channels),
-        num_classes=given.num_classes,
-        train_examples=given.train_examples,
-        eval_examples=given.batch_size,
+        image_shape=(options.image_size, options.image_size, options.channels),
+        num_classes=options.num_classes,
+        train_examples=options.train_examples,
+        eval_examples=options.batch_size,
         mean=mean,
         std=std,
     )
 
 
-def _synthetic_normalization(given: Options) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and deviation per channel; None for 'per_image'."""
-    from mixedres.data.images import preprocessing
+def _synthetic_normalization(options: Options) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Returns mean and standard deviation per channel; None for 'per_image'."""
+    from mixedres.data.images.preprocessing import get_preprocessing
 
-    name = given.synthetic_normalization or given.preprocessing
-    if given.synthetic_normalization not in (None, *NORMALIZATIONS):
+    name = options.synthetic_normalization or options.preprocessing
+    if options.synthetic_normalization not in (None, *NORMALIZATIONS):
         raise ValueError(f"synthetic_normalization is {name!r}; it must be {' or '.join(NORMALIZATIONS)}")
     if name == "raw":
-        return (0.0,) * given.channels, (1.0,) * given.channels
+        return (0.0,) * options.channels, (1.0,) * options.channels
     if name == "per_image":
         return None, None
-    return preprocessing.get_preprocessing(name).normalization(given.channels)
+    return get_preprocessing(name).normalization(options.channels)
 
 
-def _images(name: str, given: Options) -> Source:
-    """A loader of stored images."""
+def _stored(name: str, options: Options) -> Source:
+    """Returns a loader of stored images."""
+    try:
+        return _loader(name, options)
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _loader(name: str, options: Options) -> Source:
     from mixedres.data.datasets import folder, tfds
-    from mixedres.data.images import decoding, loader, preprocessing, worker_processes
+    from mixedres.data.images import decoding, loader, worker_processes
+    from mixedres.data.images.preprocessing import get_preprocessing
 
-    if given.on_error not in loader.ON_ERROR:
-        raise ValueError(f"on_error is {given.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
-    chosen = preprocessing.get_preprocessing(given.preprocessing)
-    splits = {"train_split": given.train_split, "eval_split": given.eval_split}
+    if options.on_error not in loader.ON_ERROR:
+        raise ValueError(f"on_error is {options.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
+    preprocessing = get_preprocessing(options.preprocessing)
+    splits = {"train_split": options.train_split, "eval_split": options.eval_split}
     if name == "folder":
-        if given.dir is None:
+        if options.dir is None:
             raise ValueError("data.dir is not set; name the folder of images with --config.data.dir=DIR")
-        data_set = folder.scan(given.dir, **splits, eval_fraction=given.eval_fraction, split_seed=given.split_seed)
+        held_out = {"eval_fraction": options.eval_fraction, "split_seed": options.split_seed}
+        data_set = folder.scan(options.dir, **splits, **held_out)
     else:
-        data_set = tfds.open_data_set(name.removeprefix(PREFIX), given.dir, **splits)
-    if given.background:
+        data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, **splits)
+    if options.background:
         data_set = with_background(data_set)
-    data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, given))))
+    data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, options))))
     classes = len(data_set.class_names)
-    if given.num_classes is not None and given.num_classes < classes:
+    if options.num_classes is not None and options.num_classes < classes:
         raise ValueError(
-            f"num_classes is {given.num_classes}, but the data has {classes} classes"
-            f"{' with the background' if given.background else ''}; set --config.data.num_classes={classes}, or more"
+            f"num_classes is {options.num_classes}, but the data has {classes} classes"
+            f"{' with the background' if options.background else ''}; set --config.data.num_classes={classes}, or more"
         )
     cpus = worker_processes.available_cpus()
     return loader.Loader(
         data_set,
-        given.image_size,
-        chosen,
-        given.num_classes or classes,
-        flip=given.flip,
-        threads=given.threads or max(1, cpus // max(1, given.workers)),
-        workers=given.workers,
-        on_error=given.on_error,
-        max_pixels=min(given.max_pixels or decoding.MAX_PIXELS, decoding.MAX_PIXELS),
+        options.image_size,
+        preprocessing,
+        options.num_classes or classes,
+        flip=options.flip,
+        threads=options.threads or max(1, cpus // max(1, options.workers)),
+        workers=options.workers,
+        on_error=options.on_error,
+        max_pixels=min(options.max_pixels or decoding.MAX_PIXELS, decoding.MAX_PIXELS),
     )
 
 
-def _notes(data_set: Dataset, given: Options) -> Iterator[str]:
-    """Lines about the data that a person should read before a run."""
+def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
+    """Yields lines about the data that a person should read before a run."""
     yield data_set.note
-    if given.num_classes is not None and given.num_classes > len(data_set.class_names):
-        yield f"the network has {given.num_classes} outputs for {len(data_set.class_names)} classes (data.num_classes)"
+    if options.num_classes is not None and options.num_classes > len(data_set.class_names):
+        yield f"the network has {options.num_classes} outputs for {len(data_set.class_names)} classes (data.num_classes)"
     train, test = data_set.train, data_set.eval
     if len(train) == len(test) and train.fingerprint() == test.fingerprint():
         yield "the test examples are the training examples"
+
+
+# Functions from options to a data set, by the name in ``config.data.name``; add an entry for a data set of your own.
+SOURCES: dict[str, Callable[[Options], Source]] = {
+    "digits": _digits,
+    "cluttered_digits": _cluttered_digits,
+    "synthetic": _synthetic,
+    "cifar10": _cifar10,
+    "imagenet2012": functools.partial(_stored, "imagenet2012"),
+    "folder": functools.partial(_stored, "folder"),
+}
+NAMES = tuple(SOURCES)

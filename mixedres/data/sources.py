@@ -1,4 +1,4 @@
-"""Sources of batches: arrays in memory, or one synthetic batch repeated."""
+"""The interface of a source of batches, and two sources: arrays in memory, and one synthetic batch repeated."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Shard(NamedTuple):
 
     @classmethod
     def all(cls) -> Shard:
-        """Whole batches, for one host alone."""
+        """Returns the shard of a single host: whole batches."""
         return cls()
 
     def rows(self, batch_size: int) -> range:
-        """The rows of a global batch that are this host's; raises ValueError where the hosts do not divide it."""
+        """Returns this host's rows of a global batch; raises ValueError if the hosts do not divide the batch."""
         if batch_size % self.count:
             raise ValueError(f"batch_size {batch_size} is not a multiple of the {self.count} hosts")
         size = batch_size // self.count
@@ -41,152 +41,167 @@ class Shard(NamedTuple):
 ALL = Shard.all()
 
 
-def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of the training examples in an epoch, (examples,) int64."""
-    with _ORDERING:  # all threads ask for a new epoch at the same time
-        return _epoch_order(examples, seed, epoch)
-
-
-_ORDERING = threading.Lock()
-
-
-@functools.lru_cache(maxsize=2)  # some threads are in the next epoch already
-def _epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, 0, epoch)).permutation(examples)
-
-
 class Source(Protocol):
     """A data set for image classification, in batches.
 
-    Batch sizes are global; a host gets its `Shard` of the rows. All hosts together have every row once, and all of them
-    the same number of batches.
+    Any object with these attributes and methods can be trained on. `DataInfo` as a base class brings the attributes, so
+    that a source of one's own has its batches and a fingerprint:
+
+        class Ramps(data.DataInfo):
+            fingerprint = "ramps, version 1"
+
+            def train_batches(self, batch_size, *, seed, first_step=0, shard=data.Shard()):
+                rows = shard.rows(batch_size)
+                for step in itertools.count(first_step):
+                    labels = np.random.default_rng((seed, step)).integers(0, 2, batch_size, np.int32)
+                    yield {"image": ramps(labels[rows.start : rows.stop]), "label": labels[rows.start : rows.stop]}
+
+            def eval_batches(self, batch_size, *, shard=data.Shard()):
+                labels = np.arange(batch_size, dtype=np.int32)[list(shard.rows(batch_size))] % 2
+                yield {"image": ramps(labels), "label": labels, "mask": np.ones(len(labels), bool)}
+
+        def ramps(labels):
+            return np.where(labels[:, None, None, None], np.arange(8), 7 - np.arange(8)).astype(np.uint8)[..., None]
+
+        source = Ramps(image_shape=(1, 8, 1), num_classes=2, train_examples=64, eval_examples=8)
+
+    ``data.SOURCES["ramps"] = lambda options: source`` in a config file gives the source the name ``ramps`` for
+    ``config.data.name``.
+
+    Batch sizes are global; a host gets its `Shard` of the rows. All hosts together have every row once, and each host
+    has the same number of batches.
 
     Attributes:
       image_shape: (height, width, channels) of every image.
-      image_dtype: of the pixels, whose scale is 0 to 255 in every dtype.
-      num_classes: labels lie in [0, num_classes).
-      train_examples, eval_examples: sizes of the two parts.
-      mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
-      class_names: by label; empty where classes have no names.
+      image_dtype: dtype of the pixels, uint8 or float32; the scale is 0 to 255 in every dtype.
+      num_classes: number of classes; labels lie in [0, num_classes).
+      train_examples: number of training examples.
+      eval_examples: number of test examples.
+      mean: mean per channel on the scale 0 to 255; None: every image is standardized by itself.
+      std: standard deviation per channel on the scale 0 to 255; None if `mean` is None.
+      class_names: names of the classes by label; empty if classes have no names.
       note: a line for the person who starts a run, or ''.
       unreadable: {name of an image: reason}, the images skipped so far.
+      input_spec: how an image that is not in the data set becomes an input of the network.
+      fingerprint: a hash that changes with the examples, their order and their labels.
     """
 
-    image_shape: tuple[int, int, int]
-    image_dtype: np.dtype
-    num_classes: int
-    train_examples: int
-    eval_examples: int
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    class_names: tuple[str, ...]
-    note: str
-    unreadable: dict[str, str]
-
     @property
-    def input_spec(self) -> InputSpec:
-        """How images from elsewhere become inputs of the network."""
-        ...
-
+    def image_shape(self) -> tuple[int, int, int]: ...
     @property
-    def fingerprint(self) -> str:
-        """A hash that changes with the examples, their order and their labels."""
-        ...
+    def image_dtype(self) -> np.dtype: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def train_examples(self) -> int: ...
+    @property
+    def eval_examples(self) -> int: ...
+    @property
+    def mean(self) -> tuple[float, ...] | None: ...
+    @property
+    def std(self) -> tuple[float, ...] | None: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
+    def note(self) -> str: ...
+    @property
+    def unreadable(self) -> dict[str, str]: ...
+    @property
+    def input_spec(self) -> InputSpec: ...
+    @property
+    def fingerprint(self) -> str: ...
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Endless batches; the k-th is a function of (seed, first_step + k) alone, so that a run can continue."""
+        """Yields batches without end; batch k is a function of (seed, first_step + k) alone, so that runs can resume.
+
+        Raises ValueError if the data set cannot fill a batch.
+        """
         ...
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """Every test example once, in order; the last batch is padded and masked."""
+        """Yields every test example once, in order; the last batch is padded and masked."""
         ...
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class InMemory:
-    """A small data set held in memory, with random shifts and flips in training.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class DataInfo:
+    """Facts about a data set, and base class of sources; for the attributes see `Source`."""
 
-    Attributes:
-      train_images, train_labels, eval_images, eval_labels: (n, h, w, c) uint8 and (n,) integers.
-      num_classes, mean, std: see `Source`.
-      pad: pixels of zero padding before the random crop; 0: no crop.
-      flip: mirror an image with probability 1/2.
-      class_names, note, unreadable: see `Source`.
-    """
-
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    eval_images: np.ndarray
-    eval_labels: np.ndarray
+    image_shape: tuple[int, int, int]
     num_classes: int
+    train_examples: int
+    eval_examples: int
+    image_dtype: np.dtype = np.dtype(np.uint8)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    pad: int = 0
-    flip: bool = False
     class_names: tuple[str, ...] = ()
     note: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)."""
-        return self.train_images.shape[1:]
-
-    @property
-    def image_dtype(self) -> np.dtype:
-        """Uint8."""
-        return self.train_images.dtype
-
-    @property
-    def train_examples(self) -> int:
-        """Number of training images."""
-        return len(self.train_images)
-
-    @property
-    def eval_examples(self) -> int:
-        """Number of test images."""
-        return len(self.eval_images)
-
-    @property
     def input_spec(self) -> InputSpec:
-        """The whole image: these images are not cropped."""
+        """Returns the whole image as input, uncropped."""
         return InputSpec(self.image_shape, self.mean, self.std)
+
+
+class InMemory(DataInfo):
+    """A small data set held in memory, with random shifts and flips in training."""
+
+    def __init__(
+        self,
+        train_images: np.ndarray,
+        train_labels: np.ndarray,
+        eval_images: np.ndarray,
+        eval_labels: np.ndarray,
+        *,
+        num_classes: int,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        class_names: tuple[str, ...] = (),
+        pad: int = 0,
+        flip: bool = False,
+    ):
+        """Holds arrays.
+
+        Args:
+          train_images: (n, h, w, c) uint8.
+          train_labels: (n,) integers.
+          eval_images: (m, h, w, c) uint8.
+          eval_labels: (m,) integers.
+          num_classes, mean, std, class_names: see `Source`.
+          pad: pixels of zero padding before the random crop; 0: no crop.
+          flip: mirror an image with probability 1/2.
+        """
+        super().__init__(
+            image_shape=train_images.shape[1:],
+            image_dtype=train_images.dtype,
+            num_classes=num_classes,
+            train_examples=len(train_images),
+            eval_examples=len(eval_images),
+            mean=mean,
+            std=std,
+            class_names=class_names,
+        )
+        self.train_images, self.train_labels = train_images, train_labels
+        self.eval_images, self.eval_labels = eval_images, eval_labels
+        self.pad, self.flip = pad, flip
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all images and labels."""
-        digest = hashlib.sha256()
-        for part in (self.train_images, self.train_labels, self.eval_images, self.eval_labels):
-            digest.update(np.ascontiguousarray(part))
-        return digest.hexdigest()
+        """Returns the SHA-256 of all images and labels."""
+        return sha256_of((self.train_images, self.train_labels, self.eval_images, self.eval_labels))
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Whole batches of a new permutation each epoch; images that do not fill a batch are left out of that epoch."""
-        per_epoch = self.train_examples // batch_size
-        if not per_epoch:
-            raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
+        """Yields whole batches of a new permutation each epoch; the images left at its end are not used in it."""
         rows = shard.rows(batch_size)
-        for step in itertools.count(first_step):
-            epoch, place = divmod(step, per_epoch)
-            order = epoch_order(self.train_examples, seed, epoch)
-            chosen = order[place * batch_size : (place + 1) * batch_size]
+        for step, chosen in training_order(self.train_examples, batch_size, seed, first_step):
             images = self._augment(self.train_images[chosen], np.random.default_rng((seed, 1, step)))
             labels = self.train_labels[chosen].astype(np.int32)
             yield {"image": images[rows.start : rows.stop], "label": labels[rows.start : rows.stop]}
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """Every test example once, in order; the last batch is padded with zeros and masked."""
-        rows = shard.rows(batch_size)
-        for start in range(0, self.eval_examples, batch_size):
-            part = slice(start + rows.start, start + rows.stop)
-            images = self.eval_images[part]
-            labels = self.eval_labels[part].astype(np.int32)
-            missing = len(rows) - len(images)
-            yield {
-                "image": np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0))),
-                "label": np.pad(labels, (0, missing)),
-                "mask": np.arange(len(rows)) < len(images),
-            }
+        """Yields every test example once, in order; the last batch is padded with zeros and masked."""
+        return padded_batches(self.eval_images, self.eval_labels, batch_size, shard)
 
     def _augment(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         count, height, width, _ = images.shape
@@ -202,44 +217,25 @@ class InMemory:
         return np.ascontiguousarray(images)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Synthetic:
-    """One fixed random batch, repeated: it shows the speed of a step without the cost of data.
+class Synthetic(DataInfo):
+    """One fixed random batch, repeated: shows the speed of a step without the cost of data.
 
-    The reference's distribution: pixels from a normal of mean 127 and deviation 60, truncated at two deviations
-    (so within uint8), labels uniform below ``num_classes - 1``. The test set is the batch of seed 0, once.
+    The pixels have the reference's distribution: normal with mean 127 and standard deviation 60, truncated at two
+    standard deviations, which is within uint8. Labels are uniform below ``num_classes - 1``. The test set is the batch
+    of seed 0, once.
     """
 
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    train_examples: int
-    eval_examples: int
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    class_names: tuple[str, ...] = ()
-    note: str = ""
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    fingerprint: str = "synthetic"
-
-    @property
-    def image_dtype(self) -> np.dtype:
-        """Uint8."""
-        return np.dtype(np.uint8)
-
-    @property
-    def input_spec(self) -> InputSpec:
-        """The whole image."""
-        return InputSpec(self.image_shape, self.mean, self.std)
+    fingerprint = "synthetic"
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """The same batch object forever, so that it stays on the device."""
+        """Yields the same batch object without end, so that the batch stays on the device."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, seed).items()}
         while True:
             yield batch
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """One batch, of which the first `eval_examples` rows count."""
+        """Yields the same batch until it has `eval_examples` rows; the rows beyond them are masked."""
         rows = shard.rows(batch_size)
         batch = {key: value[rows.start : rows.stop] for key, value in self._batch(batch_size, 0).items()}
         for start in range(0, self.eval_examples, batch_size):
@@ -252,3 +248,56 @@ class Synthetic:
             images.reshape(-1)[outside] = rng.standard_normal(outside.size, dtype=np.float32)
         labels = rng.integers(0, max(self.num_classes - 1, 1), batch_size, dtype=np.int32)
         return {"image": np.rint(127 + 60 * images).astype(np.uint8), "label": labels}
+
+
+def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields each step from `first_step` on and the indices of its training examples, (batch_size,) int64.
+
+    Raises:
+      ValueError: for a batch size of more than `examples`.
+    """
+    check_batch_size(batch_size, examples)
+    for step in itertools.count(first_step):
+        epoch, place = divmod(step, examples // batch_size)
+        yield step, epoch_order(examples, seed, epoch)[place * batch_size : (place + 1) * batch_size]
+
+
+def check_batch_size(batch_size: int, examples: int) -> None:
+    """Raises ValueError if there are fewer training images than a batch has."""
+    if batch_size > examples:
+        raise ValueError(f"batch_size {batch_size} is more than the {examples} training images")
+
+
+def epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the order of the training examples in an epoch, (examples,) int64."""
+    with _ORDERING:  # all threads ask for a new epoch at the same time
+        return _epoch_order(examples, seed, epoch)
+
+
+_ORDERING = threading.Lock()
+
+
+@functools.lru_cache(maxsize=2)  # some threads are in the next epoch already
+def _epoch_order(examples: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, 0, epoch)).permutation(examples)
+
+
+def padded_batches(images: np.ndarray, labels: np.ndarray, batch_size: int, shard: Shard) -> Iterator[Batch]:
+    """Yields all images and labels in order, as batches for evaluation; the last is padded with zeros and masked."""
+    rows = shard.rows(batch_size)
+    for start in range(0, len(images), batch_size):
+        part = slice(start + rows.start, start + rows.stop)
+        missing = len(rows) - len(images[part])
+        yield {
+            "image": np.pad(images[part], ((0, missing), (0, 0), (0, 0), (0, 0))),
+            "label": np.pad(labels[part].astype(np.int32), (0, missing)),
+            "mask": np.arange(len(rows)) < len(rows) - missing,
+        }
+
+
+def sha256_of(arrays: tuple[np.ndarray, ...], prefix: str = "") -> str:
+    """Returns the SHA-256, in hexadecimal, of a text and the bytes of arrays."""
+    digest = hashlib.sha256(prefix.encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()

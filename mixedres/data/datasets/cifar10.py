@@ -14,7 +14,7 @@ import numpy as np
 
 from mixedres._internal.errors import one_line
 from mixedres._internal.files import open_regular, read_regular
-from mixedres.data.datasets import tfds
+from mixedres.data.datasets.tfds import default_directory, open_data_set
 from mixedres.data.examples import Examples
 from mixedres.data.images import decoding
 from mixedres.data.sources import InMemory
@@ -22,10 +22,10 @@ from mixedres.data.sources import InMemory
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
 _RECORD = 1 + 3 * SIDE * SIDE  # a label, then the planes R, G and B
-# Bytes, a little more than the official files have: 31 MB each, and 186 MB together.
+# Largest file, and largest unpacked archive, in bytes: the official files have 31 MB each, and 186 MB together.
 _MOST_OF_A_FILE, _MOST_UNPACKED = 40_000_000, 200_000_000
 _TRAIN_FILES = [f"data_batch_{i}" for i in range(1, 6)]
-# Of the official pickles, which alone are unpickled. Nobody can make a second file with the MD5 of a given one.
+# MD5 of the official pickles; no other file is unpickled. Nobody can make a second file with the MD5 of a given file.
 MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -35,29 +35,31 @@ MD5 = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 
-# Reads the bytes of one file of the data set by its name.
+# A function from the name of a file of the data set to its bytes.
 Read = Callable[[str], bytes]
+# Images (n, 32, 32, 3) uint8 and labels (n,) int32.
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def load(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, flip: bool = False) -> InMemory:
-    """CIFAR-10, standardized image by image.
+def load_cifar10(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, flip: bool = False) -> InMemory:
+    """Returns CIFAR-10, with every image standardized by itself.
 
     Args:
       data_dir: holds one of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py, cifar-10-python.tar.gz
         and cifar10 (prepared by TensorFlow Datasets), or is one of these directories; None: the default directory of
         TensorFlow Datasets.
       image_size: 32 only.
-      pad, flip: augmentation, see `InMemory`.
+      pad: see `InMemory`.
+      flip: see `InMemory`.
 
     Raises:
-      ValueError: where none of these exists, or it is damaged.
+      ValueError: if none of these exists, or the files are damaged.
     """
     if image_size != SIDE:
         raise ValueError(
             f"the images of cifar10 have {SIDE} pixels a side; image_size must be {SIDE}, got {image_size}"
         )
-    root = tfds.default_dir(data_dir)
+    root = default_directory(data_dir)
     train, test = _arrays(root)
     return InMemory(*train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, class_names=CLASSES)
 
@@ -73,8 +75,8 @@ def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
             images_, labels = zip(*train, strict=True)
             return (np.concatenate(images_), np.concatenate(labels)), test
     if any((root / "cifar10").glob("*/dataset_info.json")):
-        data_set = tfds.open_data_set("cifar10", str(root))
-        return _decoded(data_set.train), _decoded(data_set.eval)
+        data_set = open_data_set("cifar10", str(root))
+        return _decode_all(data_set.train), _decode_all(data_set.eval)
     raise ValueError(
         f"data set 'cifar10' is not in {root}: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz, no folder out of "
         "them and no copy prepared as cifar10. Download one of the archives from https://www.cs.toronto.edu/~kriz/"
@@ -83,19 +85,19 @@ def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
 
 
 def _reader(root: pathlib.Path, folder: str, archive: str, suffix: str) -> Read | None:
-    """Reads from an unpacked archive or the archive itself; None where neither is there."""
+    """Returns a reader of an unpacked archive or of the archive itself; None if neither exists."""
     for place in (root, root / folder):
         if (place / f"test_batch{suffix}").is_file():
-            return functools.partial(_read, place)
-    return _archive(root / archive, folder) if (root / archive).is_file() else None
+            return functools.partial(_read_batch, place)
+    return _archive_reader(root / archive, folder) if (root / archive).is_file() else None
 
 
-def _archive(path: pathlib.Path, folder: str) -> Read:
+def _archive_reader(path: pathlib.Path, folder: str) -> Read:
     try:
-        with tarfile.open(fileobj=io.BytesIO(_unpacked(path))) as tar:
+        with tarfile.open(fileobj=io.BytesIO(_unpack(path))) as tar:
             members = [member for member in tar.getmembers() if member.isreg() and "_batch" in member.name]
             held = {member.name: file.read() for member in members if (file := tar.extractfile(member)) is not None}
-    except Exception as error:  # the libraries raise whatever they meet
+    except Exception as error:  # the libraries raise many types of errors
         raise ValueError(f"{path} is damaged ({one_line(error)}); download it again") from error
 
     def read(name: str) -> bytes:
@@ -106,8 +108,12 @@ def _archive(path: pathlib.Path, folder: str) -> Read:
     return read
 
 
-def _unpacked(path: pathlib.Path) -> bytes:
-    """The tar file, read to the end, where the checksum is, unless it is larger than the data set."""
+def _unpack(path: pathlib.Path) -> bytes:
+    """Returns the tar file inside a .gz, read to its end, where the checksum is.
+
+    Raises:
+      ValueError: if the tar file is larger than the data set.
+    """
     parts, size = [], 0
     with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         while part := file.read(2**20):
@@ -118,7 +124,7 @@ def _unpacked(path: pathlib.Path) -> bytes:
     return b"".join(parts)
 
 
-def _read(folder: pathlib.Path, name: str) -> bytes:
+def _read_batch(folder: pathlib.Path, name: str) -> bytes:
     try:
         return read_regular(folder / name, _MOST_OF_A_FILE)
     except OSError as error:
@@ -141,13 +147,17 @@ def _pickled(data: bytes, name: str) -> Arrays:
             "cifar-10-python.tar.gz again, or cifar-10-binary.tar.gz (cifar-10-batches-bin), or use "
             "--config.data.name=tfds:cifar10"
         )
-    with warnings.catch_warnings(action="ignore"):  # NumPy's, of what Python 2 pickled
+    with warnings.catch_warnings(action="ignore"):  # NumPy warns of arrays that Python 2 pickled
         held = pickle.loads(data, encoding="bytes")
     return _checked(held[b"data"], np.array(held[b"labels"]), name)
 
 
 def _checked(planes: np.ndarray, labels: np.ndarray, name: str) -> Arrays:
-    """(n, 32, 32, 3) and (n,) of (n, 3072) and (n,)."""
+    """Returns images (n, 32, 32, 3) and labels (n,) of planes (n, 3072) and labels (n,).
+
+    Raises:
+      ValueError: if the arrays are no batch of CIFAR-10.
+    """
     fits = planes.dtype == np.uint8 and labels.ndim == 1 and planes.shape == (len(labels), _RECORD - 1)
     if not (fits and len(labels) and labels.min() >= 0 and labels.max() < len(CLASSES)):
         raise ValueError(f"{name} is not a batch of CIFAR-10; download it again")
@@ -155,13 +165,13 @@ def _checked(planes: np.ndarray, labels: np.ndarray, name: str) -> Arrays:
     return np.ascontiguousarray(pixels), labels.astype(np.int32)
 
 
-def _decoded(examples: Examples) -> Arrays:
+def _decode_all(examples: Examples) -> Arrays:
     pixels = np.empty((len(examples), SIDE, SIDE, 3), np.uint8)
     labels = np.empty(len(examples), np.int32)
     for index in range(len(examples)):
         image, labels[index] = examples[index]
-        head = decoding.header(image)
+        head = decoding.read_header(image)
         if (head.height, head.width) != (SIDE, SIDE) or not 0 <= labels[index] < len(CLASSES):
             raise ValueError(f"{examples.name} is not CIFAR-10: it has an image of {head.width}x{head.height} pixels")
-        pixels[index] = decoding.decode(image, head)
+        pixels[index] = decoding.decode_image(image, head)
     return pixels, labels

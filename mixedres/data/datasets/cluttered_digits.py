@@ -1,148 +1,115 @@
-"""Handwritten digits, distorted and among fragments of others: a hard task made from the digits of scikit-learn.
+"""Handwritten digits, distorted and among fragments of other digits: a hard task made from scikit-learn's digits.
 
 Affine distortion as in affNIST (Tieleman, 2013), elastic distortion as by Simard, Steinkraus and Platt ("Best practices
 for convolutional neural networks", 2003), and the clutter of cluttered MNIST (Mnih et al., "Recurrent models of visual
 attention", arXiv 1406.6247): square fragments of other training digits at random places.
 """
 
-import dataclasses
 import functools
-import hashlib
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
 from scipy.ndimage import map_coordinates, zoom
 
-from mixedres.data.datasets import digits
-from mixedres.data.input_spec import InputSpec
-from mixedres.data.sources import ALL, Batch, Shard, epoch_order
+from mixedres.data.datasets.digits import original_digits
+from mixedres.data.sources import ALL, Batch, DataInfo, Shard, padded_batches, sha256_of, training_order
 
-# Fixed draws of every test digit, and the sides that an image may have.
+# Number of fixed draws of every test digit.
 DRAWS = 30
+# Smallest and largest side of an image, in pixels.
 SIDES = (16, 64)
-# To be raised when an image of the same seed is drawn differently: part of the fingerprint.
+# Version of the drawing, part of the fingerprint: raise it if an image of the same seed is drawn differently.
 _RECIPE = 1
-# Streams of random numbers: of training (as in other sources) and of the test images, which no seed changes.
+# Streams of random numbers: for training (as in other sources) and for the test images, which no seed changes.
 _TRAIN, _TEST = 1, 3
 
-# Height and width of a digit of scikit-learn, and the fraction of an image that it fills.
+# Height and width of a digit of scikit-learn, and the fraction of an image that a digit fills.
 _PIXELS, _DIGIT_SIDE = 8, 0.7
-# What a difficulty of 1 draws, at most: logarithms of the size and of width to height, the angle in radians, the shear,
+# Largest distortions at difficulty 1: logarithms of the size and of width to height, the angle in radians, the shear,
 # and the shift of the digit as a fraction of the room around it.
 _LOG_SCALE, _STRETCH, _ANGLE, _SHEAR, _SHIFT = 0.19, 0.1, 0.31, 0.19, 0.75
-# Standard deviation of the elastic shift as a fraction of the side, and points on a side of the grid that it is of.
+# Elastic distortion: standard deviation as a fraction of the side, and number of control points per side.
 _ELASTIC, _CONTROL = 0.022, 4
-# Fragments, and the fraction of the side that one has.
+# Number of fragments, and the side of a fragment as a fraction of the image's side.
 _FRAGMENTS, _FRAGMENT_SIDE = 4, 0.22
-# Of the range of the pixels: the smallest difference between ink and background, and the deviation of the noise.
+# Smallest difference between ink and background, and standard deviation of the noise, as fractions of the pixel range.
 _LEAST_CONTRAST, _NOISE = 0.6, 0.06
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ClutteredDigits:
+class ClutteredDigits(DataInfo):
     """A `Source` that draws every training digit anew in every epoch, and every test digit in `DRAWS` fixed ways.
 
-    Row r of step k is a function of (seed, k, r); no test digit is in a training image, whole or as a fragment. Test
-    image i shows test digit i // `DRAWS`: draws of one digit are not independent.
-
-    Attributes:
-      train_digits, test_digits: (n, 8, 8) float32 in [0, 1].
-      train_labels, test_labels: (n,) int32.
-      side: height and width of an image.
-      difficulty: 1 as described at the top of this file; 0: upright, centered, without clutter and noise.
+    Row r of step k is a function of (seed, k, r). No test digit is in a training image, whole or as a fragment. Test
+    image i shows test digit i // `DRAWS`, so the draws of one digit are not independent.
     """
 
-    train_digits: np.ndarray
-    train_labels: np.ndarray
-    test_digits: np.ndarray
-    test_labels: np.ndarray
-    side: int
-    difficulty: float
-    num_classes: int = 10
-    mean: tuple[float, ...] | None = (80.0,)
-    std: tuple[float, ...] | None = (64.0,)
-    class_names: tuple[str, ...] = ()
-    note: str = ""
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
+    def __init__(
+        self,
+        train_digits: np.ndarray,
+        train_labels: np.ndarray,
+        test_digits: np.ndarray,
+        test_labels: np.ndarray,
+        side: int,
+        difficulty: float,
+    ):
+        """Holds the digits.
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(side, side, 1)."""
-        return (self.side, self.side, 1)
-
-    @property
-    def image_dtype(self) -> np.dtype:
-        """Uint8."""
-        return np.dtype(np.uint8)
-
-    @property
-    def train_examples(self) -> int:
-        """Number of training digits."""
-        return len(self.train_digits)
-
-    @property
-    def eval_examples(self) -> int:
-        """Number of test images."""
-        return DRAWS * len(self.test_digits)
-
-    @property
-    def input_spec(self) -> InputSpec:
-        """The whole image."""
-        return InputSpec(self.image_shape, self.mean, self.std)
+        Args:
+          train_digits: (n, 8, 8) float32 in [0, 1].
+          train_labels: (n,) int32.
+          test_digits: (m, 8, 8) float32 in [0, 1].
+          test_labels: (m,) int32.
+          side: height and width of an image, in pixels.
+          difficulty: 1: the distortions at the top of this file; 0: upright, centered, without clutter and noise.
+        """
+        super().__init__(
+            image_shape=(side, side, 1),
+            num_classes=10,
+            train_examples=len(train_digits),
+            eval_examples=DRAWS * len(test_digits),
+            mean=(80.0,),
+            std=(64.0,),
+        )
+        self.train_digits, self.train_labels = train_digits, train_labels
+        self.test_digits, self.test_labels = test_digits, test_labels
+        self.side, self.difficulty = side, difficulty
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the digits, their labels and what is drawn of them."""
-        digest = hashlib.sha256(f"{_RECIPE} {DRAWS} {self.side} {self.difficulty!r}".encode())
-        for part in (self.train_digits, self.train_labels, self.test_digits, self.test_labels):
-            digest.update(np.ascontiguousarray(part))
-        return digest.hexdigest()
+        """Returns the SHA-256 of the digits, their labels and the options of the drawing."""
+        arrays = (self.train_digits, self.train_labels, self.test_digits, self.test_labels)
+        return sha256_of(arrays, f"{_RECIPE} {DRAWS} {self.side} {self.difficulty!r}")
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Whole batches of a new permutation each epoch; digits that do not fill a batch are left out of that epoch."""
-        per_epoch = self.train_examples // batch_size
-        if not per_epoch:
-            raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
+        """Yields whole batches of a new permutation each epoch; the digits left at its end are not used in it."""
         rows = shard.rows(batch_size)
-        for step in itertools.count(first_step):
-            epoch, place = divmod(step, per_epoch)
-            order = epoch_order(self.train_examples, seed, epoch)
-            chosen = order[place * batch_size + rows.start : place * batch_size + rows.stop]
+        for step, order in training_order(self.train_examples, batch_size, seed, first_step):
+            chosen = order[rows.start : rows.stop]
             rngs = [np.random.default_rng((seed, _TRAIN, step, row)) for row in rows]
-            images = draw(self.train_digits[chosen], self.train_digits, rngs, self.side, self.difficulty)
+            images = draw_digits(self.train_digits[chosen], self.train_digits, rngs, self.side, self.difficulty)
             yield {"image": images, "label": self.train_labels[chosen]}
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """Every test image once, in order; the last batch is padded with zeros and masked."""
-        rows = shard.rows(batch_size)
-        for start in range(0, self.eval_examples, batch_size):
-            part = slice(start + rows.start, start + rows.stop)
-            images = self.test_images[part]
-            missing = len(rows) - len(images)
-            yield {
-                "image": np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0))),
-                "label": np.pad(np.repeat(self.test_labels, DRAWS)[part], (0, missing)),
-                "mask": np.arange(len(rows)) < len(images),
-            }
+        """Yields every test image once, in order; the last batch is padded with zeros and masked."""
+        return padded_batches(self.test_images, np.repeat(self.test_labels, DRAWS), batch_size, shard)
 
     @functools.cached_property
     def test_images(self) -> np.ndarray:
-        """All test images, (n, side, side, 1) uint8, drawn when first asked for."""
+        """Returns all test images, (n, side, side, 1) uint8; draws them at the first use."""
         parts = []
         for index, digit in enumerate(self.test_digits):
             rngs = [np.random.default_rng((_TEST, index, draw)) for draw in range(DRAWS)]
-            shown = np.broadcast_to(digit, (DRAWS, *digit.shape))
-            parts.append(draw(shown, self.train_digits, rngs, self.side, self.difficulty))
+            copies = np.broadcast_to(digit, (DRAWS, *digit.shape))
+            parts.append(draw_digits(copies, self.train_digits, rngs, self.side, self.difficulty))
         return np.concatenate(parts)
 
 
-def load(*, image_size: int = 32, difficulty: float = 1.0) -> ClutteredDigits:
-    """The digits of `mixedres.data.datasets.digits`, in the same split.
+def load_cluttered_digits(*, image_size: int = 32, difficulty: float = 1.0) -> ClutteredDigits:
+    """Returns the digits of `mixedres.data.datasets.digits`, in the same split, to be drawn with clutter.
 
     Args:
-      image_size: height and width, 16 to 64.
-      difficulty: 0 or more; scales angles, shifts, distortion, noise and the number of fragments.
+      image_size: height and width in pixels, 16 to 64.
+      difficulty: 0 to 2; scales angles, shifts, distortion, noise and the number of fragments.
 
     Raises:
       ValueError: for other values.
@@ -151,28 +118,28 @@ def load(*, image_size: int = 32, difficulty: float = 1.0) -> ClutteredDigits:
         raise ValueError(f"image_size of cluttered_digits must be from {SIDES[0]} to {SIDES[1]}, got {image_size}")
     if not 0 <= difficulty <= 2:
         raise ValueError(f"difficulty must be from 0 to 2, got {difficulty}")
-    images, labels, train, test = digits.originals()
+    images, labels, train, test = original_digits()
     images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
     return ClutteredDigits(images[train], labels[train], images[test], labels[test], image_size, float(difficulty))
 
 
-def draw(
+def draw_digits(
     shown: np.ndarray, others: np.ndarray, rngs: list[np.random.Generator], side: int, difficulty: float
 ) -> np.ndarray:
-    """Images of digits, each by the random numbers of its own generator.
+    """Draws digits, each with the random numbers of its own generator.
 
     Args:
       shown: (n, 8, 8) float32 in [0, 1], the digits to draw.
-      others: (m, 8, 8), where fragments come from.
-      rngs: n of them.
-      side: height and width.
-      difficulty: see `load`.
+      others: (m, 8, 8) float32, the digits that fragments are cut from.
+      rngs: n generators, one for each image.
+      side: height and width of an image, in pixels.
+      difficulty: see `load_cluttered_digits`.
 
     Returns:
       (n, side, side, 1) uint8.
     """
     count, fragments = len(shown), round(difficulty * _FRAGMENTS)
-    # All numbers of an image at once: a generator's calls cost more than its numbers.
+    # All numbers of an image are drawn at once, because the calls of a generator cost more than its numbers.
     uniform = np.stack([rng.random(8 + 5 * fragments, dtype=np.float32) for rng in rngs])
     normal = np.stack([rng.standard_normal(2 * _CONTROL**2 + side**2, dtype=np.float32) for rng in rngs])
     pose, (fade, brightness), pieces = uniform[:, :6], uniform[:, 6:8].T[..., None, None], uniform[:, 8:]
@@ -187,12 +154,13 @@ def draw(
 
 
 def _places(pose: np.ndarray, control: np.ndarray, side: int, difficulty: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pixels of an image lie in its digit: y and x, (n, side, side), in the digit's own pixels.
+    """Returns the place of every pixel of an image in its digit: y and x, (n, side, side), in pixels of the digit.
 
     Args:
       pose: (n, 6) in [0, 1): scale, angle, shear, stretch, and the place of the digit.
-      control: (n, 2, c, c) normal, the elastic shifts of points on a grid; between them they are cubic splines.
-      side, difficulty: of the image.
+      control: (n, 2, c, c) normal, elastic shifts of control points; cubic splines interpolate between the points.
+      side: height and width of the image, in pixels.
+      difficulty: see `load_cluttered_digits`.
     """
     spread = difficulty * (2 * pose - 1)[..., None, None]
     scale, stretch = np.exp(_LOG_SCALE * spread[:, 0]), np.exp(_STRETCH * spread[:, 3])
@@ -211,17 +179,17 @@ def _places(pose: np.ndarray, control: np.ndarray, side: int, difficulty: float)
 
 @functools.cache
 def _splines(side: int) -> np.ndarray:
-    """(side, _CONTROL): what each control point contributes to each pixel."""
+    """Returns the weight of each control point for each pixel, (side, _CONTROL)."""
     return zoom(np.eye(_CONTROL, dtype=np.float32), (side / _CONTROL, 1), order=3, mode="nearest", grid_mode=True)
 
 
 def _add_fragments(ink: np.ndarray, others: np.ndarray, pieces: np.ndarray) -> None:
-    """Draws square fragments of upright digits into `ink`, where they are brighter than what is there.
+    """Draws square fragments of upright digits into `ink`; a pixel takes the brighter of the two values.
 
     Args:
-      ink: (n, side, side), changed.
-      others: (m, 8, 8), the digits.
-      pieces: (n, fragments, 5) in [0, 1): which digit, and the places of the fragment in it and in the image.
+      ink: (n, side, side) float32, changed in place.
+      others: (m, 8, 8) float32, the digits.
+      pieces: (n, fragments, 5) in [0, 1): the digit, the place of the fragment in the digit, its place in the image.
     """
     side = ink.shape[-1]
     size = round(_FRAGMENT_SIDE * side)
@@ -237,7 +205,7 @@ def _add_fragments(ink: np.ndarray, others: np.ndarray, pieces: np.ndarray) -> N
 
 
 def _sample(digits: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Values of digits[which] at (y, x), bilinear, and zero outside; the arguments broadcast."""
+    """Returns the values of digits[which] at (y, x), bilinear, and zero outside; the arguments broadcast."""
     padded = np.pad(digits, ((0, 0), (1, 1), (1, 1)))
     coordinates = np.broadcast_arrays(which, y + 1, x + 1)
     return map_coordinates(padded, coordinates, output=np.float32, order=1, prefilter=False)

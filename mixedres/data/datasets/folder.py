@@ -1,10 +1,11 @@
-"""A folder of images: ``train/CLASS/*.jpg`` with ``val/CLASS/*.jpg`` beside it, or one folder of ``CLASS/*.jpg``."""
+"""Folders of images: ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``, or ``CLASS/*.jpg`` alone."""
 
 import collections
 import dataclasses
 import hashlib
 import os
 import pathlib
+from collections.abc import Collection
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from mixedres._internal.errors import listed
 from mixedres._internal.files import expanded, read_regular
 from mixedres.data.examples import MAX_BYTES, Dataset, Example
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
-# Image formats that are not read; the user gets a note.
+IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
+# Image formats that are not read; a note counts their files.
 _NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
 TRAIN_FOLDERS = ("train",)
 EVAL_FOLDERS = ("val", "validation", "valid", "test")
@@ -21,10 +22,10 @@ EVAL_FOLDERS = ("val", "validation", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class ImageFolder:
-    """One part of a folder.
+    """One part of a folder of images.
 
     Attributes:
-      name: shown in messages.
+      name: name of the part in messages.
       root: folder that `paths` are relative to.
       paths: paths of the images, with forward slashes, sorted within each class.
       labels: (n,) int32.
@@ -42,34 +43,35 @@ class ImageFolder:
         return Example(read_regular(self.root / self.paths[index], MAX_BYTES), int(self.labels[index]))
 
     def file_name(self, index: int) -> str:
-        """The path."""
+        """Returns the path of image `index`."""
         return str(self.root / self.paths[index])
 
     def fingerprint(self) -> str:
-        """SHA-256 of the labels and the paths below the root."""
+        """Returns the SHA-256 of the labels and the paths below the root."""
         digest = hashlib.sha256(self.labels.tobytes())
         digest.update(os.fsencode("\0".join(self.paths)))
         return digest.hexdigest()
 
 
 def scan(
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     *,
     train_split: str | None = None,
     eval_split: str | None = None,
     eval_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Dataset:
-    """The images under `directory`, at any depth below the folder of their class, without hidden files.
+    """Finds the images under `directory`, at any depth below the folder of their class, without hidden files.
 
     Without a folder for evaluation, `eval_fraction` of every class is held out: the images with the lowest MD5 hashes
-    of `split_seed` and path, so that every machine holds out the same ones, and new images hardly move old ones.
+    of `split_seed` and path. So every machine holds out the same images, and new images hardly move old images.
 
     Args:
-      directory: with folders named after the parts ('train' and one of 'val', 'validation', 'valid', 'test'), or after
+      directory: holds folders named after the parts ('train' and one of 'val', 'validation', 'valid', 'test') or after
         the classes.
-      train_split, eval_split: other names of the parts' folders.
-      eval_fraction: in (0, 1).
+      train_split: folder of the training part; None: 'train'.
+      eval_split: folder of the part for evaluation; None: the first of the names above that exists.
+      eval_fraction: fraction of every class to hold out, in (0, 1).
       split_seed: another seed holds out other images.
 
     Raises:
@@ -104,7 +106,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others
         lower = {name.lower(): name for name in train}
         close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
         raise ValueError(
-            f"{root / eval_folder} has {_count(unknown, 'class', 'classes')} that {root / train_folder} does not have: "
+            f"{root / eval_folder} has {_count_classes(unknown)} that {root / train_folder} does not have: "
             f"{listed(unknown, 5)}; the classes of the evaluation must be among those of the training"
             + (f" (there is a {close})" if close else "")
         )
@@ -131,7 +133,7 @@ def _one_folder(
     if not any(held_out.values()):
         raise ValueError(f"{root / folder} has one image a class, which leaves none to test with")
     note = (
-        f"{_count(names, 'class', 'classes')}; {eval_fraction:.0%} of every class held out for testing "
+        f"{_count_classes(names)}; {eval_fraction:.0%} of every class held out for testing "
         f"(data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
     )
     return Dataset(
@@ -143,14 +145,14 @@ def _one_folder(
     )
 
 
-def images_below(directory: str | os.PathLike) -> list[str]:
-    """The paths of all images at any depth below `directory`, sorted, without hidden files."""
+def images_below(directory: str | os.PathLike[str]) -> list[str]:
+    """Returns the paths of all images at any depth below `directory`, sorted, without hidden files."""
     root = pathlib.Path(directory)
     return [str(root / path) for path in sorted(_below(root, root, collections.Counter()))]
 
 
 def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str | None:
-    """The name of a part's folder; None where there is none."""
+    """Returns the name of a part's folder; None if there is none."""
     if asked is not None:
         if not asked or asked.startswith("/") or ".." in asked.split("/"):
             raise ValueError(f"{asked!r} is no folder below {root}; name one such as val")
@@ -162,20 +164,20 @@ def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str 
 
 
 def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) -> dict[str, list[str]]:
-    """{class: sorted paths relative to `root`} of the folders in ``root/folder``; counts images that are not read."""
+    """Returns {class: sorted paths below `root`} of the folders in ``root/folder``; counts unread formats in `others`."""
     start = root / folder
     names = sorted(name for name in os.listdir(start) if not name.startswith(".") and (start / name).is_dir())
     if not names:
         reason = "has images but no class folders" if _holds_images(start) else "has no class folders"
         raise ValueError(f"{start} {reason}; put the images in one folder a class, as in {start}/cat/1.jpg")
-    found = {name: sorted(_below(root, start / name, others)) for name in names}
-    empty = [name for name, paths in found.items() if not paths]
+    classes = {name: sorted(_below(root, start / name, others)) for name in names}
+    empty = [name for name, paths in classes.items() if not paths]
     if empty:
         raise ValueError(
-            f"{start} has {_count(empty, 'class folder', 'class folders')} without an image "
-            f"({', '.join(sorted(EXTENSIONS))}): {listed(empty, 5)}; fill or remove them"
+            f"{start} has {len(empty)} class folder{'s' if len(empty) > 1 else ''} without an image "
+            f"({', '.join(sorted(IMAGE_EXTENSIONS))}): {listed(empty, 5)}; fill or remove them"
         )
-    return found
+    return classes
 
 
 def _below(root: pathlib.Path, directory: pathlib.Path, others: collections.Counter[str]) -> list[str]:
@@ -198,7 +200,7 @@ def _raise(error: OSError) -> None:
 
 
 def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS
 
 
 def _holds_images(directory: pathlib.Path) -> bool:
@@ -209,11 +211,10 @@ def _images(
     root: pathlib.Path, folder: str, classes: dict[str, list[str]], names: tuple[str, ...], part: str = ""
 ) -> ImageFolder:
     label = {name: index for index, name in enumerate(names)}
-    paths = [path for found in classes.values() for path in found]
-    labels = [label[name] for name, found in classes.items() for _ in found]
+    paths = [path for paths_of_class in classes.values() for path in paths_of_class]
+    labels = [label[name] for name, paths_of_class in classes.items() for _ in paths_of_class]
     return ImageFolder(f"{root / folder}{part and f' ({part})'}", root, paths, np.asarray(labels, np.int32))
 
 
-def _count(things: object, one: str, many: str) -> str:
-    count = len(things)  # type: ignore[arg-type]
-    return f"{count} {one if count == 1 else many}"
+def _count_classes(names: Collection[str]) -> str:
+    return f"{len(names)} {'class' if len(names) == 1 else 'classes'}"

@@ -1,4 +1,4 @@
-"""Facts about ImageNet (ILSVRC 2012) and its copies, shared by reading and preparing."""
+"""Facts about ImageNet (ILSVRC 2012) and its copies."""
 
 import functools
 import pathlib
@@ -9,8 +9,8 @@ NAME = "imagenet2012"
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 COUNTS = {"train": 1_281_167, "validation": 50_000}
 
-# The layout that TensorFlow's models repository writes, with labels from 1 (0 is the background): the features with
-# image, label and file name, and the names of the files.
+# The layout that TensorFlow's models repository writes: the features with image, label and file name; the first label
+# (0 is the background); the names of the files.
 MODELS_FEATURES = ("image/encoded", "image/class/label", "image/filename")
 MODELS_FIRST_LABEL = 1
 _MODELS_FILE = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
@@ -18,22 +18,23 @@ _MODELS_FILE = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 
 @functools.cache
 def class_names() -> tuple[str, ...]:
-    """The 1000 WordNet ids such as 'n01440764', by label."""
-    return tuple(lines("labels.txt"))
+    """Returns the 1000 WordNet ids such as 'n01440764', by label."""
+    return tuple(read_lines("labels.txt"))
 
 
-def lines(name: str) -> list[str]:
-    """The lines of a text file that TensorFlow Datasets has for ImageNet."""
+def read_lines(name: str) -> list[str]:
+    """Returns the lines of a text file that TensorFlow Datasets has for ImageNet."""
     import tensorflow_datasets as tfds
 
-    return tfds.core.tfds_path(f"datasets/imagenet2012/{name}").read_text().split()
+    text: str = tfds.core.tfds_path(f"datasets/imagenet2012/{name}").read_text()
+    return text.split()
 
 
 def models_files(directory: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-    """The files of each split of a copy in the layout of the models repository, in order; {} where there is none.
+    """Returns the files of each split of a copy in the layout of the models repository, in order; {} without a copy.
 
     Raises:
-      ValueError: where a file is missing, or files of several copies are mixed.
+      ValueError: if a file is missing, or files of several copies are mixed.
     """
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     matches = [match for path in paths if (match := _MODELS_FILE.fullmatch(path.name))]

@@ -27,25 +27,22 @@ _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 
 def _masked_crc(data: bytes) -> int:
-    """The checksum that TFRecord files have: CRC-32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h)."""
-    crc = google_crc32c.value(data)
+    """Returns the checksum of TFRecord files: CRC-32C, rotated and shifted (tensorflow/core/lib/hash/crc32c.h)."""
+    crc: int = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def offsets(path: str | os.PathLike[str]) -> np.ndarray:
-    """Offset and length of every record of a TFRecord file, whose checksums hold.
+def record_spans(path: str | os.PathLike[str]) -> np.ndarray:
+    """Returns offset and length in bytes of the data of every record of a TFRecord file, (n, 2) int64, in order.
 
     Args:
       path: an uncompressed TFRecord file.
 
-    Returns:
-      (n, 2) int64: offset and length in bytes of the data of the n records, in the order of the file.
-
     Raises:
-      ValueError: where the file ends inside a record (it was cut off), a length is damaged, or it is no TFRecord file.
-      OSError: where it cannot be read.
+      ValueError: if the file ends inside a record (it was cut off), a length is damaged, or it is no TFRecord file.
+      OSError: if the file cannot be read.
     """
-    found = []
+    spans = []
     position = 0
     with open_regular(path) as opened:
         file = opened.fileno()
@@ -56,12 +53,12 @@ def offsets(path: str | os.PathLike[str]) -> np.ndarray:
             length = _LENGTH.unpack_from(header)[0] if len(header) == HEADER_BYTES else size
             data = position + HEADER_BYTES
             if data + length + FOOTER_BYTES > size:
-                raise ValueError(f"{os.fspath(path)} is cut off after {len(found)} records, or is no TFRecord file")
+                raise ValueError(f"{os.fspath(path)} is cut off after {len(spans)} records, or is no TFRecord file")
             if _masked_crc(header[:8]) != _CRC.unpack_from(header, 8)[0]:
-                raise ValueError(f"{os.fspath(path)} is damaged after {len(found)} records, or is no TFRecord file")
-            found.append((data, length))
+                raise ValueError(f"{os.fspath(path)} is damaged after {len(spans)} records, or is no TFRecord file")
+            spans.append((data, length))
             position = data + length + FOOTER_BYTES
-    return np.array(found, np.int64).reshape(-1, 2)
+    return np.array(spans, np.int64).reshape(-1, 2)
 
 
 class Files(Protocol):
@@ -73,7 +70,10 @@ class Files(Protocol):
 
 
 class Part(NamedTuple):
-    """Records of one file: `take` of them after `skip`; `total` in the file. None: unknown, and all are taken."""
+    """Records of one file: `take` records after the first `skip`; None: all.
+
+    `total` is the number of records in the file; None: unknown.
+    """
 
     path: str
     skip: int = 0
@@ -83,7 +83,10 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Names of the features in a record, and the label of the first class."""
+    """Names of the features in a record, and the label of the first class.
+
+    `file_name` is None if records have no such feature.
+    """
 
     image: str = "image"
     label: str = "label"
@@ -96,8 +99,8 @@ class Records:
     """Examples that are stored as records.
 
     Attributes:
-      name: shown in messages.
-      files: the records.
+      name: name of the examples in messages.
+      files: the serialized records.
       keys: names of image, label and file name in a record.
     """
 
@@ -119,7 +122,7 @@ class Records:
         return Example(images[0], labels[0] - self.keys.first_label)
 
     def file_name(self, index: int) -> str:
-        """The file name in the record; '' where it has none."""
+        """Returns the file name in the record; '' if the record has none."""
         if self.keys.file_name is None:
             return ""
         try:
@@ -128,7 +131,7 @@ class Records:
             return ""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the number of records, the first and the last."""
+        """Returns the SHA-256 of the number of records, the first record and the last record."""
         ends = [self._record(index) for index in (0, len(self.files) - 1)] if len(self.files) else []
         return hashlib.sha256(b"%d" % len(self.files) + b"".join(ends)).hexdigest()
 
@@ -144,7 +147,7 @@ class Records:
     def _record(self, index: int) -> bytes:
         try:
             return self.files[index]
-        except (RuntimeError, IndexError) as error:  # ArrayRecord has no other kinds
+        except (RuntimeError, IndexError) as error:  # ArrayRecord raises nothing else
             raise ValueError(f"record {index} of {self.name} is damaged: {str(error).partition(';')[0]}") from error
 
 
@@ -152,7 +155,7 @@ class TFRecordFiles:
     """The records of TFRecord files, read in place.
 
     The files have no index: the first start reads the 12 bytes before every record and saves an index in the user's
-    cache directory for later starts.
+    cache directory for later starts. A file that was read stays open until the process ends.
     """
 
     def __init__(self, parts: Sequence[Part]):
@@ -162,21 +165,20 @@ class TFRecordFiles:
           ValueError: for a file that is cut off, or whose number of records is not `Part.total`.
         """
         self._paths = [part.path for part in parts]
-        ranges = _index(self._paths)
         chosen = []
-        for part, found in zip(parts, ranges, strict=True):
-            if part.total is not None and len(found) != part.total:
-                raise ValueError(f"{part.path} has {len(found)} records, not the {part.total} that its data set names")
-            chosen.append(found[part.skip : None if part.take is None else part.skip + part.take])
-        self._file = np.repeat(np.arange(len(parts)), [len(found) for found in chosen])
-        self._range = np.concatenate(chosen) if chosen else np.empty((0, 2), np.int64)
+        for part, spans in zip(parts, _spans_of_files(self._paths), strict=True):
+            if part.total is not None and len(spans) != part.total:
+                raise ValueError(f"{part.path} has {len(spans)} records, not the {part.total} that its data set names")
+            chosen.append(spans[part.skip : None if part.take is None else part.skip + part.take])
+        self._file = np.repeat(np.arange(len(parts)), [len(spans) for spans in chosen])
+        self._span = np.concatenate(chosen) if chosen else np.empty((0, 2), np.int64)
 
     def __len__(self) -> int:
         return len(self._file)
 
     def __getitem__(self, index: int) -> bytes:
         path = self._paths[self._file[index]]
-        offset, length = (int(x) for x in self._range[index])
+        offset, length = (int(x) for x in self._span[index])
         data = os.pread(_descriptor(path), length + FOOTER_BYTES, offset)
         if len(data) < length + FOOTER_BYTES:
             raise ValueError(f"{path} ends within record {index}")
@@ -188,55 +190,55 @@ class TFRecordFiles:
 
 @functools.cache
 def _descriptor(path: str) -> int:
-    """A descriptor of the file, which stays open in this process."""
+    """Returns a descriptor of the file, which stays open until the process ends: opening costs more than reading."""
     allow_open_files(_descriptor.cache_info().currsize + 64)
     with open_regular(path) as file:
         return os.dup(file.fileno())
 
 
 def allow_open_files(count: int) -> None:
-    """Raises the process's limit of open files to `count`, as far as the system allows."""
+    """Raises the process's limit of open files to `count`, or to the system's maximum if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _index(paths: Sequence[str]) -> list[np.ndarray]:
-    """(records, 2) of offset and length for every file, from the cache where the files have not changed since."""
+def _spans_of_files(paths: Sequence[str]) -> list[np.ndarray]:
+    """Returns the spans of the records of every file, from the cache if the files have not changed."""
     stamps = [(os.path.abspath(path), (info := os.stat(path)).st_size, info.st_mtime_ns) for path in paths]
     digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:32]
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     cache = home / "mixedres" / f"tfrecord-{digest}.npz"
     try:
         with np.load(io.BytesIO(read_regular(cache))) as saved:
-            ranges = np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
-        if all(_fits(found, size) for found, (_, size, _) in zip(ranges, stamps, strict=True)):
-            return ranges
-    except Exception:  # missing or damaged, in any way: it is made again
+            all_spans = np.split(saved["ranges"], np.cumsum(saved["counts"])[:-1])
+        if all(_fits(spans, size) for spans, (_, size, _) in zip(all_spans, stamps, strict=True)):
+            return all_spans
+    except Exception:  # if the cache is missing or damaged in any way, it is made again
         pass
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        found = pool.map(offsets, paths)
+        made = pool.map(record_spans, paths)
         text = "indexing TFRecord files, once"
-        ranges = list(tqdm.tqdm(found, text, len(paths), unit="file", delay=1, leave=False, disable=None))
-    _save_index(cache, ranges)
-    return ranges
+        all_spans = list(tqdm.tqdm(made, text, len(paths), unit="file", delay=1, leave=False, disable=None))
+    _save_index(cache, all_spans)
+    return all_spans
 
 
-def _fits(found: np.ndarray, size: int) -> bool:
-    """Whether these are records of a file of `size` bytes."""
-    offset, length = found.T
+def _fits(spans: np.ndarray, size: int) -> bool:
+    """Returns whether a file of `size` bytes can have records with these spans."""
+    offset, length = spans.T
     return bool(
         (offset >= HEADER_BYTES).all() and (length >= 0).all() and (offset + length + FOOTER_BYTES <= size).all()
     )
 
 
-def _save_index(cache: pathlib.Path, ranges: list[np.ndarray]) -> None:
-    """Saves an index atomically; a cache that cannot be written costs time and nothing else."""
+def _save_index(cache: pathlib.Path, all_spans: list[np.ndarray]) -> None:
+    """Saves an index atomically; does nothing if the cache cannot be written."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".npz", delete=False) as file:
-            np.savez(file, ranges=np.concatenate(ranges), counts=[len(found) for found in ranges])
+            np.savez(file, ranges=np.concatenate(all_spans), counts=np.array([len(spans) for spans in all_spans]))
         os.replace(file.name, cache)
     except OSError:
         pass

@@ -1,14 +1,17 @@
-"""Data sets in the layout of TensorFlow Datasets, found and opened by name."""
+"""Prepared data sets: data sets in the layout of TensorFlow Datasets, opened by name."""
 
 import os
 import pathlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import one_line
 from mixedres._internal.files import expanded
 from mixedres.data.datasets import imagenet, records, tfds_metadata
 from mixedres.data.examples import Dataset
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
 
 EVAL_SPLITS = ("validation", "test", "val")
 _FORMATS = ("array_record", "tfrecord")
@@ -18,24 +21,24 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 def open_data_set(
     name: str, data_dir: str | None, *, train_split: str | None = None, eval_split: str | None = None
 ) -> Dataset:
-    """The prepared data set `name`; no image is decoded here.
+    """Opens the prepared data set `name`; decodes no image.
 
     Args:
       name: as in TensorFlow Datasets: NAME or NAME/CONFIG, and either followed by :VERSION.
       data_dir: directory of the data sets; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-      train_split, eval_split: in TensorFlow Datasets' notation, such as 'train[:90%]'; None: 'train', and the first of
-        'validation', 'test' and 'val' that exists.
+      train_split: training part in TensorFlow Datasets' notation, such as 'train[:90%]'; None: 'train'.
+      eval_split: part for evaluation in this notation; None: the first of 'validation', 'test' and 'val' that exists.
 
     Raises:
-      ValueError: where it does not exist, has a format that cannot be read, or is not for image classification; the
-        message says what to type.
+      ValueError: if the data set does not exist, has a format that cannot be read, or is not for image classification;
+        the message says what to type.
     """
-    root = default_dir(data_dir)
-    if name == imagenet.NAME and (found := imagenet.models_files(root)):
-        return _open_models_layout(root, found, train_split, eval_split)
-    directory = find(name, root)
+    root = default_directory(data_dir)
+    if name == imagenet.NAME and (files := imagenet.models_files(root)):
+        return _open_models_layout(root, files, train_split, eval_split)
+    directory = find_data_set(name, root)
     # Old versions of TensorFlow Datasets did not name their only format.
-    file_format = tfds_metadata.check(directory).get("fileFormat", "tfrecord")
+    file_format = tfds_metadata.read_info(directory).get("fileFormat", "tfrecord")
     if file_format not in _FORMATS:
         raise ValueError(f"{directory} is stored as {file_format}; {' and '.join(_FORMATS)} can be read")
     builder = _builder(directory)
@@ -68,16 +71,16 @@ def open_data_set(
     return Dataset(train, test, class_names, channels, note="; ".join(notes))
 
 
-def default_dir(data_dir: str | None) -> pathlib.Path:
-    """The directory of data sets, by the rules of TensorFlow Datasets."""
+def default_directory(data_dir: str | None) -> pathlib.Path:
+    """Returns the directory of data sets, by the rules of TensorFlow Datasets."""
     return expanded(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").absolute()
 
 
-def find(name: str, root: pathlib.Path) -> pathlib.Path:
-    """The directory of the newest version of data set `name` under `root`.
+def find_data_set(name: str, root: pathlib.Path) -> pathlib.Path:
+    """Returns the directory of the newest version of data set `name` under `root`.
 
     Raises:
-      ValueError: where there is none, and where the data set has configs and none was chosen.
+      ValueError: if there is no such directory, or the data set has configs and `name` chooses none.
     """
     path, _, version = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path):
@@ -88,9 +91,9 @@ def find(name: str, root: pathlib.Path) -> pathlib.Path:
     versions = sorted(
         (info for info in base.glob("*/dataset_info.json") if _VERSION.fullmatch(info.parent.name)), key=_version
     )
-    found = [info for info in versions if version in ("", info.parent.name)]
-    if found:
-        return found[-1].parent
+    matching = [info for info in versions if version in ("", info.parent.name)]
+    if matching:
+        return matching[-1].parent
     if versions:
         others = ", ".join(info.parent.name for info in versions)
         raise ValueError(f"data set {path!r} in {root} has no version {version}, only {others}")
@@ -108,7 +111,7 @@ def _missing(name: str, root: pathlib.Path, version: str) -> str:
     base = root / name
     looked = f"data set {name!r} is not prepared: no {base / (version or 'VERSION') / 'dataset_info.json'}"
     if (root / "dataset_info.json").exists():
-        return f"{looked}; {root} is a data set itself: give what holds its name and version as --config.data.dir"
+        return f"{looked}; {root} is a data set itself: give the directory above its name as --config.data.dir"
     if stray := next((path for path in (*root.glob("*tfrecord*"), *base.rglob("*tfrecord*"))), None):
         looked += f" ({stray.parent} holds TFRecord files, but not the dataset_info.json that describes them)"
     elsewhere = "or name another place with --config.data.dir=DIR or TFDS_DATA_DIR"
@@ -124,8 +127,10 @@ def _missing(name: str, root: pathlib.Path, version: str) -> str:
     )
 
 
-def _features(directory: pathlib.Path, features: Any) -> tuple[records.Keys, tuple[str, ...], int]:
-    """The keys of image and label in a record, the names of the classes, and the channels of the images."""
+def _features(
+    directory: pathlib.Path, features: "tfds.features.FeaturesDict"
+) -> tuple[records.Keys, tuple[str, ...], int]:
+    """Returns the keys of image and label in a record, the names of the classes, and the channels of the images."""
     import tensorflow_datasets as tfds
 
     images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
@@ -150,15 +155,15 @@ def _the_one(keys: list[str], usual: str) -> str | None:
     return usual if usual in keys else keys[0] if len(keys) == 1 else None
 
 
-def _builder(directory: pathlib.Path) -> Any:
-    """The data set as TensorFlow Datasets sees it, after its metadata were checked."""
+def _builder(directory: pathlib.Path) -> "tfds.core.DatasetBuilder":
+    """Returns TensorFlow Datasets' builder of a data set whose metadata were checked."""
     import tensorflow_datasets as tfds
 
     try:
         builder = tfds.builder_from_directory(directory)
         dict(builder.info.features.items())
         list(builder.info.splits)
-    except Exception as error:  # it raises whatever it meets
+    except Exception as error:  # TensorFlow Datasets raises many types of errors
         raise ValueError(
             f"the metadata in {directory} cannot be read ({one_line(error)}); copy or prepare the data set again"
         ) from error
@@ -166,7 +171,7 @@ def _builder(directory: pathlib.Path) -> Any:
 
 
 def _overlap(one: list[records.Part], other: list[records.Part]) -> bool:
-    """Whether two splits share examples."""
+    """Returns whether two splits share examples."""
     spans = {part.path: (part.skip, part.skip + (part.take or 0)) for part in one}
     return any(
         max(spans[part.path][0], part.skip) < min(spans[part.path][1], part.skip + (part.take or 0))
@@ -175,8 +180,8 @@ def _overlap(one: list[records.Part], other: list[records.Part]) -> bool:
     )
 
 
-def _parts(builder: Any, split: str, directory: pathlib.Path) -> list[records.Part]:
-    """The files and records that make up a split."""
+def _parts(builder: "tfds.core.DatasetBuilder", split: str, directory: pathlib.Path) -> list[records.Part]:
+    """Returns the files and records of a split."""
     try:
         instructions = builder.info.splits[split].file_instructions
     except (ValueError, KeyError) as error:
@@ -201,23 +206,27 @@ def _parts(builder: Any, split: str, directory: pathlib.Path) -> list[records.Pa
     return parts
 
 
-def _files(builder: Any, split: str, file_format: str, parts: list[records.Part]) -> records.Files:
+def _files(
+    builder: "tfds.core.DatasetBuilder", split: str, file_format: str, parts: list[records.Part]
+) -> records.Files:
     import tensorflow_datasets as tfds
 
     records.allow_open_files(len(parts) + 256)
     if file_format == "tfrecord":
         return records.TFRecordFiles(parts)
-    return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    raw_bytes = tfds.decode.DeserializeMethod.RAW_BYTES
+    source: records.Files = builder.as_data_source(split, deserialize_method=raw_bytes)
+    return source
 
 
 def _open_models_layout(
-    root: pathlib.Path, found: dict[str, list[pathlib.Path]], train_split: str | None, eval_split: str | None
+    root: pathlib.Path, files: dict[str, list[pathlib.Path]], train_split: str | None, eval_split: str | None
 ) -> Dataset:
     def part(split: str) -> records.Records:
-        if split not in found:
-            raise ValueError(f"the TFRecord files in {root} have no split {split!r}, only {', '.join(sorted(found))}")
-        files = records.TFRecordFiles([records.Part(str(path)) for path in found[split]])
+        if split not in files:
+            raise ValueError(f"the TFRecord files in {root} have no split {split!r}, only {', '.join(sorted(files))}")
+        of_split = records.TFRecordFiles([records.Part(str(path)) for path in files[split]])
         keys = records.Keys(*imagenet.MODELS_FEATURES, first_label=imagenet.MODELS_FIRST_LABEL)
-        return records.Records(f"{imagenet.NAME}, {split}", files, keys)
+        return records.Records(f"{imagenet.NAME}, {split}", of_split, keys)
 
     return Dataset(part(train_split or "train"), part(eval_split or "validation"), imagenet.class_names())

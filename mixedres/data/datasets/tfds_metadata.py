@@ -1,15 +1,16 @@
-"""The metadata of a prepared data set, read by us before TensorFlow Datasets acts on it.
+"""Checks of the metadata of a prepared data set, before TensorFlow Datasets reads the metadata.
 
-TensorFlow Datasets imports the module of every class that features.json names. A data set is data: one that asks for
-anything but the few classes of images with labels is refused before anything is imported.
+TensorFlow Datasets imports the module of every class that features.json names. A data set must not choose what is
+imported, so features.json is refused if it names other classes than the few that images with labels need.
 """
 
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
-from mixedres._internal.files import open_regular, parse_json, read_regular
+from mixedres._internal.errors import reason
+from mixedres._internal.files import open_regular, read_object
+from mixedres._internal.types import Json, Record
 
 INFO, FEATURES = "dataset_info.json", "features.json"
 _FEATURE = "tensorflow_datasets.core.features"
@@ -27,23 +28,23 @@ _CLASSES = {
         "text_feature.Text",
     )
 }
-# Keys under which the name of a class may stand, in the present format and in the one before it.
+# Keys of the name of a class, in the present format and in the format before it.
 _NAMES = ("pythonClassName", "python_class_name", "type")
-# Bytes of a file of metadata, nesting of features, and classes of a data set: many times what any has.
+# Bytes of a file of metadata, nesting of features, and classes of a data set: many times what any data set has.
 _MOST_BYTES, _MOST_DEPTH, MOST_CLASSES = 2**26, 40, 2**20
 
 
-def check(directory: pathlib.Path) -> dict[str, Any]:
-    """The content of dataset_info.json, if the metadata in `directory` can be given to TensorFlow Datasets.
+def read_info(directory: pathlib.Path) -> Record:
+    """Checks the metadata in `directory`, and returns the content of dataset_info.json.
 
     Raises:
-      ValueError: where a file is damaged or missing, is no regular file, or features.json names a class that is not on
+      ValueError: if a file is damaged, missing or no regular file, and if features.json names a class that is not on
         the list.
     """
-    info = _read(directory / INFO)
+    info = _read_metadata(directory / INFO)
     if not (directory / FEATURES).exists():
         raise ValueError(f"{directory} has no {FEATURES}; copy or prepare the data set again")
-    features = _read(directory / FEATURES)
+    features = _read_metadata(directory / FEATURES)
     for key, value in _items(features, directory / FEATURES):
         if key in _NAMES and value not in _CLASSES:
             raise ValueError(
@@ -58,30 +59,26 @@ def check(directory: pathlib.Path) -> dict[str, Any]:
     return info
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read_metadata(path: pathlib.Path) -> Record:
     try:
-        found = parse_json(read_regular(path, _MOST_BYTES))
+        return read_object(path, _MOST_BYTES)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{path} is damaged ({reason}); copy or prepare the data set again") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged (it holds no object); copy or prepare the data set again")
-    return found
+        raise ValueError(f"{path} is damaged ({reason(error)}); copy or prepare the data set again") from error
 
 
-def _items(found: Any, path: pathlib.Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every key and value, at any depth."""
+def _items(value: Json, path: pathlib.Path, depth: int = 0) -> Iterator[tuple[str, Json]]:
+    """Yields every key and value, at any depth."""
     if depth > _MOST_DEPTH:
         raise ValueError(f"{path} is nested too deeply")
-    inside = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-    if isinstance(found, dict):
-        yield from found.items()
-    for value in inside:
-        yield from _items(value, path, depth + 1)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        yield from value.items()
+    for inner in inside:
+        yield from _items(inner, path, depth + 1)
 
 
 def check_files(paths: list[str], examples: int, directory: pathlib.Path) -> None:
-    """Raises ValueError where these files of records are none, or could not hold so many examples."""
+    """Raises ValueError for record files that cannot be read, or are too small for so many examples."""
     size = 0
     for path in paths:
         try:

@@ -1,71 +1,95 @@
 """Chunks: up to 32 consecutive rows of a batch, the unit of work of a thread that decodes images.
 
-A thread decodes straight into the array of its chunk. Compared with Grain's own element-wise pipeline this takes a
-sixth off the CPU time of an image (no random generator, dictionary and copy for each), and all threads work at the
-same batch, so that few batches are under way.
+A thread decodes straight into the array of its chunk. Compared with Grain's own element-wise pipeline, chunks save a
+sixth of the CPU time of an image, because an image has no random generator, dictionary and copy of its own. All threads
+work at the same batch, so that few batches are under way.
 
 Everything random is a function of the seed, the step and the row in the global batch. So the batches are the same for
-any number of threads, workers and hosts, and a run continues at any step without reading what lies before it.
+any number of threads, workers and hosts, and a run continues at any step without reading earlier images.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import cv2
 import numpy as np
 
 from mixedres._internal.console import printable
-from mixedres._internal.errors import DataError
+from mixedres._internal.errors import DataError, reason
 from mixedres.data.examples import Examples
-from mixedres.data.images import decoding, preprocessing, squares
+from mixedres.data.images import decoding, squares
+from mixedres.data.images.preprocessing import Preprocessing
 from mixedres.data.sources import epoch_order
 
+# Rows of a chunk.
 CHUNK = 32
-# Grain asks for a length; this many chunks outlast any run.
+# Length of training chunks for Grain, which asks for one: more chunks than any run reads.
 ENDLESS = 2**60
 
 
+class Chunk(TypedDict):
+    """Rows of a batch, and {name of an image: reason} of the images that could not be read."""
+
+    image: np.ndarray
+    label: np.ndarray
+    mask: NotRequired[np.ndarray]
+    unreadable: dict[str, str]
+
+
 def chunks_per_batch(rows: int) -> int:
-    """The number of chunks in a host's rows of a batch."""
+    """Returns the number of chunks in a host's rows of a batch."""
     return -(-rows // CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Reads examples as squares, and names the file of an unreadable one."""
+    """Reader of examples as squares, which names the file of an unreadable image.
+
+    Attributes:
+      examples: the examples.
+      shape: (height, width, channels) of the squares.
+      preprocessing: how images become squares.
+      num_classes: labels must lie in [0, num_classes).
+      apply_exif: rotate images by the orientation in their EXIF data.
+      on_error: 'raise' or 'skip', see `mixedres.data.images.loader.Loader`.
+      max_pixels: most pixels of an image; a larger image is unreadable.
+    """
 
     examples: Examples
     shape: tuple[int, int, int]
-    preprocessing: preprocessing.Preprocessing
+    preprocessing: Preprocessing
     num_classes: int
     apply_exif: bool
     on_error: str
     max_pixels: int = decoding.MAX_PIXELS
 
-    def train(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
-        """Writes a random crop of image `index`, and returns its label."""
+    def read_random(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
+        """Writes a random crop of image `index` into `out`, and returns the label."""
         image, label, head = self._open(index)
         box = self.preprocessing.crop(rng, head.height, head.width)
         mirror = flip and rng.random() < 0.5
         squares.random_square(image, head, box, out, resize=self.preprocessing.resize, mirror=mirror)
         return label
 
-    def eval(self, index: int, out: np.ndarray) -> int:
-        """Writes the central crop of image `index`, and returns its label."""
+    def read_central(self, index: int, out: np.ndarray) -> int:
+        """Writes the central crop of image `index` into `out`, and returns the label."""
         image, label, head = self._open(index)
         squares.central_square(image, head, out, resize=self.preprocessing.resize)
         return label
 
     def refuse(self, index: int, error: Exception, unreadable: dict[str, str]) -> str:
-        """Records and returns why image `index` cannot be used; raises DataError where that ends the run."""
+        """Adds image `index` to `unreadable` and returns a line with the reason.
+
+        Raises:
+          DataError: if `on_error` is 'raise'.
+        """
         file_name = self.examples.file_name(index)
         name = f"{self.examples.name}, example {index}" + (f", {file_name}" if file_name else "")
         name = printable(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))  # not all are UTF-8
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        unreadable[name] = reason or type(error).__name__
+        unreadable[name] = reason(error)
         if self.on_error == "raise":
-            advice = "mend or remove it, or skip such images with --config.data.on_error=skip"
+            advice = "repair or delete the file, or skip such images with --config.data.on_error=skip"
             raise DataError(f"{name}: {unreadable[name]}; {advice}") from error
         return f"{name}: {unreadable[name]}"
 
@@ -73,12 +97,21 @@ class ImageReader:
         image, label = self.examples[index]
         if not 0 <= label < self.num_classes:
             raise ValueError(f"label {label} is not in 0 to {self.num_classes - 1}")
-        return image, label, decoding.header(image, apply_exif=self.apply_exif, max_pixels=self.max_pixels)
+        return image, label, decoding.read_header(image, apply_exif=self.apply_exif, max_pixels=self.max_pixels)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainChunks:
-    """Training chunks by number, from this start's first step on; `rows` are this host's rows of the global batch."""
+    """Training chunks by number.
+
+    Attributes:
+      reader: reads the images.
+      batch_size: rows of the global batch.
+      rows: this host's rows of the global batch.
+      first_step: step of chunk 0.
+      seed: seed of the order, crops and flips.
+      flip: mirror an image with probability 1/2.
+    """
 
     reader: ImageReader
     batch_size: int
@@ -90,11 +123,9 @@ class TrainChunks:
     def __len__(self) -> int:
         return ENDLESS
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        cv2.setNumThreads(0)  # every image has a thread of ours already
-        steps, part = divmod(number, chunks_per_batch(len(self.rows)))
+    def __getitem__(self, number: int) -> Chunk:
+        steps, rows = _rows_of_chunk(number, self.rows)
         step = self.first_step + steps
-        rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
         total = len(self.reader.examples)
         epoch, place = divmod(step, total // self.batch_size)
         order = epoch_order(total, self.seed, epoch)
@@ -108,13 +139,13 @@ class TrainChunks:
         return {"image": images, "label": labels, "unreadable": unreadable}
 
     def _one(self, index: int, rng: np.random.Generator, out: np.ndarray, unreadable: dict[str, str]) -> int:
-        """Writes image `index`, or the next readable one where that is allowed; returns its label."""
+        """Writes image `index` into `out`, or the next readable image if `on_error` is 'skip'; returns the label."""
         total = len(self.reader.examples)
         attempts = min(total, 100)
         for attempt in range(attempts):
             candidate = (index + attempt) % total
             try:
-                return self.reader.train(candidate, rng, self.flip, out)
+                return self.reader.read_random(candidate, rng, self.flip, out)
             except (ValueError, OSError) as error:
                 last = self.reader.refuse(candidate, error, unreadable)
         raise DataError(f"{attempts} images in a row cannot be used, from example {index} on; the last: {last}")
@@ -122,8 +153,15 @@ class TrainChunks:
 
 @functools.lru_cache(maxsize=8)
 def _key(seed: int) -> np.ndarray:
-    """A Philox key that differs from the seeds of the permutations."""
+    """Returns a Philox key that differs from the seeds of the permutations."""
     return np.random.SeedSequence((seed, 1)).generate_state(2, np.uint64)
+
+
+def _rows_of_chunk(number: int, rows: range) -> tuple[int, range]:
+    """Returns the batch of chunk `number`, counted from 0, and the rows of the global batch in the chunk."""
+    cv2.setNumThreads(0)  # every image has a thread of ours already; set here, in the process that decodes
+    batch, part = divmod(number, chunks_per_batch(len(rows)))
+    return batch, rows[part * CHUNK : (part + 1) * CHUNK]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +175,8 @@ class EvalChunks:
     def __len__(self) -> int:
         return -(-len(self.reader.examples) // self.batch_size) * chunks_per_batch(len(self.rows))
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        cv2.setNumThreads(0)
-        batch, part = divmod(number, chunks_per_batch(len(self.rows)))
-        rows = self.rows[part * CHUNK : (part + 1) * CHUNK]
+    def __getitem__(self, number: int) -> Chunk:
+        batch, rows = _rows_of_chunk(number, self.rows)
         images = np.zeros((len(rows), *self.reader.shape), self.reader.preprocessing.image_dtype)
         labels = np.zeros(len(rows), np.int32)
         mask = np.zeros(len(rows), bool)
@@ -150,7 +186,7 @@ class EvalChunks:
             if index >= len(self.reader.examples):
                 break
             try:
-                labels[slot] = self.reader.eval(index, images[slot])
+                labels[slot] = self.reader.read_central(index, images[slot])
                 mask[slot] = True
             except (ValueError, OSError) as error:
                 self.reader.refuse(index, error, unreadable)

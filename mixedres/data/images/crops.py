@@ -1,4 +1,4 @@
-"""Center crops of image files, decoded by threads in order, a few ahead."""
+"""Center crops of image files, decoded by threads a few images ahead."""
 
 import collections
 import os
@@ -8,17 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cv2
 import numpy as np
 
+from mixedres._internal.errors import reason
 from mixedres._internal.files import read_regular
 from mixedres.data.examples import MAX_BYTES
 from mixedres.data.images import decoding, squares
 from mixedres.data.input_spec import InputSpec
 
-# Images that each thread may be ahead: enough that none waits for another thread's large image.
+# Images that each thread may be ahead: enough that no thread waits for another thread's large image.
 _AHEAD = 8
 
 
 def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
-    """The central square of an image, rotated by its EXIF orientation.
+    """Returns the central square of an image, rotated by its EXIF orientation.
 
     Args:
       data: the whole file.
@@ -28,19 +29,19 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
       (height, width, channels) of the shape `spec.shape` and the dtype `spec.image_dtype`.
 
     Raises:
-      ValueError: where it is no image, or is damaged.
+      ValueError: for a file that is no image or is damaged.
     """
-    head = decoding.header(data, apply_exif=True)
+    head = decoding.read_header(data, apply_exif=True)
     out = np.empty(spec.shape, spec.image_dtype)
     squares.central_square(data, head, out, resize=spec.resize, crop_pct=spec.crop_pct)
     return out
 
 
-def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: int) -> Iterator[np.ndarray | str]:
-    """The center crop of every file, or a line that says why there is none.
+def center_crops(paths: Iterable[str | os.PathLike[str]], spec: InputSpec, threads: int) -> Iterator[np.ndarray | str]:
+    """Yields the center crop of every file in order, or a line with the reason why the file has none.
 
     Args:
-      paths: of the image files.
+      paths: paths of the image files.
       spec: the network's input.
       threads: number of decoding threads.
     """
@@ -49,7 +50,7 @@ def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: i
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             for path in paths:
-                waiting.append(pool.submit(_read, path, spec))
+                waiting.append(pool.submit(_read_crop, path, spec))
                 if len(waiting) > _AHEAD * threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -59,10 +60,8 @@ def center_crops(paths: Iterable[str | os.PathLike], spec: InputSpec, threads: i
                 future.cancel()
 
 
-def _read(path: str | os.PathLike, spec: InputSpec) -> np.ndarray | str:
+def _read_crop(path: str | os.PathLike[str], spec: InputSpec) -> np.ndarray | str:
     try:
         return center_crop(read_regular(path, MAX_BYTES), spec)
-    except OSError as error:
-        return error.strerror or str(error)
-    except ValueError as error:
-        return str(error)
+    except (OSError, ValueError) as error:
+        return reason(error)

@@ -1,11 +1,9 @@
-"""Decodes images: JPEG with simplejpeg, other formats and odd JPEGs with Pillow."""
+"""Decoding of images: JPEG with simplejpeg; other formats, and JPEGs that simplejpeg refuses, with Pillow."""
 
 import contextlib
 import functools
 import io
-import logging
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,24 +15,22 @@ from PIL import Image
 from mixedres._internal.environment import host_memory
 from mixedres._internal.errors import one_line
 
-# A smaller side has nothing to learn from; more pixels in all are a mistake or an attack (Pillow's limit).
+# Shortest side that is decoded, in pixels: a shorter one has nothing to learn from.
 MIN_SIDE = 4
+# Most pixels of an image: more are a mistake or an attack (Pillow's limit).
 MAX_PIXELS = 2 * 89_478_485
-# Bytes that decoding a pixel takes at most: in libjpeg, which keeps what a progressive image has come to, and in
-# Pillow, which converts (measured).
+# Memory that decoding takes at most, in bytes a pixel (measured): libjpeg holds the coefficients of a progressive
+# image, and Pillow converts.
 _BYTES_JPEG, _BYTES_PILLOW = 6, 11
-# Of a JPEG: each block of 64 pixels has at least a bit, that of a DC coefficient that did not change. Twice that is no
-# image, but half a minute of decoding for nothing.
+# Most pixels a byte of a JPEG, twice what is possible: each block of 64 pixels has at least one bit, for a DC
+# coefficient that did not change. A file with more is damaged, and would take half a minute to decode.
 _MOST_PIXELS_A_BYTE = 2 * 8 * 64
-# Images that take less do not wait for room: most of them do.
+# Images that take fewer bytes do not wait for memory. Most images take fewer.
 _SMALL = 2**23
 
-# Pillow warns of damage that it passes over, such as EXIF data that are cut off: two lines for each such image.
-warnings.filterwarnings("ignore", module=r"PIL\.")
-logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what it cannot read is said in our line
-# Some other formats make Pillow start programs on untrusted data.
+# Formats that Pillow may open: some others make it start programs on untrusted data.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-# Functions that undo an EXIF orientation (Exif 2.32, tag 0x0112); 5 to 8 exchange height and width.
+# Functions that undo an EXIF orientation (Exif 2.32, tag 0x0112). Orientations 5 to 8 exchange height and width.
 _UPRIGHT = {
     2: functools.partial(cv2.flip, flipCode=1),
     3: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
@@ -47,11 +43,12 @@ _UPRIGHT = {
 
 
 class Header(NamedTuple):
-    """Facts about an image from before its pixels are decoded.
+    """The header of an encoded image.
 
     Attributes:
-      height, width: of the upright image.
-      is_jpeg: whether simplejpeg could read the header.
+      height: height of the upright image, in pixels.
+      width: width of the upright image, in pixels.
+      is_jpeg: True if simplejpeg can read the header.
       orientation: the EXIF orientation to undo, 1 to 8; 1: none.
       colorspace: 'YCbCr', 'Gray', 'CMYK', 'YCCK' or 'RGB' for JPEG; '' for other formats.
     """
@@ -63,15 +60,15 @@ class Header(NamedTuple):
     colorspace: str = ""
 
 
-class _Room:
-    """Memory for images that this process decodes at the same time, in any number of threads; the largest go alone."""
+class _Memory:
+    """Limit on the memory that all threads of this process decode images in; the largest images wait to be alone."""
 
     def __init__(self, size: int):
         self._size, self._taken, self._changed = size, 0, threading.Condition()
 
     @contextlib.contextmanager
-    def of(self, size: int) -> Iterator[None]:
-        """Waits until there is room for `size` bytes, which are taken inside the block."""
+    def reserve(self, size: int) -> Iterator[None]:
+        """Waits until `size` bytes are free, and reserves the bytes inside the block."""
         size = min(size, self._size)
         with self._changed:
             self._changed.wait_for(lambda: self._taken + size <= self._size)
@@ -84,20 +81,20 @@ class _Room:
                 self._changed.notify_all()
 
 
-# A part that leaves enough for the step, and for the same in other processes that decode.
-_ROOM = _Room(host_memory() // 16)
+# A sixteenth leaves enough for the step, and for other processes that decode.
+_MEMORY = _Memory(host_memory() // 16)
 
 
-def header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
+def read_header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header of an encoded image.
 
     Args:
       data: the whole file.
-      apply_exif: use the orientation in its EXIF data, as viewers do; the published ImageNet pipelines do not.
-      max_pixels: that it may have, at most `MAX_PIXELS`.
+      apply_exif: use the orientation in the EXIF data, as viewers do; the published ImageNet pipelines do not.
+      max_pixels: most pixels that the image may have, at most `MAX_PIXELS`.
 
     Raises:
-      ValueError: where it is no image, a side is below `MIN_SIDE`, or it has more than `max_pixels` pixels.
+      ValueError: for a file that is no image, a side below `MIN_SIDE`, and more than `max_pixels` pixels.
     """
     if not data:
         raise ValueError("the file is empty")
@@ -105,46 +102,48 @@ def header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_PIXEL
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         is_jpeg = True
     except ValueError:
-        (width, height), colorspace, is_jpeg = _open(data).size, "", False
+        (width, height), colorspace, is_jpeg = _open_with_pillow(data).size, "", False
     if min(height, width) < MIN_SIDE or height * width > max_pixels:
         raise ValueError(
             f"it has {width}x{height} pixels; at least {MIN_SIDE} a side and at most {max_pixels:,} in all are needed"
         )
     if is_jpeg and len(data) * _MOST_PIXELS_A_BYTE < height * width:
         raise ValueError(f"its {len(data):,} bytes cannot hold {width}x{height} pixels")
-    orientation = _orientation(data) if apply_exif else 1
+    orientation = _read_orientation(data) if apply_exif else 1
     if orientation > 4:
         height, width = width, height
     return Header(height, width, is_jpeg, orientation, colorspace)
 
 
-def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fast_dct: bool = False) -> np.ndarray:
-    """The pixels of an image.
+def decode_image(
+    data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fast_dct: bool = False
+) -> np.ndarray:
+    """Decodes the pixels of an image.
 
     Args:
       data: the whole file.
-      head: of `header`.
+      head: the header, from `read_header`.
       channels: 3 for RGB, 1 for luma.
-      shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up (JPEG: from fewer DCT coefficients, in a
-        fraction of the time).
-      fast_dct: JPEG: the less exact DCT that TensorFlow decodes with, and so its pixels, bit for bit.
+      shrink: 1, 2, 4 or 8: decode at 1/shrink of the size, sides rounded up. A JPEG is then decoded from fewer DCT
+        coefficients, in a fraction of the time.
+      fast_dct: decode a JPEG with the less exact DCT of TensorFlow, which gives TensorFlow's pixels bit for bit.
 
     Returns:
-      (height, width, channels) uint8; the sides are those of `head`, or their `shrink`-th part rounded up.
+      (height, width, channels) uint8; height and width are those of `head` divided by `shrink`, rounded up.
 
     Raises:
-      ValueError: where not all pixels can be decoded.
+      ValueError: if not all pixels can be decoded.
     """
     count = head.height * head.width
     if head.is_jpeg:
-        # A ValueError: damaged, or a variant it does not know. Pillow may.
-        with _room(_BYTES_JPEG * count), contextlib.suppress(ValueError):
+        # simplejpeg raises ValueError for damage and for variants that Pillow may know.
+        with _memory(_BYTES_JPEG * count), contextlib.suppress(ValueError):
             sides = (head.width, head.height) if head.orientation > 4 else (head.height, head.width)
             # simplejpeg takes the smallest size that is no smaller than these.
             smallest = {"min_height": -(-sides[0] // shrink), "min_width": -(-sides[1] // shrink)} if shrink > 1 else {}
             colorspace = "RGB" if channels == 3 else "GRAY"
             return _turned(simplejpeg.decode_jpeg(data, colorspace, fastdct=fast_dct, **smallest), head.orientation)
-    with _room(_BYTES_PILLOW * count):
+    with _memory(_BYTES_PILLOW * count):
         pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
         if shrink > 1:
             size = (-(-head.width // shrink), -(-head.height // shrink))
@@ -152,8 +151,8 @@ def decode(data: bytes, head: Header, *, channels: int = 3, shrink: int = 1, fas
         return pixels
 
 
-def _room(size: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if size < _SMALL else _ROOM.of(size)
+def _memory(size: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if size < _SMALL else _MEMORY.reserve(size)
 
 
 def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
@@ -163,26 +162,26 @@ def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
     return turned.reshape(*turned.shape[:2], image.shape[2])  # OpenCV drops the axis of a single channel
 
 
-def _orientation(data: bytes) -> int:
+def _read_orientation(data: bytes) -> int:
     # Most images have no EXIF data, and asking Pillow costs much more than this search.
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
         return 1
     try:
-        found = _open(data).getexif().get(0x0112, 1)
-    except Exception as error:  # of a PNG this may decode everything
+        orientation = _open_with_pillow(data).getexif().get(0x0112, 1)
+    except Exception as error:  # for a PNG this may decode everything
         raise ValueError(_reason(error)) from error
-    return found if found in _UPRIGHT else 1
+    return orientation if orientation in _UPRIGHT else 1
 
 
-def _open(data: bytes) -> Image.Image:
+def _open_with_pillow(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=_FORMATS)
-    except Exception as error:  # its plugins raise whatever they meet
+    except Exception as error:  # Pillow's plugins raise many types of errors
         raise ValueError(_reason(error)) from error
 
 
 def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
-    image = _open(data)
+    image = _open_with_pillow(data)
     if image.mode == "F":
         raise ValueError(
             "its pixels are floating-point numbers of an unknown range; save it with 8 or 16 bits a channel"
@@ -194,7 +193,7 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
         if image.mode == "P":
             image = image.convert("RGBA")
         pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    except MemoryError:  # is not the image's fault
+    except MemoryError:  # not a fault of the image
         raise
     except Exception as error:
         raise ValueError(_reason(error)) from error
@@ -202,7 +201,7 @@ def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
 
 
 def _reason(error: Exception) -> str:
-    """One line, without the address of the buffer that Pillow mentions."""
+    """Returns the text of an error in one line, without the address of the buffer that Pillow mentions."""
     if "cannot identify image file" in str(error):
         return "it is not an image in a known format"
     return one_line(error)

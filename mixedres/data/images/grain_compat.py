@@ -4,7 +4,7 @@ import gc
 
 
 def let_grain_start_processes() -> None:
-    """Grain's processes ask absl for its flags, which a program without absl.app never parsed."""
+    """Marks absl's flags as parsed, because Grain's processes read the flags, and only absl.app parses them."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
@@ -14,10 +14,10 @@ def let_grain_start_processes() -> None:
 def free_shared_memory() -> None:
     """Waits until Grain's thread has freed the memory that its processes shared.
 
-    Without this a program that ends at once leaves the blocks to Python's resource tracker, which complains about them.
+    Otherwise a program that ends at once leaves the memory to Python's resource tracker, which warns about it.
     """
     gc.collect()
     from grain._src.python.ipc import shared_memory_array
 
     if pool := getattr(shared_memory_array.SharedMemoryArray, "_del_thread_pool", None):
-        pool.apply(int)  # its one thread has done everything that came before
+        pool.apply(int)  # returns once the pool's one thread has done all earlier work

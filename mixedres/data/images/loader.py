@@ -1,128 +1,106 @@
 """Batches of squares from stored images: decoded, cropped and flipped by Grain's threads or worker processes."""
 
-import dataclasses
 import functools
 import itertools
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixedres.data.examples import Dataset, Examples
-from mixedres.data.images import decoding, grain_compat, preprocessing, worker_processes
-from mixedres.data.images.chunks import EvalChunks, ImageReader, TrainChunks, chunks_per_batch
+from mixedres.data.images import decoding, grain_compat, worker_processes
+from mixedres.data.images.chunks import Chunk, EvalChunks, ImageReader, TrainChunks, chunks_per_batch
+from mixedres.data.images.preprocessing import Preprocessing
 from mixedres.data.input_spec import InputSpec
-from mixedres.data.sources import ALL, Batch, Shard
+from mixedres.data.sources import ALL, Batch, DataInfo, Shard, check_batch_size
+
+if TYPE_CHECKING:
+    import grain
 
 ON_ERROR = ("raise", "skip")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loader:
-    """A `Source` of the images of a data set.
+class Loader(DataInfo):
+    """A `Source` of the images of a data set."""
 
-    Attributes:
-      data_set: the images.
-      image_size: height and width of the squares.
-      preprocessing: how images become squares.
-      num_classes: labels must lie in [0, num_classes).
-      flip: mirror a training image with probability 1/2.
-      threads: decoding threads per decoding process.
-      workers: decoding processes; 0: threads of this process decode.
-      on_error: 'raise': an unreadable image ends the run; 'skip': in training the next readable image takes its place,
-        in evaluation it does not count.
-      max_pixels: that an image may have; a larger one is unreadable.
-      unreadable: {name of an image: reason}, the images skipped so far.
-    """
+    def __init__(
+        self,
+        data_set: Dataset,
+        image_size: int,
+        preprocessing: Preprocessing,
+        num_classes: int,
+        *,
+        flip: bool = False,
+        threads: int = 1,
+        workers: int = 0,
+        on_error: str = "raise",
+        max_pixels: int = decoding.MAX_PIXELS,
+    ):
+        """Opens nothing before the first batch.
 
-    data_set: Dataset
-    image_size: int
-    preprocessing: preprocessing.Preprocessing
-    num_classes: int
-    flip: bool = False
-    threads: int = 1
-    workers: int = 0
-    on_error: str = "raise"
-    max_pixels: int = decoding.MAX_PIXELS
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)."""
-        return (self.image_size, self.image_size, self.data_set.channels)
-
-    @property
-    def image_dtype(self) -> np.dtype:
-        """Float32 for the preprocessing 'official', else uint8."""
-        return self.preprocessing.image_dtype
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, by label."""
-        return self.data_set.class_names
-
-    @property
-    def note(self) -> str:
-        """A line for the person who starts a run, or ''."""
-        return self.data_set.note
+        Args:
+          data_set: the images.
+          image_size: height and width of the squares, in pixels.
+          preprocessing: how images become squares.
+          num_classes: labels must lie in [0, num_classes).
+          flip: mirror a training image with probability 1/2.
+          threads: decoding threads per decoding process.
+          workers: decoding processes; 0: threads of this process decode.
+          on_error: 'raise': an unreadable image ends the run; 'skip': in training the next readable image takes the
+            place of an unreadable image, and in evaluation an unreadable image does not count.
+          max_pixels: most pixels of an image; a larger image is unreadable.
+        """
+        mean, std = preprocessing.normalization(data_set.channels)
+        super().__init__(
+            image_shape=(image_size, image_size, data_set.channels),
+            image_dtype=preprocessing.image_dtype,
+            num_classes=num_classes,
+            train_examples=len(data_set.train),
+            eval_examples=len(data_set.eval),
+            mean=mean,
+            std=std,
+            class_names=data_set.class_names,
+            note=data_set.note,
+        )
+        self._data_set, self._preprocessing, self._flip = data_set, preprocessing, flip
+        self._threads, self._workers, self._on_error, self._max_pixels = threads, workers, on_error, max_pixels
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of both parts of the data set."""
-        return f"{self.data_set.train.fingerprint()[:32]}{self.data_set.eval.fingerprint()[:32]}"
-
-    @property
-    def train_examples(self) -> int:
-        """Number of training images."""
-        return len(self.data_set.train)
-
-    @property
-    def eval_examples(self) -> int:
-        """Number of test images."""
-        return len(self.data_set.eval)
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean per channel, on the scale 0 to 255."""
-        return self.preprocessing.normalization(self.data_set.channels)[0]
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation per channel, on the scale 0 to 255."""
-        return self.preprocessing.normalization(self.data_set.channels)[1]
+        """Returns a hash of both parts of the data set."""
+        return f"{self._data_set.train.fingerprint()[:32]}{self._data_set.eval.fingerprint()[:32]}"
 
     @property
     def input_spec(self) -> InputSpec:
-        """The central square that evaluation takes."""
-        return self.preprocessing.input_spec(self.image_size, self.data_set.channels)
+        """Returns the central square that evaluation takes."""
+        return self._preprocessing.input_spec(self.image_shape[0], self._data_set.channels)
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Whole batches of a new permutation each epoch; images that do not fill a batch are left out of that epoch."""
-        if batch_size > self.train_examples:
-            raise ValueError(f"batch_size {batch_size} is more than the {self.train_examples} training images")
+        """Yields whole batches of a new permutation each epoch; the images left at its end are not used in it."""
+        check_batch_size(batch_size, self.train_examples)
         rows = shard.rows(batch_size)
-        chunks = TrainChunks(self._images(self.data_set.train), batch_size, rows, first_step, seed, self.flip)
+        chunks = TrainChunks(self._reader(self._data_set.train), batch_size, rows, first_step, seed, self._flip)
         return self._batches(chunks, len(rows))
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
-        """Every test image once, in order; the last batch is padded with zeros and masked."""
+        """Yields every test image once, in order; the last batch is padded with zeros and masked."""
         rows = shard.rows(batch_size)
-        return self._batches(EvalChunks(self._images(self.data_set.eval), batch_size, rows), len(rows))
+        return self._batches(EvalChunks(self._reader(self._data_set.eval), batch_size, rows), len(rows))
 
-    def _images(self, examples: Examples) -> ImageReader:
+    def _reader(self, examples: Examples) -> ImageReader:
         return ImageReader(
             examples,
             self.image_shape,
-            self.preprocessing,
+            self._preprocessing,
             self.num_classes,
-            self.data_set.apply_exif,
-            self.on_error,
-            self.max_pixels,
+            self._data_set.apply_exif,
+            self._on_error,
+            self._max_pixels,
         )
 
-    def _batches(self, chunks: Any, local_batch: int) -> Iterator[Batch]:
-        """Joins chunks to batches; closing the generator ends threads and processes."""
+    def _batches(self, chunks: TrainChunks | EvalChunks, local_batch: int) -> Iterator[Batch]:
+        """Yields batches joined from chunks; closing the generator ends threads and processes."""
         per_batch = chunks_per_batch(local_batch)
         iterator = iter(self._dataset(chunks, per_batch))
         try:
@@ -137,32 +115,33 @@ class Loader:
         finally:
             iterator.close()
             del iterator
-            if self.workers:
+            if self._workers:
                 grain_compat.free_shared_memory()
 
-    def _dataset(self, chunks: Any, per_batch: int) -> Any:
-        """Grain's pipeline of chunks."""
+    def _dataset(self, chunks: TrainChunks | EvalChunks, per_batch: int) -> "grain.IterDataset[Chunk]":
+        """Returns Grain's pipeline of chunks."""
         import grain
 
-        # A batch ahead at least, and work for every thread.
-        buffered = max(2 * self.threads, per_batch)
-        read = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=buffered)
+        # At least one batch ahead, and work for every thread.
+        buffered = max(2 * self._threads, per_batch)
+        read = grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=buffered)
         dataset = grain.MapDataset.source(chunks).to_iter_dataset(read)
-        if not self.workers:
+        if not self._workers:
             return dataset
         grain_compat.let_grain_start_processes()
-        each = -(-buffered // self.workers)
-        options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=each)
-        return dataset.mp_prefetch(options, worker_init_fn=worker_processes.begin)
+        each = -(-buffered // self._workers)
+        options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=each)
+        return dataset.mp_prefetch(options, worker_init_fn=worker_processes.initialize_worker)
 
-    def _next(self, iterator: Iterator[dict[str, Any]], per_batch: int) -> Batch | None:
-        """The next batch; None after the last."""
+    def _next(self, iterator: Iterator[Chunk], per_batch: int) -> Batch | None:
+        """Returns the next batch; None after the last."""
         try:
-            parts = list(itertools.islice(iterator, per_batch))
+            chunks = list(itertools.islice(iterator, per_batch))
         except RuntimeError as error:
             raise worker_processes.explain_failure(error) from error
-        if not parts:
+        if not chunks:
             return None
-        for part in parts:
-            self.unreadable.update(part.pop("unreadable"))
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        for chunk in chunks:
+            self.unreadable.update(chunk["unreadable"])
+        keys = [key for key in ("image", "label", "mask") if key in chunks[0]]
+        return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in keys}  # type: ignore[literal-required]

@@ -1,12 +1,12 @@
-"""Two published ways from a stored image to the square that the network sees, one of them in two forms.
+"""Published ways from a stored image to the square that the network sees: `official`, `official_fast` and `torch`.
 
-`official` is that of TensorFlow's official ResNet, pixel by pixel; `torch` follows torchvision's reference training, as
-most have since. Both train on a random part of the image, resized to a square without keeping its aspect ratio, and
-test on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in how the part is drawn, in how the
-image is resized, and in the normalization.
+`official` has the pixels of TensorFlow's official ResNet, bit for bit. `torch` follows torchvision's reference
+training, as most trainings have since. Both train on a random part of the image, resized to a square without keeping
+its aspect ratio, and test on the central 87.5 % of the shorter side (224 of 256 pixels). They differ in the draw of the
+part, in the resizing, and in the normalization.
 
 `official_fast` has the crops and the normalization of `official`, and pixels that cost less: uint8, interpolated with
-pixel centers at halves, and decoded at a lower resolution where the part is large.
+pixel centers at halves, and decoded at a lower resolution if the part is large.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mixedres._internal.names import PREPROCESSINGS
 from mixedres.data.input_spec import RESIZES, InputSpec
 
 # Fraction of the shorter side in the central crop.
@@ -32,9 +33,9 @@ class Box(NamedTuple):
 
 
 def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Box:
-    """A random part with 8 to 100 % of the area and an aspect ratio of 3/4 to 4/3, log-uniform.
+    """Draws a part with 8 to 100 % of the area and an aspect ratio of 3/4 to 4/3, log-uniform.
 
-    After ten draws that do not fit: the largest central part with an allowed ratio. This is torchvision's
+    After ten draws that do not fit, returns the largest central part with an allowed ratio. This is torchvision's
     RandomResizedCrop (the crop of arXiv 1409.4842).
     """
     area, log_ratio = height * width, math.log(4 / 3)
@@ -49,11 +50,12 @@ def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Bo
 
 
 def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
-    """A random part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform; else the whole image.
+    """Draws a part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform.
 
-    The reference's tf.image.sample_distorted_bounding_box: area 5 to 100 %, of which at least 10 % of the object must
-    be seen, which is the whole image where no bounding box is known; 100 attempts. As there, the height is uniform
-    among those that the ratio allows, which makes large parts rarer than a uniform area would.
+    After 100 draws that do not fit, returns the whole image. This is the reference's
+    tf.image.sample_distorted_bounding_box, with an area of 5 to 100 % that must show at least 10 % of the object. Without
+    a bounding box the object is the whole image. As in the reference, the height is uniform among the heights that the
+    ratio allows, so large parts are rarer than with a uniform area.
     """
     smallest, largest = 0.05 * height * width, 1.0 * height * width
     for _ in range(100):
@@ -64,15 +66,15 @@ def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
         w = round(h * ratio)
         fits = 0 < w <= width and 0 < h <= height
         if fits and smallest <= h * w <= largest and h * w >= 0.1 * height * width:
-            # As there, the last row and column are never reached by a part that leaves room for it.
+            # As in the reference, a part that is smaller than the image never reaches the last row and column.
             return Box(int(rng.integers(max(1, height - h))), int(rng.integers(max(1, width - w))), h, w)
     return Box(0, 0, height, width)
 
 
 def central_crop(height: int, width: int, crop_pct: float = CROP_PCT) -> Box:
-    """The central square of 87.5 % of the shorter side: what resizing that to 256 and cutting out 224 shows.
+    """Returns the central square whose side is `crop_pct` of the shorter side, in (0, 1].
 
-    `crop_pct`: the side of the square as a fraction of the shorter side, in (0, 1].
+    The default shows what resizing the shorter side to 256 pixels and cutting out 224 shows.
     """
     side = max(1, round(crop_pct * min(height, width)))
     return Box((height - side) // 2, (width - side) // 2, side, side)
@@ -80,13 +82,14 @@ def central_crop(height: int, width: int, crop_pct: float = CROP_PCT) -> Box:
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How images become squares.
+    """A way from images to squares.
 
     Attributes:
       name: 'official', 'official_fast' or 'torch'.
-      crop: draws the part to train on.
+      crop: function from a generator, height and width in pixels to the part to train on.
       resize: how images are resized in evaluation, see `InputSpec`; in training 'area' is 'linear'.
-      mean, std: per channel R, G, B on the scale 0 to 255.
+      mean: mean of R, G, B on the scale 0 to 255.
+      std: standard deviation of R, G, B on the scale 0 to 255.
     """
 
     name: str
@@ -97,40 +100,34 @@ class Preprocessing:
 
     @property
     def image_dtype(self) -> np.dtype:
-        """Of the pixels."""
+        """Returns the dtype of the pixels."""
         return RESIZES[self.resize]
 
     def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation per channel; their means over R, G and B where the channels are not these three."""
+        """Returns mean and standard deviation per channel; for other than 3 channels, their means over R, G and B."""
         if channels == 3:
             return self.mean, self.std
         return (sum(self.mean) / 3,) * channels, (sum(self.std) / 3,) * channels
 
     def input_spec(self, size: int, channels: int = 3) -> InputSpec:
-        """The input of a network that was trained on squares of this size and evaluated on central ones."""
+        """Returns the input of a network that was trained on squares of `size` pixels, for evaluation."""
         mean, std = self.normalization(channels)
         return InputSpec((size, size, channels), mean, std, CROP_PCT, self.resize)
 
 
-# No division by the deviation.
+# The official ResNet does not divide by the standard deviation.
 _OFFICIAL = Preprocessing("official", distorted_crop, "official", mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0))
-
-FAMILIES = {
-    "official": _OFFICIAL,
-    "official_fast": dataclasses.replace(_OFFICIAL, name="official_fast", resize="linear"),
-    # Averaging over areas comes close to Pillow's antialiased resize.
-    "torch": Preprocessing(
-        "torch",
-        random_resized_crop,
-        "area",
-        mean=(123.675, 116.28, 103.53),
-        std=(58.395, 57.12, 57.375),
-    ),
-}
+_OFFICIAL_FAST = dataclasses.replace(_OFFICIAL, name="official_fast", resize="linear")
+# Averaging over areas comes close to Pillow's antialiased resize.
+_TORCH = Preprocessing(
+    "torch", random_resized_crop, "area", mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375)
+)
+_BY_NAME = {family.name: family for family in (_OFFICIAL, _OFFICIAL_FAST, _TORCH)}
+FAMILIES = {name: _BY_NAME[name] for name in PREPROCESSINGS}
 
 
 def get_preprocessing(name: str) -> Preprocessing:
-    """The preprocessing called `name`; raises ValueError for an unknown name."""
+    """Returns the preprocessing called `name`; raises ValueError for an unknown name."""
     if name not in FAMILIES:
         raise ValueError(f"preprocessing {name!r} is unknown; use one of {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -1,4 +1,4 @@
-"""Decoding processes: how they start, and that they end with the run and leave nothing behind."""
+"""Start and end of the processes that decode images; the processes end with the run and leave nothing behind."""
 
 import contextlib
 import multiprocessing.connection
@@ -13,27 +13,29 @@ from mixedres._internal import process
 from mixedres._internal.errors import DataError
 
 
-def begin(index: int, count: int) -> None:
-    """Initializes a decoding process: it ends with its parent, however that ends, and ignores signals.
+def initialize_worker(index: int, count: int) -> None:
+    """Initializes a decoding process, which ignores signals and ends when its parent ends.
 
     Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
     """
     del index, count
     for number in process.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    process.quiet_libraries()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
+    if parent := multiprocessing.parent_process():
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks the signals while worker processes start, until `begin` makes them ignore these."""
-    multiprocessing.resource_tracker.ensure_running()  # the first process would start it, which ends with an unblocking
+    """Blocks the signals while worker processes start; `initialize_worker` makes the processes ignore the signals."""
+    # Starting the first process would start the resource tracker, which unblocks the signals at its end.
+    multiprocessing.resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, process.SIGNALS)
     try:
         yield
@@ -42,14 +44,14 @@ def signals_blocked() -> Iterator[None]:
 
 
 def explain_failure(error: RuntimeError) -> Exception:
-    """The error to raise for one of Grain's: what to do where a process has ended, any other error unchanged."""
+    """Returns a DataError with advice for Grain's error about a process that ended; other errors unchanged."""
     text = " ".join(str(error).split())
     if "terminated unexpectedly" not in text:
         return error
     if "exit code -" in text:  # by a signal
         return DataError(
-            "a process that decodes images was killed; where memory ran out, set fewer with --config.data.workers, "
-            f"or 0 for threads ({text})"
+            "a process that decodes images was killed; if memory ran out, set fewer processes with "
+            f"--config.data.workers, or 0 for threads ({text})"
         )
     return DataError(
         "the processes that decode images could not start; a program of your own needs the line "
@@ -58,7 +60,7 @@ def explain_failure(error: RuntimeError) -> Exception:
 
 
 def available_cpus() -> int:
-    """The CPU cores that this process may use, by affinity and by the quota of its container (cgroup v2)."""
+    """Returns the number of CPU cores that this process may use, by affinity and by its container's quota (cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
