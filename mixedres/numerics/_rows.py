@@ -17,9 +17,10 @@ Kind = Literal["activation", "gradient", "weight gradient", "parameter"]
 KINDS: tuple[Kind, ...] = ("activation", "gradient", "weight gradient", "parameter")
 # Octaves that gradients may grow between two looks at them before they overflow.
 MARGIN = 2
-# Fractions of the mass (the sum of all magnitudes): above the first a tensor counts as lost, above the second as
-# starting to be.
-LOST, FLUSHING = 1e-2, 1e-3
+# Fraction of the mass (the sum of all magnitudes) above which a tensor counts as lost.
+LOST = 1e-2
+# Fraction of the mass above which a tensor begins to be lost.
+FLUSHING = 1e-3
 # Fraction of the nonzero values that float16 represents with fewer digits or not at all.
 LOW = 0.5
 # Expected relative l2 error of a cast above which the tensor should stay in float32.
