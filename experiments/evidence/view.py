@@ -241,7 +241,7 @@ def main(argv: list[str]) -> int:
     document["seconds"] = {v.name: v.mean("seconds") for v in results.variants}
     path = runs.write(f"evidence_{options.name}", document)
     plots.save(plots.evidence(found, results.question), path)
-    source = cluttered_digits.load()
+    source = cluttered_digits.load_cluttered_digits()
     batch = next(source.train_batches(64, seed=0))
     title = "the first 64 training images of cluttered digits, seed 0"
     plots.save(plots.samples(batch["image"], batch["label"], title), path.with_name(f"{path.stem}_samples.png"))

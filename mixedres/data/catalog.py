@@ -28,7 +28,8 @@ class Options:
       train_examples: number of synthetic training examples.
       pad: pixels of zero padding before a random crop, for data in memory.
       flip: mirror a training image with probability 1/2.
-      preprocessing: 'official', 'official_fast' or 'torch', see `mixedres.data.images.preprocessing`; for stored images.
+      preprocessing: 'official', 'official_fast' or 'torch', for stored images; see
+        `mixedres.data.images.preprocessing`.
       synthetic_normalization: normalization of synthetic images: 'raw' (none; pixels are about 127 +- 60), 'official',
         'torch' or 'per_image'; None: the normalization of `preprocessing`.
       background: add a class 'background' before the classes of stored images, as TensorFlow's first ResNets have; then
@@ -156,14 +157,13 @@ def _loader(name: str, options: Options) -> Source:
     if options.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {options.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
     preprocessing = get_preprocessing(options.preprocessing)
-    splits = {"train_split": options.train_split, "eval_split": options.eval_split}
+    splits = (options.train_split, options.eval_split)
     if name == "folder":
         if options.dir is None:
             raise ValueError("data.dir is not set; name the folder of images with --config.data.dir=DIR")
-        held_out = {"eval_fraction": options.eval_fraction, "split_seed": options.split_seed}
-        data_set = folder.scan(options.dir, **splits, **held_out)
+        data_set = folder.scan(options.dir, *splits, options.eval_fraction, options.split_seed)
     else:
-        data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, **splits)
+        data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:
         data_set = with_background(data_set)
     data_set = dataclasses.replace(data_set, note="; ".join(filter(None, _notes(data_set, options))))
@@ -190,8 +190,9 @@ def _loader(name: str, options: Options) -> Source:
 def _notes(data_set: Dataset, options: Options) -> Iterator[str]:
     """Yields lines about the data that a person should read before a run."""
     yield data_set.note
-    if options.num_classes is not None and options.num_classes > len(data_set.class_names):
-        yield f"the network has {options.num_classes} outputs for {len(data_set.class_names)} classes (data.num_classes)"
+    outputs, classes = options.num_classes, len(data_set.class_names)
+    if outputs is not None and outputs > classes:
+        yield f"the network has {outputs} outputs for {classes} classes (data.num_classes)"
     train, test = data_set.train, data_set.eval
     if len(train) == len(test) and train.fingerprint() == test.fingerprint():
         yield "the test examples are the training examples"

@@ -1,10 +1,10 @@
-"""The interface of a stored data set: numbered examples in two parts, and the names of their classes."""
+"""Interface of a stored data set: numbered examples in two parts, and the names of their classes."""
 
 import dataclasses
 import hashlib
 from typing import NamedTuple, Protocol
 
-# Bytes of the largest file that is taken for one: more than any image that is decoded has.
+# Largest file of an image, in bytes: more than any image that is decoded has.
 MAX_BYTES = 2**30
 
 
@@ -16,38 +16,38 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
-    """One part of a data set. It must pickle, so that worker processes can read it.
+    """One part of a data set. The object must pickle, so that worker processes can read the examples."""
 
-    Attributes:
-      name: data set and part, for messages.
-    """
-
-    name: str
+    @property
+    def name(self) -> str:
+        """Returns data set and part, for messages."""
+        ...
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         ...
 
     def __getitem__(self, index: int) -> Example:
-        """Example `index`, 0 <= index < len; raises ValueError or OSError where it cannot be read."""
+        """Returns example `index`, 0 <= index < len; raises ValueError or OSError if it cannot be read."""
         ...
 
     def file_name(self, index: int) -> str:
-        """The file that a person would open to look at example `index`; '' where it has no name."""
+        """Returns the name of the file that example `index` is or was, for messages; '' if it has none."""
         ...
 
     def fingerprint(self) -> str:
-        """A hash that changes with the examples, their order and their labels; cheap, because it reads no image."""
+        """Returns a hash that changes with the examples, their order and their labels; reads no or few images."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Two parts that share their classes.
+    """A stored data set: two parts that share their classes.
 
     Attributes:
-      train, eval: the parts.
-      class_names: by label.
+      train: the training part.
+      eval: the part for evaluation.
+      class_names: names of the classes by label.
       channels: 3 (RGB) or 1 (luma), the same for all images.
       apply_exif: rotate images by the orientation in their EXIF data.
       note: a line for the person who starts a run, such as how the parts were divided; or ''.
@@ -65,7 +65,7 @@ BACKGROUND = "background"
 
 
 def with_background(data_set: Dataset) -> Dataset:
-    """The data set with the class `BACKGROUND` before all others, which no example has."""
+    """Returns the data set with the class `BACKGROUND`, which no example has, before all others."""
     train, test = _AfterBackground(data_set.train), _AfterBackground(data_set.eval)
     return dataclasses.replace(data_set, train=train, eval=test, class_names=(BACKGROUND, *data_set.class_names))
 
@@ -85,7 +85,7 @@ class _AfterBackground:
 
     def __getitem__(self, index: int) -> Example:
         image, label = self.examples[index]
-        return Example(image, label + 1 if label >= 0 else label)  # -1 is no label, and must not become the background
+        return Example(image, label + 1 if label >= 0 else label)  # -1 means no label, and must not become 0
 
     def file_name(self, index: int) -> str:
         return self.examples.file_name(index)

@@ -5,35 +5,35 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from mixedres._internal.names import MOST_SIDE
+from mixedres._internal.types import Json, Record
 
-# How an image becomes smaller, and the dtype of what comes out: 'area' and 'linear' round, 'official' does not.
+# Ways to resize an image, each with the dtype of the result: 'area' and 'linear' round, 'official' does not.
 RESIZES: dict[str, np.dtype] = {
     "area": np.dtype(np.uint8),
     "linear": np.dtype(np.uint8),
     "official": np.dtype(np.float32),
 }
 
-
-# Channels of an image: more are a mistake or an attack.
+# Most channels of an image: more are a mistake or an attack.
 MOST_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """The square that an image becomes, and its normalization.
+    """The input of a network: a shape, a normalization, and how an image becomes such an input.
 
     Attributes:
-      shape: (height, width, channels); files become squares of 3 channels (RGB) or 1 (luma) alone.
-      mean, std: per channel on the scale 0 to 255; None: every image is standardized by itself.
+      shape: (height, width, channels); image files can only become squares with 3 channels (RGB) or 1 (luma).
+      mean: mean per channel on the scale 0 to 255; None: every image is standardized by itself.
+      std: standard deviation per channel on the scale 0 to 255; None if `mean` is None.
       crop_pct: side of the central square as a fraction of the image's shorter side, in (0, 1].
-      resize: 'area': average over areas where the image becomes smaller, and interpolate linearly where it becomes
-        larger; 'linear': always interpolate between the four nearest pixels; 'official': as TensorFlow's official
-        ResNet, see `mixedres.data.images.official`.
+      resize: 'area': average over areas if the image becomes smaller, else interpolate linearly; 'linear': always
+        interpolate between the four nearest pixels; 'official': as TensorFlow's official ResNet, see
+        `mixedres.data.images.official`.
     """
 
     shape: tuple[int, int, int]
@@ -61,29 +61,29 @@ class InputSpec:
 
     @property
     def fits_files(self) -> bool:
-        """Whether an image file can become the network's input."""
+        """Returns whether an image file can become the network's input."""
         height, width, channels = self.shape
         return height == width and channels in (1, 3)
 
     @property
     def image_dtype(self) -> np.dtype:
-        """Of the pixels, whose scale is 0 to 255: uint8 or float32."""
+        """Returns the dtype of the pixels, uint8 or float32; the scale is 0 to 255."""
         return RESIZES[self.resize]
 
-    def to_json(self) -> dict[str, Any]:
-        """The argument of `from_json`."""
+    def to_json(self) -> Record:
+        """Returns the spec as an object of JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
-        """The spec that `to_json` wrote; raises ValueError for anything else.
+    def from_json(cls, record: Mapping[str, Json]) -> InputSpec:
+        """Returns the spec that `to_json` made; raises ValueError for anything else.
 
         Older files have a boolean `antialias` for 'area' or 'linear'.
         """
         try:
-            lists = {key: None if given[key] is None else tuple(map(float, given[key])) for key in ("mean", "std")}
-            height, width, channels = map(int, given["shape"])
-            resize = ("area" if given["antialias"] else "linear") if "antialias" in given else given["resize"]
-            return cls((height, width, channels), **lists, crop_pct=given["crop_pct"], resize=resize)
+            lists = {key: None if record[key] is None else tuple(map(float, record[key])) for key in ("mean", "std")}
+            height, width, channels = map(int, record["shape"])
+            resize = ("area" if record["antialias"] else "linear") if "antialias" in record else record["resize"]
+            return cls((height, width, channels), **lists, crop_pct=record["crop_pct"], resize=resize)
         except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"{given!r} does not say how images become squares ({error})") from None
+            raise ValueError(f"{record!r} does not say how images become squares ({error})") from None

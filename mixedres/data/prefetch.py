@@ -1,4 +1,4 @@
-"""Moves batches to the device ahead of time, and measures how long the device waits for them."""
+"""Moving of batches to the device ahead of time, with the time that the device waits for a batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 Host = TypeVar("Host")
 Device = TypeVar("Device")
 
-# Seconds between two checks whether the device has run out of work: fine enough for a step, and free.
+# Seconds between two checks whether the device has run out of work: short compared with a step, and free.
 _POLL = 0.001
-# Seconds that `close` waits for a batch in preparation; a read that hangs must not hold up the process.
+# Seconds that `close` waits for a batch in preparation; a read that hangs must not block the process.
 _PATIENCE = 5.0
 
 
@@ -22,10 +22,13 @@ class GaveUp(Exception):
 
 
 class Prefetch(Generic[Host, Device]):
-    """An iterator over ``put(batch)`` of each batch, made in a thread that keeps `depth` of them ready.
+    """An iterator over ``put(batch)`` of each batch, made in a thread that keeps `depth` batches ready.
 
-    A batch that is the same object as the one before it, as in synthetic data, is not put again. `close` ends the
-    thread and the source; the object is a context manager.
+    A batch that is the same object as the batch before it, as in synthetic data, is not put again. `close` ends the
+    thread and the source. The object is a context manager:
+
+        with data.Prefetch(source.train_batches(32, seed=0), put=jax.device_put) as batches:
+            batch = batches.take()
 
     Attributes:
       waited: seconds in `take` during which the device had nothing to do.
@@ -38,13 +41,13 @@ class Prefetch(Generic[Host, Device]):
         depth: int = 2,
         give_up: Callable[[], bool] = lambda: False,
     ):
-        """Starts.
+        """Starts the thread.
 
         Args:
-          batches: finite or endless; only the thread touches it from now on, and closes it where it has a `close`.
-          put: moves a batch to the device, such as `jax.device_put`.
-          depth: >= 1.
-          give_up: asked while a batch is waited for; where it returns True, the wait ends with `GaveUp`.
+          batches: finite or endless; only the thread uses it from now on, and calls its `close` if it has one.
+          put: function that moves a batch to the device, such as `jax.device_put`.
+          depth: number of batches that are kept ready, >= 1.
+          give_up: called again and again during a wait for a batch; a result of True ends the wait with `GaveUp`.
         """
         self.waited = 0.0
         self._batches, self._put, self._give_up = iter(batches), put, give_up
@@ -61,10 +64,15 @@ class Prefetch(Generic[Host, Device]):
         return self.take()
 
     def take(self, busy: Callable[[], bool] = lambda: False) -> Device:
-        """The next batch; raises what the source raised, StopIteration at its end, and `GaveUp`.
+        """Returns the next batch.
 
         Args:
-          busy: whether the device still has work; waiting counts only while it has none.
+          busy: returns whether the device still has work; only waiting without work is added to `waited`.
+
+        Raises:
+          StopIteration: at the end of the source.
+          GaveUp: if `give_up` returned True.
+          BaseException: any error that the source raised.
         """
         if self._finished:
             raise StopIteration
@@ -88,7 +96,7 @@ class Prefetch(Generic[Host, Device]):
         return batch  # type: ignore[return-value]
 
     def fill(self) -> None:
-        """Waits until a batch is there, the source has ended or failed, or to give up; not counted in `waited`."""
+        """Waits for a batch, the end of the source, an error or `give_up`; the time is not added to `waited`."""
         while self._ready.empty() and self._thread.is_alive() and not self._give_up():
             time.sleep(_POLL)
 
@@ -106,7 +114,7 @@ class Prefetch(Generic[Host, Device]):
 
     def _run(self) -> None:
         try:
-            last: Host | object = self  # is no batch
+            last: Host | object = self  # no batch
             for batch in self._batches:
                 if batch is not last:
                     sent, last = self._put(batch), batch
@@ -120,7 +128,7 @@ class Prefetch(Generic[Host, Device]):
                 close()
 
     def _hand_over(self, batch: Device | None, error: BaseException | None) -> bool:
-        """Waits for room in the queue; False where the consumer has closed it."""
+        """Waits for room in the queue, and puts a batch or an error; returns False if the consumer has closed it."""
         while not self._stop.is_set():
             try:
                 self._ready.put((batch, error), timeout=0.1)

@@ -22,8 +22,8 @@ Batch = dict[str, np.ndarray]
 class Shard(NamedTuple):
     """The part of every batch that one of `count` hosts feeds to its devices."""
 
-    index: int = 0
-    count: int = 1
+    index: int = 0  # type: ignore[assignment]
+    count: int = 1  # type: ignore[assignment]
 
     @classmethod
     def all(cls) -> Shard:
@@ -39,6 +39,7 @@ class Shard(NamedTuple):
 
 
 ALL = Shard.all()
+_UINT8 = np.dtype(np.uint8)
 
 
 class Source(Protocol):
@@ -82,34 +83,28 @@ class Source(Protocol):
       class_names: names of the classes by label; empty if classes have no names.
       note: a line for the person who starts a run, or ''.
       unreadable: {name of an image: reason}, the images skipped so far.
-      input_spec: how an image that is not in the data set becomes an input of the network.
-      fingerprint: a hash that changes with the examples, their order and their labels.
     """
 
+    image_shape: tuple[int, int, int]
+    image_dtype: np.dtype
+    num_classes: int
+    train_examples: int
+    eval_examples: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    class_names: tuple[str, ...]
+    note: str
+    unreadable: dict[str, str]
+
     @property
-    def image_shape(self) -> tuple[int, int, int]: ...
+    def input_spec(self) -> InputSpec:
+        """Returns how an image that is not in the data set becomes an input of the network."""
+        ...
+
     @property
-    def image_dtype(self) -> np.dtype: ...
-    @property
-    def num_classes(self) -> int: ...
-    @property
-    def train_examples(self) -> int: ...
-    @property
-    def eval_examples(self) -> int: ...
-    @property
-    def mean(self) -> tuple[float, ...] | None: ...
-    @property
-    def std(self) -> tuple[float, ...] | None: ...
-    @property
-    def class_names(self) -> tuple[str, ...]: ...
-    @property
-    def note(self) -> str: ...
-    @property
-    def unreadable(self) -> dict[str, str]: ...
-    @property
-    def input_spec(self) -> InputSpec: ...
-    @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Returns a hash that changes with the examples, their order and their labels."""
+        ...
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields batches without end; batch k is a function of (seed, first_step + k) alone, so that runs can resume.
@@ -131,7 +126,7 @@ class DataInfo:
     num_classes: int
     train_examples: int
     eval_examples: int
-    image_dtype: np.dtype = np.dtype(np.uint8)
+    image_dtype: np.dtype = _UINT8
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     class_names: tuple[str, ...] = ()

@@ -107,7 +107,7 @@ def find(given: str) -> list[str]:
         if os.path.isdir(path):
             found = folder.images_below(path)
             if not found:
-                raise ConfigError(f"{given} holds no image ({', '.join(sorted(folder.EXTENSIONS))})")
+                raise ConfigError(f"{given} holds no image ({', '.join(sorted(folder.IMAGE_EXTENSIONS))})")
             return found
         if os.path.exists(path):
             return [path]

@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import re
+import textwrap
 
 import numpy as np
 import pytest
 
-from mixedres.data import InMemory, Shard, Synthetic
+from mixedres import data
+from mixedres.data import InMemory, Shard, Source, Synthetic
 from tests.data import batch_cases as cases
 from tests.data.batch_cases import same, take
 
@@ -97,7 +100,14 @@ def test_evaluation_sees_every_example_once(n, batch_size):
 
 def synthetic(num_classes=11, eval_examples=8, shape=(16, 16, 3)):
     mean, std = (127.0,) * shape[-1], (60.0,) * shape[-1]
-    return Synthetic(shape, num_classes, 1000, eval_examples, mean, std)
+    return Synthetic(
+        image_shape=shape,
+        num_classes=num_classes,
+        train_examples=1000,
+        eval_examples=eval_examples,
+        mean=mean,
+        std=std,
+    )
 
 
 def test_synthetic_images_have_the_references_distribution():
@@ -177,3 +187,32 @@ def test_sources_describe_shapes_counts_and_classes():
         assert (source.class_names, source.note, source.unreadable) == ((), "", {})
     named = coded(4, class_names=("a", "b"), note="small")
     assert (named.class_names, named.note) == (("a", "b"), "small")
+
+
+@pytest.fixture
+def example():
+    """The source of one's own in the documentation of `Source`."""
+    code = re.search(r"\n\n( {8}class Ramps.*?)\n\n {4}``data", Source.__doc__, re.DOTALL)[1]
+    names = {"data": data, "itertools": itertools, "np": np}
+    exec(textwrap.dedent(code), names)
+    return names["source"]
+
+
+def test_source_in_the_documentation_has_batches_for_training_and_evaluation(example, monkeypatch):
+    monkeypatch.setitem(data.SOURCES, "ramps", lambda options: example)
+    source = data.load("ramps", image_size=8, batch_size=8)
+    cases.check_continuation(source, 8, 10, (0, 3, 9))
+    whole, halves = take(source, 8, 3), [take(source, 8, 3, shard=Shard(index, 2)) for index in range(2)]
+    for step, batch in enumerate(whole):
+        assert batch["image"].shape == (8, *source.image_shape) and batch["image"].dtype == source.image_dtype
+        assert np.array_equal(batch["image"][:, 0, -1, 0] > batch["image"][:, 0, 0, 0], batch["label"].astype(bool))
+        assert np.array_equal(batch["image"], np.concatenate([half[step]["image"] for half in halves]))
+    (tests,) = source.eval_batches(8)
+    assert tests["mask"].sum() == source.eval_examples and set(tests["label"]) == set(range(source.num_classes))
+    assert source.input_spec == data.InputSpec((1, 8, 1)) and source.fingerprint == "ramps, version 1"
+
+
+def test_unknown_name_lists_a_source_of_ones_own(example, monkeypatch):
+    monkeypatch.setitem(data.SOURCES, "ramps", lambda options: example)
+    with pytest.raises(ValueError, match="did you mean 'ramps'"):
+        data.load("ramp", image_size=8, batch_size=8)

@@ -76,7 +76,7 @@ def test_pickles_of_a_data_set_are_never_opened(place):
     ):
         made.write_files(place, dict.fromkeys(cifar10.MD5, content))
         with pytest.raises(ValueError, match="data_batch_1 is not the official file") as caught:
-            cifar10.load(str(place))
+            cifar10.load_cifar10(str(place))
         assert "\n" not in str(caught.value)
 
 
@@ -91,7 +91,7 @@ def test_archive_larger_than_its_data_set_is_refused(place):
         tar.addfile(member, io.BytesIO(bytes(member.size)))
     (place / "cifar-10-binary.tar.gz").write_bytes(file.getvalue())
     with pytest.raises(ValueError, match="more than 200,000,000 bytes"):
-        cifar10.load(str(place))
+        cifar10.load_cifar10(str(place))
 
 
 def test_tensors_that_are_no_weights_are_refused(place):
@@ -223,10 +223,10 @@ def test_jpeg_too_small_for_its_pixels_is_refused(place):
     file = io.BytesIO()
     Image.new("L", (1024, 1024)).save(file, "JPEG", progressive=True, optimize=True, quality=1)
     whole = file.getvalue()
-    assert decoding.header(whole).width == 1024
+    assert decoding.read_header(whole).width == 1024
     forged = whole.replace(struct.pack(">HH", 1024, 1024), struct.pack(">HH", 13377, 13377))
     with pytest.raises(ValueError, match="bytes cannot hold 13377x13377 pixels"):
-        decoding.header(forged)
+        decoding.read_header(forged)
 
 
 def test_endless_class_name_is_refused(place):

@@ -91,4 +91,4 @@ def test_image_of_floating_point_numbers_is_refused(place):
     file = io.BytesIO()
     Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(file, "TIFF")
     with pytest.raises(ValueError, match="floating-point numbers"):
-        decoding.decode(file.getvalue(), decoding.header(file.getvalue()))
+        decoding.decode_image(file.getvalue(), decoding.read_header(file.getvalue()))

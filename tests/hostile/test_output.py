@@ -107,7 +107,7 @@ def test_control_characters_in_notes_are_escaped(place):
     reader = chunks.ImageReader(examples, (8, 8, 3), preprocessing.get_preprocessing("torch"), 1, False, "skip")
     unreadable = {}
     with pytest.raises(ValueError) as caught:
-        reader.eval(0, np.zeros((8, 8, 3), np.uint8))
+        reader.read_central(0, np.zeros((8, 8, 3), np.uint8))
     assert reader.refuse(0, caught.value, unreadable).isprintable() and all(map(str.isprintable, unreadable))
 
 

@@ -39,7 +39,7 @@ def test_pipes_and_devices_among_images_are_refused(place):
     batches.close()
     assert {name.rpartition("/")[2] for name in source.unreadable} == {"pipe.png", "zeros.png"}
     assert set(source.unreadable.values()) == {"not a regular file"}
-    with pytest.raises(DataError, match="not a regular file; mend or remove it"):
+    with pytest.raises(DataError, match="not a regular file; repair or delete the file"):
         next(data.load("folder", dir=str(place), image_size=8, batch_size=10, threads=1).train_batches(10, seed=0))
 
 
@@ -76,9 +76,9 @@ def test_signal_while_no_batch_comes_ends_the_run(place):
 def test_image_with_too_many_pixels_is_refused(place):
     file = io.BytesIO()
     Image.new("L", (200, 100)).save(file, "PNG")
-    assert decoding.header(file.getvalue(), max_pixels=20000).width == 200
+    assert decoding.read_header(file.getvalue(), max_pixels=20000).width == 200
     with pytest.raises(ValueError, match="200x100 pixels; at least 4 a side and at most 19,999 in all"):
-        decoding.header(file.getvalue(), max_pixels=19999)
+        decoding.read_header(file.getvalue(), max_pixels=19999)
     for part in ("train", "val"):
         made.write_noise(place / part, 16, 16, "PNG", count=4)
         (place / part / "cat" / "large.png").write_bytes(file.getvalue())
@@ -88,10 +88,10 @@ def test_image_with_too_many_pixels_is_refused(place):
 
 def test_decoding_threads_share_one_limit_of_memory(place):
     """What is under way never takes more than there is room for, and a too large image goes alone."""
-    room, lock, under_way, most = decoding._Room(100), threading.Lock(), [], []
+    room, lock, under_way, most = decoding._Memory(100), threading.Lock(), [], []
 
     def work(size):
-        with room.of(size):
+        with room.reserve(size):
             with lock:
                 under_way.append(size)
                 most.append(list(under_way))

@@ -150,7 +150,8 @@ def draw_digits(
     contrast = 1 - min(difficulty, 1) * (1 - _LEAST_CONTRAST) * fade
     values = (1 - contrast) * brightness + contrast * ink
     values += difficulty * _NOISE * noise.reshape(values.shape)
-    return np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8)[..., None]
+    pixels: np.ndarray = np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8)
+    return pixels[..., None]
 
 
 def _places(pose: np.ndarray, control: np.ndarray, side: int, difficulty: float) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +181,9 @@ def _places(pose: np.ndarray, control: np.ndarray, side: int, difficulty: float)
 @functools.cache
 def _splines(side: int) -> np.ndarray:
     """Returns the weight of each control point for each pixel, (side, _CONTROL)."""
-    return zoom(np.eye(_CONTROL, dtype=np.float32), (side / _CONTROL, 1), order=3, mode="nearest", grid_mode=True)
+    corners, factors = np.eye(_CONTROL, dtype=np.float32), (side / _CONTROL, 1)
+    weights: np.ndarray = zoom(corners, factors, order=3, mode="nearest", grid_mode=True)
+    return weights
 
 
 def _add_fragments(ink: np.ndarray, others: np.ndarray, pieces: np.ndarray) -> None:
@@ -208,4 +211,5 @@ def _sample(digits: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray)
     """Returns the values of digits[which] at (y, x), bilinear, and zero outside; the arguments broadcast."""
     padded = np.pad(digits, ((0, 0), (1, 1), (1, 1)))
     coordinates = np.broadcast_arrays(which, y + 1, x + 1)
-    return map_coordinates(padded, coordinates, output=np.float32, order=1, prefilter=False)
+    values: np.ndarray = map_coordinates(padded, coordinates, output=np.float32, order=1, prefilter=False)
+    return values

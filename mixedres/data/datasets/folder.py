@@ -55,7 +55,6 @@ class ImageFolder:
 
 def scan(
     directory: str | os.PathLike[str],
-    *,
     train_split: str | None = None,
     eval_split: str | None = None,
     eval_fraction: float = 0.2,
@@ -89,7 +88,7 @@ def scan(
             "otherwise, else name the other part with --config.data.train_split=FOLDER"
         )
     others: collections.Counter[str] = collections.Counter()
-    if eval_folder is not None:
+    if eval_folder is not None and train_folder is not None:
         data_set = _two_folders(root, train_folder, eval_folder, others)
     else:
         data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, others)
@@ -164,7 +163,7 @@ def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str 
 
 
 def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) -> dict[str, list[str]]:
-    """Returns {class: sorted paths below `root`} of the folders in ``root/folder``; counts unread formats in `others`."""
+    """Returns {class: sorted paths below `root`} of ``root/folder``; counts formats that are not read in `others`."""
     start = root / folder
     names = sorted(name for name in os.listdir(start) if not name.startswith(".") and (start / name).is_dir())
     if not names:

@@ -42,7 +42,7 @@ def record_spans(path: str | os.PathLike[str]) -> np.ndarray:
       ValueError: if the file ends inside a record (it was cut off), a length is damaged, or it is no TFRecord file.
       OSError: if the file cannot be read.
     """
-    spans = []
+    spans: list[tuple[int, int]] = []
     position = 0
     with open_regular(path) as opened:
         file = opened.fileno()
@@ -126,7 +126,8 @@ class Records:
         if self.keys.file_name is None:
             return ""
         try:
-            return self._features(index)[self.keys.file_name].bytes_list.value[0].decode(errors="replace")
+            encoded: bytes = self._features(index)[self.keys.file_name].bytes_list.value[0]
+            return encoded.decode(errors="replace")
         except (ValueError, OSError, IndexError):
             return ""
 

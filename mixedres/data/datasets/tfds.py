@@ -19,7 +19,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def open_data_set(
-    name: str, data_dir: str | None, *, train_split: str | None = None, eval_split: str | None = None
+    name: str, data_dir: str | None, train_split: str | None = None, eval_split: str | None = None
 ) -> Dataset:
     """Opens the prepared data set `name`; decodes no image.
 

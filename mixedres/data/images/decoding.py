@@ -4,7 +4,7 @@ import contextlib
 import functools
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import cv2
@@ -31,7 +31,7 @@ _SMALL = 2**23
 # Formats that Pillow may open: some others make it start programs on untrusted data.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 # Functions that undo an EXIF orientation (Exif 2.32, tag 0x0112). Orientations 5 to 8 exchange height and width.
-_UPRIGHT = {
+_UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     2: functools.partial(cv2.flip, flipCode=1),
     3: functools.partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
     4: functools.partial(cv2.flip, flipCode=0),

@@ -63,40 +63,40 @@ class Loader(DataInfo):
             class_names=data_set.class_names,
             note=data_set.note,
         )
-        self._data_set, self._preprocessing, self._flip = data_set, preprocessing, flip
-        self._threads, self._workers, self._on_error, self._max_pixels = threads, workers, on_error, max_pixels
+        self.data_set, self.preprocessing, self.flip = data_set, preprocessing, flip
+        self.threads, self.workers, self.on_error, self.max_pixels = threads, workers, on_error, max_pixels
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Returns a hash of both parts of the data set."""
-        return f"{self._data_set.train.fingerprint()[:32]}{self._data_set.eval.fingerprint()[:32]}"
+        return f"{self.data_set.train.fingerprint()[:32]}{self.data_set.eval.fingerprint()[:32]}"
 
     @property
     def input_spec(self) -> InputSpec:
         """Returns the central square that evaluation takes."""
-        return self._preprocessing.input_spec(self.image_shape[0], self._data_set.channels)
+        return self.preprocessing.input_spec(self.image_shape[0], self.data_set.channels)
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields whole batches of a new permutation each epoch; the images left at its end are not used in it."""
         check_batch_size(batch_size, self.train_examples)
         rows = shard.rows(batch_size)
-        chunks = TrainChunks(self._reader(self._data_set.train), batch_size, rows, first_step, seed, self._flip)
+        chunks = TrainChunks(self._reader(self.data_set.train), batch_size, rows, first_step, seed, self.flip)
         return self._batches(chunks, len(rows))
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields every test image once, in order; the last batch is padded with zeros and masked."""
         rows = shard.rows(batch_size)
-        return self._batches(EvalChunks(self._reader(self._data_set.eval), batch_size, rows), len(rows))
+        return self._batches(EvalChunks(self._reader(self.data_set.eval), batch_size, rows), len(rows))
 
     def _reader(self, examples: Examples) -> ImageReader:
         return ImageReader(
             examples,
             self.image_shape,
-            self._preprocessing,
+            self.preprocessing,
             self.num_classes,
-            self._data_set.apply_exif,
-            self._on_error,
-            self._max_pixels,
+            self.data_set.apply_exif,
+            self.on_error,
+            self.max_pixels,
         )
 
     def _batches(self, chunks: TrainChunks | EvalChunks, local_batch: int) -> Iterator[Batch]:
@@ -115,7 +115,7 @@ class Loader(DataInfo):
         finally:
             iterator.close()
             del iterator
-            if self._workers:
+            if self.workers:
                 grain_compat.free_shared_memory()
 
     def _dataset(self, chunks: TrainChunks | EvalChunks, per_batch: int) -> "grain.IterDataset[Chunk]":
@@ -123,14 +123,14 @@ class Loader(DataInfo):
         import grain
 
         # At least one batch ahead, and work for every thread.
-        buffered = max(2 * self._threads, per_batch)
-        read = grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=buffered)
+        buffered = max(2 * self.threads, per_batch)
+        read = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=buffered)
         dataset = grain.MapDataset.source(chunks).to_iter_dataset(read)
-        if not self._workers:
+        if not self.workers:
             return dataset
         grain_compat.let_grain_start_processes()
-        each = -(-buffered // self._workers)
-        options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=each)
+        each = -(-buffered // self.workers)
+        options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=each)
         return dataset.mp_prefetch(options, worker_init_fn=worker_processes.initialize_worker)
 
     def _next(self, iterator: Iterator[Chunk], per_batch: int) -> Batch | None:
@@ -144,4 +144,4 @@ class Loader(DataInfo):
         for chunk in chunks:
             self.unreadable.update(chunk["unreadable"])
         keys = [key for key in ("image", "label", "mask") if key in chunks[0]]
-        return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in keys}  # type: ignore[literal-required]
+        return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in keys}

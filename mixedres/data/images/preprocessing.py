@@ -53,9 +53,9 @@ def distorted_crop(rng: np.random.Generator, height: int, width: int) -> Box:
     """Draws a part with 10 to 100 % of the area and an aspect ratio of 0.75 to 1.33, uniform.
 
     After 100 draws that do not fit, returns the whole image. This is the reference's
-    tf.image.sample_distorted_bounding_box, with an area of 5 to 100 % that must show at least 10 % of the object. Without
-    a bounding box the object is the whole image. As in the reference, the height is uniform among the heights that the
-    ratio allows, so large parts are rarer than with a uniform area.
+    tf.image.sample_distorted_bounding_box, with an area of 5 to 100 % that must show at least 10 % of the object.
+    Without a bounding box the object is the whole image. As in the reference, the height is uniform among the heights
+    that the ratio allows, so large parts are rarer than with a uniform area.
     """
     smallest, largest = 0.05 * height * width, 1.0 * height * width
     for _ in range(100):

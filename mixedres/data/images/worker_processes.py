@@ -60,7 +60,7 @@ def explain_failure(error: RuntimeError) -> Exception:
 
 
 def available_cpus() -> int:
-    """Returns the number of CPU cores that this process may use, by affinity and by its container's quota (cgroup v2)."""
+    """Returns the number of CPU cores that this process may use, by affinity and by container quota (cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()

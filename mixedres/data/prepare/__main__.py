@@ -14,7 +14,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.data.datasets.imagenet import NAME, TARS
 
 if TYPE_CHECKING:
-    from mixedres.data.prepare.recipes import Options
+    from mixedres.data.prepare.recipes import StoredImages
     from mixedres.data.prepare.writer import Recipe, Written
 
 _DESCRIPTION = """\
@@ -38,27 +38,27 @@ are stored byte for byte.
 _SAME_COMMAND = "the same command continues where this one stopped"
 
 
-def prepare(given: Sequence[str]) -> None:
+def prepare_data_set(arguments: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
     Raises:
-      ConfigError: for a mistake in them; nothing has been written then.
-      DataError: where an image cannot be read, or a shard cannot be written.
+      ConfigError: for a mistake in the arguments; nothing has been written then.
+      DataError: if an image cannot be read, or a shard cannot be written.
     """
-    options = _parser().parse_args(given)
+    options = _parser().parse_args(arguments)
     if options.data_dir.exists() and not options.data_dir.is_dir():
         raise ConfigError(f"--data_dir={options.data_dir} is a file; give a directory")
     # Imported here so that --help and a mistake in the command need not wait for the image libraries.
-    from mixedres.data.prepare import writer
+    from mixedres.data.prepare.writer import write_data_set
 
     recipe = options.recipe(options)
     process.raise_interrupts()
-    console.show(_summary(recipe, options.data_dir, writer.write(recipe, options.data_dir)))
+    console.show(_summary(recipe, options.data_dir, write_data_set(recipe, options.data_dir)))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line, `argv[0]` being the program; returns the exit status."""
-    return command_line.run("mixedres", prepare, argv[1:], continues=_SAME_COMMAND)
+    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
+    return command_line.run("mixedres", prepare_data_set, argv[1:], continues=_SAME_COMMAND)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,23 +143,21 @@ def _folder_recipe(arguments: argparse.Namespace) -> Recipe:
     )
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    from mixedres.data.prepare.recipes import Options
+def _options(arguments: argparse.Namespace) -> StoredImages:
+    from mixedres.data.prepare.recipes import StoredImages
 
-    given = {"skip_unreadable": arguments.on_error == "skip"}
-    if arguments.quality is not None:
-        if arguments.short_side is None:
-            raise ConfigError("--quality is for smaller copies; give --short_side too")
-        given["quality"] = arguments.quality
-    return Options(short_side=arguments.short_side, **given)
+    if arguments.quality is not None and arguments.short_side is None:
+        raise ConfigError("--quality is for smaller copies; give --short_side too")
+    quality = StoredImages.quality if arguments.quality is None else arguments.quality
+    return StoredImages(arguments.short_side, quality, skip_unreadable=arguments.on_error == "skip")
 
 
 def _summary(recipe: Recipe, data_dir: pathlib.Path, written: Mapping[str, Sequence[Written]]) -> str:
-    """One line: what was written, and the command to train on it."""
-    held = {split: sum(shard.examples for shard in shards) for split, shards in written.items()}
-    left_out = sum(sum(part.lengths) for part in recipe.splits.values()) - sum(held.values())
+    """Returns one line: what was written, and the command to train on the data set."""
+    examples = {split: sum(shard.examples for shard in shards) for split, shards in written.items()}
+    left_out = sum(sum(part.lengths) for part in recipe.splits.values()) - sum(examples.values())
     size = sum(shard.num_bytes for shards in written.values() for shard in shards)
-    counts = " and ".join(f"{count:,} {split}" for split, count in held.items())
+    counts = " and ".join(f"{count:,} {split}" for split, count in examples.items())
     config = f"configs/{'imagenet' if recipe.name.startswith(NAME) else 'tfds'}.py:fp16"
     if recipe.name != NAME:
         config += f" --config.data.name=tfds:{recipe.name}"

@@ -1,4 +1,4 @@
-"""A folder of images as one data set of large files, which a network file system reads many times faster."""
+"""The images of a folder, to be packed into large files, which a network file system reads many times faster."""
 
 import os
 import pathlib
@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 
 from mixedres._internal.errors import ConfigError
-from mixedres.data.datasets import folder
+from mixedres.data.datasets.folder import ImageFolder, scan
+from mixedres.data.examples import Examples
 from mixedres.data.prepare.spans import ImageSpans
 
 VERSION = "1.0.0"
@@ -15,16 +16,15 @@ VERSION = "1.0.0"
 def from_folder(
     directory: pathlib.Path, *, train_split: str | None, eval_split: str | None, eval_fraction: float, split_seed: int
 ) -> tuple[dict[str, ImageSpans], tuple[str, ...]]:
-    """The images under `directory` as the splits train and validation, and the names of their classes.
+    """Returns the images under `directory` as the splits train and validation, and the names of their classes.
 
-    Args:
-      directory, train_split, eval_split, eval_fraction, split_seed: see `mixedres.data.datasets.folder.scan`.
+    For the arguments see `mixedres.data.datasets.folder.scan`.
 
     Raises:
-      ConfigError: where the folder has another layout.
+      ConfigError: if the folder has another layout.
     """
     try:
-        found = folder.scan(
+        data_set = scan(
             directory,
             train_split=train_split,
             eval_split=eval_split,
@@ -33,15 +33,16 @@ def from_folder(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return {"train": _images(found.train), "validation": _images(found.eval)}, found.class_names
+    return {"train": _spans(data_set.train), "validation": _spans(data_set.eval)}, data_set.class_names
 
 
-def _images(part: folder.ImageFolder) -> ImageSpans:
+def _spans(part: Examples) -> ImageSpans:
+    assert isinstance(part, ImageFolder)
     paths = [str(part.root / path) for path in part.paths]
     where = np.zeros((len(paths), 3), np.int64)
     where[:, 0] = np.arange(len(paths))
     try:
         where[:, 2] = [os.path.getsize(path) for path in paths]
     except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}; mend or remove it") from error
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}; repair or delete the file") from error
     return ImageSpans(list(part.paths), part.labels.astype(np.int64), paths, where)

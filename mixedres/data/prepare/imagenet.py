@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012) from the two tar files that image-net.org gives to those who register."""
+"""The images of ImageNet (ILSVRC 2012) in the two tar files of image-net.org."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ import numpy as np
 
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.progress import ImageProgress
-from mixedres.data.datasets.imagenet import COUNTS, NAME, TARS, class_names, lines
+from mixedres.data.datasets.imagenet import COUNTS, NAME, TARS, class_names, read_lines
 from mixedres.data.prepare.spans import ImageSpans
 
 VERSION = "5.1.0"
@@ -23,7 +23,7 @@ _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpans]:
-    """Finds the images in the tar files, without reading them.
+    """Finds the images in the tar files; reads the headers of the files only.
 
     Args:
       manual_dir: holds the files of `TARS`.
@@ -33,23 +33,23 @@ def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpan
       ConfigError: for missing tar files, and for a number of images that is not ImageNet's.
       DataError: for a tar file that is damaged.
     """
-    found = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
-    missing = [name for split, name in TARS.items() if split not in found]
-    if missing and not (found and partial):
-        way_out = ", or prepare what is there with --partial" if found else ""
+    tars = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
+    missing = [name for split, name in TARS.items() if split not in tars]
+    if missing and not (tars and partial):
+        way_out = ", or prepare the images that are there with --partial" if tars else ""
         raise ConfigError(
             f"no {' and no '.join(missing)} in {manual_dir}; register at {HOMEPAGE} to download "
             f"{'them' if len(missing) > 1 else 'it'}, then type python -m mixedres.data.prepare {NAME} "
             f"--manual_dir=DIR --data_dir=DIR with the directory of the tar files{way_out}"
         )
     index = {"train": _index_train, "validation": _index_validation}
-    splits = {split: index[split](path, partial) for split, path in found.items()}
+    splits = {split: index[split](path, partial) for split, path in tars.items()}
     check_counts({split: len(images) for split, images in splits.items()}, str(manual_dir), partial=partial)
     return splits
 
 
 def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> None:
-    """Raises `ConfigError` unless both parts are complete; with `partial`, unless one of them has an image."""
+    """Raises ConfigError if a part is incomplete; with `partial`, only if a part has no image."""
     wrong = [
         f"{counts.get(split, 0):,} of {count:,} {split} images"
         for split, count in COUNTS.items()
@@ -57,8 +57,8 @@ def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> No
     ]
     if wrong and not partial:
         raise ConfigError(
-            f"{source} has {' and '.join(wrong)}, which is not all of ImageNet (a download that was cut?); "
-            "prepare what is there with --partial"
+            f"{source} has {' and '.join(wrong)}, which is not all of ImageNet (was a download cut off?); "
+            "prepare the images that are there with --partial"
         )
     empty = [split for split, count in counts.items() if not count]
     if empty:
@@ -66,7 +66,7 @@ def check_counts(counts: Mapping[str, int], source: str, *, partial: bool) -> No
 
 
 def class_of(name: str, *, default: str) -> str:
-    """The WordNet id of the image with this file name; `default` for an unknown name."""
+    """Returns the WordNet id of the image with this file name; `default` for an unknown name."""
     if match := _TRAIN_NAME.match(name):
         return match[1]
     match = _VALIDATION_NAME.fullmatch(name)
@@ -75,8 +75,8 @@ def class_of(name: str, *, default: str) -> str:
 
 @functools.cache
 def _validation_classes() -> tuple[str, ...]:
-    """The classes of ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG."""
-    return tuple(lines("validation_labels.txt"))
+    """Returns the classes of ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG."""
+    return tuple(read_lines("validation_labels.txt"))
 
 
 def _index_train(path: pathlib.Path, partial: bool) -> ImageSpans:
@@ -91,11 +91,10 @@ def _index_train(path: pathlib.Path, partial: bool) -> ImageSpans:
             if wnid not in label:
                 raise DataError(f"{path} holds {inner}, which is not the tar file of a class of ImageNet")
             members = _members(file, path, start, min(start + size, end), partial)
-            names, offsets, sizes = zip(*members, strict=True) if members else ((), (), ())
-            keys += names
-            labels += [label[wnid]] * len(names)
-            spans += zip(offsets, sizes, strict=True)
-            progress.add(len(names))
+            keys += [name for name, _, _ in members]
+            labels += [label[wnid]] * len(members)
+            spans += [(offset, size) for _, offset, size in members]
+            progress.add(len(members))
     return _images(keys, labels, spans, path)
 
 
@@ -113,23 +112,26 @@ def _index_validation(path: pathlib.Path, partial: bool) -> ImageSpans:
 
 
 def _members(file: BinaryIO, path: pathlib.Path, start: int, end: int, partial: bool) -> list[tuple[str, int, int]]:
-    """The files of the tar archive that lies in ``file[start:end]``: base name, offset in `file`, and size.
+    """Returns the files of the tar archive in ``file[start:end]``: base name, offset in `file`, and size.
 
-    With `partial`, an archive that was cut off has the files before the cut; else that raises `DataError`.
+    With `partial`, returns the files before the cut of an archive that was cut off.
+
+    Raises:
+      DataError: without `partial`, for an archive that was cut off or is damaged.
     """
     file.seek(start)
-    found = []
+    members = []
     try:
-        with tarfile.TarFile(fileobj=file, mode="r") as tar:  # begins where the file stands; offsets are the file's
+        with tarfile.TarFile(fileobj=file, mode="r") as tar:  # begins at `start`; offsets are positions in `file`
             for member in tar:
                 if member.offset_data + member.size > end and not (partial and member.name.endswith(".tar")):
                     raise tarfile.ReadError("unexpected end of data")
                 if member.isfile():
-                    found.append((os.path.basename(member.name), member.offset_data, member.size))
+                    members.append((os.path.basename(member.name), member.offset_data, member.size))
     except tarfile.ReadError as error:
         if not partial:
             raise DataError(f"{path} is cut off or damaged ({error}); download it again") from error
-    return found
+    return members
 
 
 def _images(keys: list[str], labels: list[int], spans: list[tuple[int, int]], path: pathlib.Path) -> ImageSpans:

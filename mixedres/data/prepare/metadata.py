@@ -1,4 +1,4 @@
-"""The metadata that TensorFlow Datasets reads: dataset_info.json, features.json, class names."""
+"""Metadata in the layout of TensorFlow Datasets: dataset_info.json, features.json, class names."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,15 @@ def write_info(
     encoding_format: str | None,
     **about: str,
 ) -> None:
-    """Writes the metadata of images with a class and a file name.
+    """Writes the metadata of a data set whose examples are image, class and file name.
 
     Args:
       directory: holds the shards.
       written: the contents of the shards of each split.
-      name, version: of the data set.
-      class_names: by label.
-      encoding_format: 'jpeg' or 'png'; None where both occur.
+      name: name of the data set.
+      version: version of the data set.
+      class_names: names of the classes by label.
+      encoding_format: 'jpeg' or 'png'; None if both occur.
       **about: 'description' and 'homepage'.
 
     Raises:

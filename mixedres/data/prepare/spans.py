@@ -1,4 +1,4 @@
-"""The images of one part of a data set: their places in files, their order, shards and records."""
+"""Images of one part of a data set: their places in files, their order, shards and records."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ImageSpans:
     """Images as spans of files.
 
     Attributes:
-      keys: n names, which determine the order and are stored as 'file_name'.
+      keys: n names; they determine the order and are stored as 'file_name'.
       labels: (n,) int64.
-      paths: the files.
+      paths: paths of the files.
       where: (n, 3) int64: index into `paths`, offset, and size in bytes.
     """
 
@@ -36,21 +36,21 @@ class ImageSpans:
         return len(self.keys)
 
     def take(self, order: np.ndarray) -> ImageSpans:
-        """The images with the indices `order`, in that order."""
+        """Returns the images with the indices `order`, in this order."""
         return ImageSpans([self.keys[i] for i in order], self.labels[order], self.paths, self.where[order])
 
     def digest(self) -> str:
-        """A hash of the keys, labels and sizes in their order."""
+        """Returns a hash of the keys, labels and sizes in their order."""
         digest = hashlib.sha256()
         for key, label, size in zip(self.keys, self.labels, self.where[:, 2], strict=True):
             digest.update(_bytes(key) + b"\0%d\0%d\n" % (label, size))
         return digest.hexdigest()
 
-    def read(self, index: int) -> bytes:
-        """The encoded image `index`.
+    def read_image(self, index: int) -> bytes:
+        """Reads the encoded image `index`.
 
         Raises:
-          OSError: where the file cannot be read, or has become shorter.
+          OSError: if the file cannot be read, or has become shorter.
         """
         file_index, offset, size = (int(value) for value in self.where[index])
         # Opened for each image: thousands of descriptors may exceed a limit, and opening costs microseconds.
@@ -65,13 +65,13 @@ class ImageSpans:
 
 
 def hash_order(keys: list[str], split: str) -> np.ndarray:
-    """The order in which TensorFlow Datasets stores examples with these keys: by the MD5 hash of split name and key.
+    """Returns the order in which TensorFlow Datasets stores examples: by the MD5 hash of split name and key.
 
     Returns:
       (n,) indices into `keys`.
 
     Raises:
-      DataError: where a key comes twice.
+      DataError: if a key occurs twice.
     """
     salted = hashlib.md5(split.encode())
     digests = bytearray()
@@ -88,20 +88,22 @@ def hash_order(keys: list[str], split: str) -> np.ndarray:
 
 
 def shard_bounds(images: ImageSpans) -> list[int]:
-    """The end of every shard, as TensorFlow Datasets would cut records of this number and these sizes.
+    """Returns the end of every shard, as TensorFlow Datasets would divide records of these sizes.
 
-    Sizes are those before conversion; they differ only for the few repaired images.
+    The sizes are from before conversion, which changes the sizes of the few repaired images alone.
     """
     from tensorflow_datasets.core.utils import shard_utils
 
-    overhead = len(record(b"", int(images.labels[0]), images.keys[0])) + 6  # 6: longer lengths of a real image
+    overhead = (
+        len(serialize_example(b"", int(images.labels[0]), images.keys[0])) + 6
+    )  # 6: longer lengths of real images
     total = int(images.where[:, 2].sum()) + overhead * len(images)
     count = shard_utils.ShardConfig.calculate_number_shards(total, len(images))
     return list(shard_utils.get_shard_boundaries(len(images), count))
 
 
-def record(image: bytes, label: int, file_name: str) -> bytes:
-    """One example as a serialized `tf.train.Example`."""
+def serialize_example(image: bytes, label: int, file_name: str) -> bytes:
+    """Returns an example as a serialized `tf.train.Example`."""
     from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
     def of_bytes(value: bytes) -> tf_feature_pb2.Feature:
@@ -113,16 +115,17 @@ def record(image: bytes, label: int, file_name: str) -> bytes:
         "label": tf_feature_pb2.Feature(int64_list=tf_feature_pb2.Int64List(value=[label])),
     }
     example = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=features))
-    return example.SerializeToString(deterministic=True)
+    data: bytes = example.SerializeToString(deterministic=True)
+    return data
 
 
-def split(images: ImageSpans, name: str, convert: Convert, *, skip_unreadable: bool = False) -> Split:
-    """The part `name` of a data set, in hash order.
+def make_split(images: ImageSpans, name: str, convert: Convert, *, skip_unreadable: bool = False) -> Split:
+    """Returns the part `name` of a data set, in hash order.
 
     Args:
-      images: at least one, in any order.
-      name: of the split.
-      convert: applied to every image, in many threads.
+      images: at least one image, in any order.
+      name: name of the split.
+      convert: function that many threads apply to every image.
       skip_unreadable: leave out an image that `convert` refuses and print its name, instead of stopping.
     """
     ordered = images.take(hash_order(images.keys, name))
@@ -140,14 +143,10 @@ def split(images: ImageSpans, name: str, convert: Convert, *, skip_unreadable: b
 def _converted(
     part: ImageSpans, convert: Convert, pool: concurrent.futures.Executor
 ) -> dict[int, concurrent.futures.Future[bytes]]:
-    """The converted images, by index."""
-
-    def one(index: int) -> bytes:
-        return convert(part.read(index))
-
+    """Starts to read and convert all images; returns the converted images by index."""
     # A disk reads fastest forward, several reads at a time; the order of the shard is random.
     forward = np.lexsort((part.where[:, 1], part.where[:, 0])).tolist()
-    return {index: pool.submit(one, index) for index in forward}
+    return {index: pool.submit(lambda index: convert(part.read_image(index)), index) for index in forward}
 
 
 def _records(
@@ -157,13 +156,13 @@ def _records(
         try:
             image = images.pop(index).result()  # popped, to free its memory
         except ValueError as error:
-            reason = f"{_file_name(part, index)}: {error}"
+            problem = f"{_file_name(part, index)}: {error}"
             if not skip_unreadable:
                 hint = "the same command with --on_error=skip leaves such images out"
-                raise DataError(f"{reason}; {hint}") from error
-            say(f"left out {reason}")
+                raise DataError(f"{problem}; {hint}") from error
+            say(f"left out {problem}")
         else:
-            yield record(image, int(part.labels[index]), part.keys[index])
+            yield serialize_example(image, int(part.labels[index]), part.keys[index])
 
 
 def _file_name(images: ImageSpans, index: int) -> str:

@@ -238,6 +238,6 @@ def test_binary_files_of_something_else(tmp_path, data, words):
 def test_image_sizes_except_32_are_refused(tmp_path, size):
     pack(tmp_path, "binary")
     with pytest.raises(ValueError, match=f"image_size must be 32, got {size}"):
-        cifar10.load(str(tmp_path), image_size=size)
+        cifar10.load_cifar10(str(tmp_path), image_size=size)
     with pytest.raises(ValueError, match="have 32 pixels a side"):
         load("cifar10", dir=str(tmp_path), image_size=size, batch_size=2)

@@ -14,7 +14,7 @@ loaded = cluttered_digits.load
 
 
 def test_sizes_and_labels_equal_the_digits():
-    source, plain = load("cluttered_digits", image_size=32, batch_size=8), digits.load(image_size=8)
+    source, plain = load("cluttered_digits", image_size=32, batch_size=8), digits.load_digits(image_size=8)
     assert (source.train_examples, source.eval_examples, source.num_classes) == (1437, 10_800, 10)
     assert (source.image_shape, source.image_dtype) == ((32, 32, 1), np.uint8)
     np.testing.assert_array_equal(source.train_labels, plain.train_labels)

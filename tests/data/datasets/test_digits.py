@@ -20,7 +20,7 @@ def original():
 
 @cache
 def loaded(image_size):
-    return digits.load(image_size=image_size)
+    return digits.load_digits(image_size=image_size)
 
 
 def rows(images, labels):
@@ -83,7 +83,7 @@ HASHES = {
 
 @pytest.mark.parametrize("size", HASHES)
 def test_test_images_never_change(size):
-    source = digits.load(image_size=size)
+    source = digits.load_digits(image_size=size)
     digest = hashlib.sha256(source.eval_images.tobytes() + np.int64(source.eval_labels).tobytes())
     assert digest.hexdigest() == HASHES[size]
 
@@ -91,4 +91,4 @@ def test_test_images_never_change(size):
 @pytest.mark.parametrize("size", [7, 0, -16])
 def test_images_smaller_than_the_original_are_refused(size):
     with pytest.raises(ValueError, match=f"image_size of digits must be >= 8, got {size}"):
-        digits.load(image_size=size)
+        digits.load_digits(image_size=size)

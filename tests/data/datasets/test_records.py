@@ -31,8 +31,8 @@ def paths(tmp_path):
 @pytest.fixture
 def indexed(monkeypatch):
     """Files whose index was made, not found."""
-    made_of, offsets = [], records.offsets
-    monkeypatch.setattr(records, "offsets", lambda path: made_of.append(path) or offsets(path))
+    made_of, record_spans = [], records.record_spans
+    monkeypatch.setattr(records, "record_spans", lambda path: made_of.append(path) or record_spans(path))
     return made_of
 
 
@@ -62,7 +62,7 @@ def test_no_records_at_all(paths, tmp_path):
     assert len(records.TFRecordFiles([records.Part(paths[0], 0, 0)])) == 0
     (tmp_path / "empty").touch()
     empty = str(tmp_path / "empty")
-    assert records.offsets(empty).shape == (0, 2)
+    assert records.record_spans(empty).shape == (0, 2)
     assert read(whole([empty, paths[1], empty])) == CONTENT[6:8]
 
 
@@ -189,7 +189,7 @@ def test_offsets_point_at_the_records(tmp_path):
     content = [b"abc", b"", b"x" * 1000, b"last"]
     made.write_tfrecord(tmp_path / "file", content)
     data = (tmp_path / "file").read_bytes()
-    found = records.offsets(tmp_path / "file")
+    found = records.record_spans(tmp_path / "file")
     assert found.dtype == np.int64 and found.tolist() == [[12, 3], [31, 0], [47, 1000], [1063, 4]]
     assert [data[offset : offset + length] for offset, length in found] == content
 
@@ -200,10 +200,10 @@ def test_truncation_at_any_byte_is_found(tmp_path):
     for size in range(1, len(data)):
         (tmp_path / "file").write_bytes(data[:size])
         if size == 19:  # between the two records: only whoever knows how many there are can tell
-            assert len(records.offsets(tmp_path / "file")) == 1
+            assert len(records.record_spans(tmp_path / "file")) == 1
             continue
         with pytest.raises(ValueError, match=rf"{tmp_path}/file is cut off after {int(size > 19)} records"):
-            records.offsets(tmp_path / "file")
+            records.record_spans(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
@@ -212,4 +212,4 @@ def test_truncation_at_any_byte_is_found(tmp_path):
 def test_something_else_is_no_tfrecord(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ValueError, match="is cut off after 0 records, or is no TFRecord file"):
-        records.offsets(tmp_path / "file")
+        records.record_spans(tmp_path / "file")

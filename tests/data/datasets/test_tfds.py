@@ -127,16 +127,16 @@ def test_newest_finished_version_is_taken(tmp_path):
     lay(tmp_path, "toy/1.9.0", "toy/1.10.0", "toy/1.2.30", "toy/0.99.99", "other/7.0.0")
     lay(tmp_path, "toy/1.10.0.incomplete7AC3F1", "toy/1.11.0.incomplete7AC3F1")
     (tmp_path / "toy/2.0.0").mkdir()  # nothing in it
-    assert tfds.find("toy", tmp_path) == tmp_path / "toy/1.10.0"
-    assert tfds.find("toy:1.9.0", tmp_path) == tmp_path / "toy/1.9.0"
+    assert tfds.find_data_set("toy", tmp_path) == tmp_path / "toy/1.10.0"
+    assert tfds.find_data_set("toy:1.9.0", tmp_path) == tmp_path / "toy/1.9.0"
     with pytest.raises(ValueError, match=r"has no version 2\.0\.0, only 0\.99\.99, 1\.2\.30, 1\.9\.0, 1\.10\.0$"):
-        tfds.find("toy:2.0.0", tmp_path)
+        tfds.find_data_set("toy:2.0.0", tmp_path)
 
 
 def test_configs_of_a_data_set_are_chosen_by_name(tmp_path):
     lay(tmp_path, "toy/small/1.0.0", "toy/small/1.10.0", "toy/large/1.0.0")
-    assert tfds.find("toy/small", tmp_path) == tmp_path / "toy/small/1.10.0"
-    assert tfds.find("toy/small:1.0.0", tmp_path) == tmp_path / "toy/small/1.0.0"
+    assert tfds.find_data_set("toy/small", tmp_path) == tmp_path / "toy/small/1.10.0"
+    assert tfds.find_data_set("toy/small:1.0.0", tmp_path) == tmp_path / "toy/small/1.0.0"
     text = f"data set 'toy' in {tmp_path} has configs; choose one, as in tfds:toy/large"
     assert made.message(tfds.find, "toy", tmp_path) == text
 
@@ -153,7 +153,7 @@ def test_gray_images_without_names(tmp_path, file_format):
     assert data_set.channels == 1 and data_set.class_names == tuple("0123456789")
     for index, image in enumerate(pixels):
         data, label = data_set.train[index]
-        np.testing.assert_array_equal(decoding.decode(data, decoding.header(data), channels=1), image)
+        np.testing.assert_array_equal(decoding.decode_image(data, decoding.read_header(data), channels=1), image)
         assert label == 9 - index and data_set.train.file_name(index) == ""
 
 

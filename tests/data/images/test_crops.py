@@ -23,7 +23,7 @@ def test_center_crop_equals_the_evaluation_loader(family, channels, tmp_path):
     found = list(crops.center_crops(paths, chosen.input_spec(24, channels), threads=3))
     for index, square in enumerate(found):
         expected = np.empty((24, 24, channels), chosen.image_dtype)
-        loaded.eval(index, expected)
+        loaded.read_central(index, expected)
         assert square.dtype == chosen.image_dtype
         np.testing.assert_array_equal(square, expected)
 

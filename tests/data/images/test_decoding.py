@@ -19,8 +19,8 @@ SIDES = (75, 114)
 
 
 def decoded(data, *, channels=3, shrink=1, apply_exif=False):
-    head = decoding.header(data, apply_exif=apply_exif)
-    pixels = decoding.decode(data, head, channels=channels, shrink=shrink)
+    head = decoding.read_header(data, apply_exif=apply_exif)
+    pixels = decoding.decode_image(data, head, channels=channels, shrink=shrink)
     sides = tuple(-(-side // shrink) for side in (head.height, head.width))
     assert pixels.dtype == np.uint8 and pixels.shape == (*sides, channels)
     return pixels
@@ -57,7 +57,7 @@ JPEGS = {
 @pytest.mark.parametrize("kind", JPEGS)
 def test_jpegs_are_close_to_pillow(kind):
     data, colorspace = JPEGS[kind]
-    assert decoding.header(data) == decoding.Header(*SIDES, True, 1, colorspace)
+    assert decoding.read_header(data) == decoding.Header(*SIDES, True, 1, colorspace)
     # Two decoders may round otherwise, and CMYK has no one conversion.
     limits = (6, 2.0) if kind in ("CMYK", "YCCK") else (2, 0.1)
     found = made.difference(decoded(data), pillow(data))
@@ -88,7 +88,7 @@ EXACT |= {"WEBP": made.encoded(photo(), "WEBP"), "lossless WEBP": made.encoded(p
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pngs_and_webps_equal_pillow(kind, mode):
     data = EXACT[kind]
-    assert decoding.header(data) == decoding.Header(*SIDES, False)
+    assert decoding.read_header(data) == decoding.Header(*SIDES, False)
     reference = pillow(data, mode)
     assert len(np.unique(reference)) > {"1 bit": 1, "palette": 5}.get(kind, 50)
     np.testing.assert_array_equal(decoded(data, channels=len(mode)), reference)
@@ -118,12 +118,12 @@ def test_orientations_are_undone_as_pillow_does(orientation, kind, channels):
     reference = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
     if channels == 1:
         reference = np.rint(reference @ (0.299, 0.587, 0.114))[..., None]
-    head = decoding.header(data, apply_exif=True)
+    head = decoding.read_header(data, apply_exif=True)
     assert (head.height, head.width) == reference.shape[:2] == (SIDES[::-1] if orientation > 4 else SIDES)
     limit = 2 if kind == "JPEG" or channels == 1 else 0
     assert made.difference(decoded(data, channels=channels, apply_exif=True), reference).max() <= limit
     # Not heeded where nobody asked for it.
-    assert decoding.header(data)[:2] == SIDES and decoding.header(data).orientation == 1
+    assert decoding.read_header(data)[:2] == SIDES and decoding.read_header(data).orientation == 1
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -141,7 +141,7 @@ def test_rotated_image_shrinks_like_an_upright_one(orientation, shrink, kind):
 @pytest.mark.parametrize("value", [0, 9, 255, 65535])
 def test_invalid_orientation_is_ignored(value):
     data = made.turned(photo(), value)
-    assert decoding.header(data, apply_exif=True).orientation == 1
+    assert decoding.read_header(data, apply_exif=True).orientation == 1
 
 
 def test_damaged_exif_data_are_passed_over_in_silence(tmp_path):
@@ -153,7 +153,7 @@ def test_damaged_exif_data_are_passed_over_in_silence(tmp_path):
     made.write_files(tmp_path, {"0": data, "1": data[:place] + b"XX*\0" + data[place + 4 :], "2": cut})
     code = "import pathlib; from mixedres.data.images import decoding\n"
     code += f"for path in sorted(pathlib.Path({str(tmp_path)!r}).iterdir()):\n"
-    code += "    print(decoding.header(path.read_bytes(), apply_exif=True).orientation)"
+    code += "    print(decoding.read_header(path.read_bytes(), apply_exif=True).orientation)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not ended.stderr and ended.stdout.split()[:2] == ["6", "1"], ended
 

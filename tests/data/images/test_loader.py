@@ -1,7 +1,6 @@
 """The loader of images in threads: permutations, continuations, hosts, masks, and images that cannot be read."""
 
 import contextlib
-import dataclasses
 import math
 import shutil
 import threading
@@ -200,7 +199,7 @@ def test_message_names_data_set_number_file_and_reason(copy, kind, part):
         take(source, 25, 2) if part == "train" else list(source.eval_batches(8))
     text = str(error.value)
     assert text.startswith(f"{copy}/{part}, example 13, {path}: {reason}") and "\n" not in text
-    assert text.endswith("; mend or remove it, or skip such images with --config.data.on_error=skip")
+    assert text.endswith("; repair or delete the file, or skip such images with --config.data.on_error=skip")
     assert "object at 0x" not in text and len(text) > len(f"{copy}/{part}, example 13, {path}: ; mend") + 60
 
 
@@ -218,11 +217,13 @@ def test_batches_before_an_unreadable_image_arrive(copy):
 
 
 def test_label_out_of_range_is_refused(root):
-    source = dataclasses.replace(opened(root), num_classes=2)
+    source = opened(root)
+    source.num_classes = 2
     for read in (lambda: take(source, 25, 2), lambda: list(source.eval_batches(8))):
-        with pytest.raises(DataError, match=r"example \d+, .*: label 2 is not in 0 to 1; mend or remove it"):
+        with pytest.raises(DataError, match=r"example \d+, .*: label 2 is not in 0 to 1; repair or delete the file"):
             read()
-    source = dataclasses.replace(source, on_error="skip", unreadable={})
+    source.on_error = "skip"
+    source.unreadable.clear()
     assert sum(batch["mask"].sum() for batch in source.eval_batches(8)) == 14
     assert set(source.unreadable.values()) == {"label 2 is not in 0 to 1"} and len(source.unreadable) == 7
 

@@ -11,13 +11,13 @@ from tests.data import made
 
 def evaluated(data, size, channels=3, crop_pct=0.875):
     out = np.full((size, size, channels), np.nan, np.float32)
-    squares.central_square(data, decoding.header(data), out, resize="official", crop_pct=crop_pct)
+    squares.central_square(data, decoding.read_header(data), out, resize="official", crop_pct=crop_pct)
     return out
 
 
 def trained(data, box, size, *, mirror=False, channels=3):
     out = np.full((size, size, channels), np.nan, np.float32)
-    squares.random_square(data, decoding.header(data), Box(*box), out, resize="official", mirror=mirror)
+    squares.random_square(data, decoding.read_header(data), Box(*box), out, resize="official", mirror=mirror)
     return out
 
 
@@ -110,8 +110,8 @@ def test_odd_files_become_red_green_and_blue(mode):
 
 
 def test_large_images_are_decoded_whole(monkeypatch):
-    asked, original = [], decoding.decode
-    monkeypatch.setattr(decoding, "decode", lambda *args, **kw: asked.append(kw) or original(*args, **kw))
+    asked, original = [], decoding.decode_image
+    monkeypatch.setattr(decoding, "decode_image", lambda *args, **kw: asked.append(kw) or original(*args, **kw))
     data = made.encoded(made.photo(400, 500), quality=95)
     evaluated(data, 16)
     trained(data, (0, 0, 400, 500), 16)

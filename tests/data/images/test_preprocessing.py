@@ -200,7 +200,7 @@ def test_official_crop_is_drawn_as_tensorflow_draws_it(size):
 
 
 def cut(data, box, size, interpolation=cv2.INTER_LINEAR, mirror=False, channels=3, apply_exif=False):
-    out, head = np.full((size, size, channels), 77, np.uint8), decoding.header(data, apply_exif=apply_exif)
+    out, head = np.full((size, size, channels), 77, np.uint8), decoding.read_header(data, apply_exif=apply_exif)
     squares.crop_and_resize(data, head, Box(*box), out, interpolation=interpolation, mirror=mirror)
     return out
 
@@ -241,13 +241,13 @@ def test_mirrored_image_equals_the_flipped_pixels(interpolation, channels, kind)
 @pytest.fixture
 def shrinks(monkeypatch):
     """Every `shrink` that was asked of the decoder."""
-    asked, original = [], decoding.decode
+    asked, original = [], decoding.decode_image
 
     def watched(*args, shrink=1, **options):
         asked.append(shrink)
         return original(*args, shrink=shrink, **options)
 
-    monkeypatch.setattr(decoding, "decode", watched)
+    monkeypatch.setattr(decoding, "decode_image", watched)
     return asked
 
 
@@ -278,8 +278,8 @@ def test_large_crops_decoded_smaller_look_the_same(kind, box, size, shrink, inte
 @pytest.mark.parametrize(("box", "size"), [((11, 22, 40, 60), 24), ((4, 8, 80, 72), 16)])
 def test_crop_box_refers_to_the_upright_image(orientation, box, size):
     data = made.turned(made.Image.fromarray(made.photo(90, 140, seed=2)), orientation, quality=95, subsampling=0)
-    head, exact = decoding.header(data, apply_exif=True), np.zeros((size, size, 3), np.float32)
-    upright, fast = (part_of(decoding.decode(data, head, fast_dct=fast), box) for fast in (False, True))
+    head, exact = decoding.read_header(data, apply_exif=True), np.zeros((size, size, 3), np.float32)
+    upright, fast = (part_of(decoding.decode_image(data, head, fast_dct=fast), box) for fast in (False, True))
     found = cut(data, box, size, cv2.INTER_AREA, apply_exif=True)
     assert made.psnr(found, made.average(upright, size)) > 30
     for mirror in (False, True):

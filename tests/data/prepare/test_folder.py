@@ -22,7 +22,7 @@ def command(root, *more):
 
 def seen(data):
     """The pixels as a viewer shows them."""
-    return decoding.decode(data, decoding.header(data, apply_exif=True)).astype(int)
+    return decoding.decode_image(data, decoding.read_header(data, apply_exif=True)).astype(int)
 
 
 def test_train_and_val_folders_become_two_splits(tmp_path, capsys):
@@ -104,7 +104,7 @@ class TestUpright:
     def test_rotated_file_is_stored_upright(self, data, kind, tolerance):
         found = reencode.upright(data)
         assert Image.open(io.BytesIO(found)).format == kind
-        head = decoding.header(found, apply_exif=True)
+        head = decoding.read_header(found, apply_exif=True)
         assert head.orientation == 1 and head.colorspace == ("YCbCr" if kind == "JPEG" else "")
         assert seen(found).shape == seen(data).shape
         assert np.abs(seen(found) - seen(data)).max() <= tolerance
@@ -112,7 +112,7 @@ class TestUpright:
     def test_gray_stays_gray(self):
         gray = made.photo(24, 30, 12, channels=1)
         found = reencode.upright(made.turned(gray, 6, quality=95))
-        assert decoding.header(found).colorspace == "Gray"
+        assert decoding.read_header(found).colorspace == "Gray"
         assert np.abs(seen(found)[..., :1] - np.rot90(gray, -1)).max() <= 12
 
     def test_damaged_images_are_refused(self):
@@ -131,7 +131,7 @@ class TestShortened:
     def test_is_the_filtered_image(self, height, width, size):
         array = made.photo(height, width, 5)
         found = self.shortened(made.encoded(array, "PNG"), quality=95)
-        head = decoding.header(found)
+        head = decoding.read_header(found)
         assert (head.height, head.width, head.colorspace) == (*size, "YCbCr")
         reference = np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.LANCZOS)).astype(int)
         assert np.abs(seen(found) - reference).mean() < 2.5
@@ -148,8 +148,8 @@ class TestShortened:
 
     def test_png_is_rotated_only_if_asked(self):
         data = made.turned(made.photo(64, 128), 6)
-        assert decoding.header(self.shortened(data))[:2] == (64, 32)
-        assert decoding.header(self.shortened(data, turn=False))[:2] == (32, 64)
+        assert decoding.read_header(self.shortened(data))[:2] == (64, 32)
+        assert decoding.read_header(self.shortened(data, turn=False))[:2] == (32, 64)
 
 
 def test_unreadable_image_stops_or_is_left_out(tmp_path, monkeypatch, capsys):

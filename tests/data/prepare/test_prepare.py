@@ -28,10 +28,10 @@ def test_repaired_images_are_rgb_jpegs_of_the_same_pixels(prepared):
     files = cases.imagenet_files()["train"]
     found = stored(prepared)
     for name in REPAIRED:
-        head = decoding.header(found[name])
+        head = decoding.read_header(found[name])
         assert head.is_jpeg and head.colorspace == "YCbCr"
-        before = decoding.decode(files[name], decoding.header(files[name])).astype(int)
-        after = decoding.decode(found[name], head).astype(int)
+        before = decoding.decode_image(files[name], decoding.read_header(files[name])).astype(int)
+        after = decoding.decode_image(found[name], head).astype(int)
         assert np.abs(after - before).max() <= 4 and np.abs(after - before).mean() < 1
 
 
@@ -54,7 +54,7 @@ def test_stock_readers_see_a_whole_data_set(prepared):
     files = cases.imagenet_files()["train"]
     for example in (decoded[0], decoded[26]):
         data = files[example["file_name"].decode()]
-        reference = decoding.decode(data, decoding.header(data)).astype(int)
+        reference = decoding.decode_image(data, decoding.read_header(data)).astype(int)
         assert np.abs(example["image"].astype(int) - reference).max() <= 6  # OpenCV's decoder is another
     tenth = builder.as_data_source(split="train[:10%]", decoders=SKIP)
     assert [example["file_name"] for example in tenth] == [decoded[i]["file_name"] for i in range(len(tenth))]
@@ -97,11 +97,11 @@ def test_smaller_copies_have_another_name(tars, tmp_path, capsys):
     found = stored(tmp_path, "imagenet2012_short16_q70")
     assert list(found) == cases.order(files, "train")
     for name, image in found.items():
-        head, data = decoding.header(image), files[name]
+        head, data = decoding.read_header(image), files[name]
         assert (head.height, head.width, head.is_jpeg) == (16, 20, True)
         assert head.colorspace == ("Gray" if name == "n15075141_21.JPEG" else "YCbCr")
-        before = decoding.decode(data, decoding.header(data)).astype(float).mean((0, 1))
-        assert np.abs(decoding.decode(image, head).mean((0, 1)) - before).max() < 6
+        before = decoding.decode_image(data, decoding.read_header(data)).astype(float).mean((0, 1))
+        assert np.abs(decoding.decode_image(image, head).mean((0, 1)) - before).max() < 6
 
 
 def test_from_the_shell_without_tensorflow(tars, tmp_path):
