@@ -6,14 +6,17 @@ import dataclasses
 import pathlib
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mixedres._internal import command_line, console, process
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres._internal.files import write_json
 from mixedres._internal.names import LAYOUTS
+from mixedres._internal.types import Record
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mixedres.checkpoints import WeightsFile
 
 DESCRIPTION = """\
@@ -28,22 +31,17 @@ Writes the weights of a run, or of a file, in the layout of another library.
 """
 
 
-def convert(given: Sequence[str]) -> None:
+def convert_weights(arguments: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
     Raises:
-      ConfigError: for a mistake in them; nothing has been written then.
+      ConfigError: for a mistake in the arguments; nothing has been written then.
     """
     parser = command_line.Parser("python -m mixedres.convert", DESCRIPTION)
-    parser.add_argument(
-        "--from",
-        dest="source",
-        required=True,
-        help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
-    )
+    command_line.add_source(parser)
     parser.add_argument("--to", required=True, type=command_line.path, help="FILE.safetensors, or a folder to make")
     parser.add_argument("--layout", choices=LAYOUTS, help="default torchvision; transformers for a folder")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     is_file = options.to.suffix == ".safetensors"
     if options.to.suffix in (".pth", ".pt", ".bin", ".npz", ".h5"):
         right = options.to.with_suffix(".safetensors")
@@ -58,11 +56,11 @@ def convert(given: Sequence[str]) -> None:
     from mixedres import checkpoints
 
     try:
-        file = checkpoints.read(command_line.path(options.source))
+        file = checkpoints.read_weights(command_line.path(options.source))
         tensors = converted(file, layout)
         process.raise_interrupts()
         if is_file:
-            checkpoints.write(options.to, tensors, file.metadata)
+            checkpoints.write_weights(options.to, tensors, file.metadata)
         else:
             _write_folder(options.to, tensors, _sidecar_files(file))
     except (WeightsError, ValueError) as error:
@@ -72,7 +70,7 @@ def convert(given: Sequence[str]) -> None:
     if file.note:
         console.show(f"note: {file.note}")
     console.show(f"{len(tensors)} tensors, layout {layout}: {options.to}")
-    found = checkpoints.architecture(tensors, layout)
+    architecture = checkpoints.architecture(tensors, layout)
     if layout != "mixedres" and file.epsilon not in (None, 1e-5):
         console.show(
             f"warning: its batch norm has epsilon {file.epsilon:g}, where other libraries use 1e-05 by default"
@@ -80,20 +78,20 @@ def convert(given: Sequence[str]) -> None:
     if layout != "mixedres" and file.options:
         needs = ", ".join(f"{name}={value}" for name, value in sorted(file.options.items()))
         console.show(f"warning: these weights need {needs}, which networks of other libraries do not have")
-    if layout == "torchvision" and file.version == "1" and found and found.bottleneck:
+    if layout == "torchvision" and file.version == "1" and architecture and architecture.bottleneck:
         console.show(
-            "warning: these are of version 1, and torchvision's and timm's networks of this name are 1.5, which would",
-            "         load them and compute something else; the stride belongs on a block's first convolution",
+            "warning: these weights are of version 1. The networks of this name in torchvision and timm are 1.5: they",
+            "         load the weights and compute something else. The stride belongs on a block's first convolution",
         )
 
 
-def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], sidecar_files: dict[str, Any]) -> None:
+def _write_folder(folder: pathlib.Path, tensors: dict[str, np.ndarray], sidecar_files: dict[str, Record]) -> None:
     """Writes weights and the JSON files beside them, or nothing."""
     from mixedres import checkpoints
 
     folder.mkdir(parents=True)
     try:
-        checkpoints.write(folder / "model.safetensors", tensors)
+        checkpoints.write_weights(folder / "model.safetensors", tensors)
         for name, content in sidecar_files.items():
             write_json(folder / name, content)
     except BaseException:
@@ -101,11 +99,11 @@ def _write_folder(folder: pathlib.Path, tensors: dict[str, Any], sidecar_files: 
         raise
 
 
-def converted(file: WeightsFile, layout: str) -> dict[str, Any]:
-    """The tensors of a file in another layout; the same ones in its own.
+def converted(file: WeightsFile, layout: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file in another layout; in the file's own layout, the same tensors.
 
     Raises:
-      ValueError: where the layout does not have such a network.
+      ValueError: if the layout does not have such a network.
     """
     from mixedres import checkpoints
 
@@ -114,26 +112,27 @@ def converted(file: WeightsFile, layout: str) -> dict[str, Any]:
     return checkpoints.to_tensors(checkpoints.variables(file), layout, file.batches)
 
 
-def _sidecar_files(file: WeightsFile) -> dict[str, Any]:
-    """{name: content} of the JSON files that transformers wants beside these weights."""
+def _sidecar_files(file: WeightsFile) -> dict[str, Record]:
+    """Returns {name: content} of the JSON files that transformers reads beside these weights."""
     from mixedres import checkpoints, models
     from mixedres.checkpoints import huggingface
     from mixedres.data import InputSpec
 
     if file.input:
-        InputSpec.from_json(file.input)  # raises where it is none
-    found, name = checkpoints.architecture(file.tensors, file.layout), checkpoints.network_name(file)
-    if found is None or name is None or name.startswith("cifar_"):
+        InputSpec.from_json(file.input)  # raises ValueError if the file has no valid input
+    architecture, name = checkpoints.architecture(file.tensors, file.layout), checkpoints.network_name(file)
+    if architecture is None or name is None or name.startswith("cifar_"):
         raise ValueError(f"transformers has no network like {file.path}; write --to=FILE.safetensors")
     version = file.version or models.default_version(name)
-    config = huggingface.config(**dataclasses.asdict(found), version=version, names=file.class_names or ())
-    files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor(file.input)}
+    facts = dataclasses.asdict(architecture)
+    config = huggingface.network_config(**facts, version=version, names=file.class_names or ())
+    files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor_config(file.input)}
     return {name: content for name, content in files.items() if content}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line, `argv[0]` being the program; returns the exit status."""
-    return command_line.run("mixedres.convert", convert, argv[1:])
+    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
+    return command_line.run("mixedres.convert", convert_weights, argv[1:])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def names_of_resnet50(tmp_path):
     tensors = checkpoints.to_tensors(jax.tree.map(lambda x: np.zeros((1,) * x.ndim, np.float32), shapes), "torchvision")
 
     def write(**about):
-        checkpoints.write(tmp_path / "from.safetensors", tensors, about)
+        checkpoints.write_weights(tmp_path / "from.safetensors", tensors, about)
         return f"--from={tmp_path / 'from.safetensors'}"
 
     return write
@@ -27,7 +27,7 @@ def names_of_resnet50(tmp_path):
     ("about", "words"),
     [
         ({}, None),
-        ({"version": "1"}, "these are of version 1, and torchvision's and timm's networks of this name are 1.5"),
+        ({"version": "1"}, "these weights are of version 1. The networks of this name in torchvision and timm are 1.5"),
         ({"epsilon": 1e-5}, None),
         ({"epsilon": 1e-3}, "its batch norm has epsilon 0.001, where other libraries use 1e-05"),
         ({"options": {"padding": "tensorflow"}}, "these weights need padding=tensorflow"),
@@ -38,7 +38,9 @@ def test_differences_from_torchvision_are_warned_of(about, words, names_of_resne
     assert convert.main(["convert", names_of_resnet50(**about), f"--to={tmp_path / 'to.safetensors'}"]) == 0
     shown = capsys.readouterr().out
     assert words in shown if words else "warning" not in shown
-    assert checkpoints.read(tmp_path / "to.safetensors").metadata == {k: v for k, v in about.items() if v != "1.5"}
+    assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == {
+        k: v for k, v in about.items() if v != "1.5"
+    }
 
 
 def test_mistakes_are_one_line_and_write_nothing(place, tmp_path, capsys):

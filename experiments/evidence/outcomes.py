@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres.config import recorded, unflatten
+from mixedres.checkpoints import recorded
+from mixedres.config import unflatten
 from mixedres.train import losses, start
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
@@ -28,7 +29,7 @@ def outcomes(run: pathlib.Path) -> dict[str, np.ndarray]:
     """
     path = run / FILE
     if not path.exists():
-        flat = dict(recorded.read(run) or {})
+        flat = dict(recorded.read_config(run) or {})
         seedless = json.dumps(flat | {"seed": 0, "num_devices": 1, "batch_norm.sync": False})
         experiment, program = _program(seedless)
         variables = start.latest_start(experiment, run).state.eval_variables

@@ -44,6 +44,16 @@ def path(given: str) -> pathlib.Path:
         raise ConfigError(str(error)) from None
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --from, which names a run or weights; the parsed attribute is `source`."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
+    )
+
+
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
     """Returns the names, each once; raises ConfigError for a name that is no preset.
 
@@ -109,7 +119,12 @@ def missing_package(error: ModuleNotFoundError) -> str:
     name = (error.name or "").partition(".")[0]
     if name in ("", "mixedres", "jax", "jmp", "optax", "numpy"):
         raise error
-    return f"the package {name} is not installed; pip install 'mixedres[{_EXTRAS.get(name, 'train')}]'"
+    return f"the package {name} is not installed; {how_to_install(name)}"
+
+
+def how_to_install(package: str) -> str:
+    """Returns the command that installs a package of an extra; mixedres is on no registry, so it names a checkout."""
+    return f"install it from a checkout of mixedres: pip install '.[{_EXTRAS.get(package, 'train')}]'"
 
 
 def _fail(program: str, status: int, line: str) -> int:

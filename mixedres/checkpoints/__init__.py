@@ -1,12 +1,20 @@
 """Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers."""
 
 from mixedres._internal.errors import MismatchError, WeightsError
-from mixedres.checkpoints import ownership, workdir
+from mixedres.checkpoints import huggingface, ownership, workdir
 from mixedres.checkpoints.layouts import LAYOUTS, Architecture, architecture, from_tensors, to_tensors
-from mixedres.checkpoints.load import create_network, describe, input_shape, network_name, read, variables
+from mixedres.checkpoints.load import (
+    create_network,
+    describe_weights,
+    input_shape,
+    network_name,
+    read_weights,
+    variables,
+)
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.ownership import Claim
-from mixedres.checkpoints.weights import WeightsFile, write
+from mixedres.checkpoints.recorded import checkpoint_steps, read_config, read_data_identity
+from mixedres.checkpoints.weights import WeightsFile, write_weights
 
 __all__ = [
     "LAYOUTS",
@@ -17,15 +25,19 @@ __all__ = [
     "WeightsError",
     "WeightsFile",
     "architecture",
+    "checkpoint_steps",
     "create_network",
-    "describe",
+    "describe_weights",
     "from_tensors",
+    "huggingface",
     "input_shape",
     "network_name",
     "ownership",
-    "read",
+    "read_config",
+    "read_data_identity",
+    "read_weights",
     "to_tensors",
     "variables",
     "workdir",
-    "write",
+    "write_weights",
 ]

@@ -1,30 +1,33 @@
-"""The JSON files that transformers keeps beside a ResNet's weights: the network, its classes, and its input."""
+"""JSON files that transformers keeps beside a ResNet's weights: the network, its classes, and its input."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from mixedres._internal.files import parse_json, read_regular
+from mixedres._internal.errors import reason
+from mixedres._internal.files import read_object
+from mixedres._internal.types import Json, Record
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-# Bytes of such a file.
+# Largest file that is read, in bytes.
 _LARGEST = 2**26
-# What transformers calls the parts of a ResNet (ResNetConfig, transformers 5.23).
+# Channels of the stages, by whether blocks are bottlenecks (ResNetConfig, transformers 5.23).
 _WIDTHS = {True: [256, 512, 1024, 2048], False: [64, 128, 256, 512]}
-# ConvNextImageProcessor, which transformers' own ResNets have: below 384 pixels the shorter side is made
-# `shortest_edge / crop_pct` and the center cut out; Pillow's number of the bilinear filter.
-_PROCESSOR, _CROPPED_BELOW, _CROP_PCT, _BILINEAR = "ConvNextImageProcessor", 384, 224 / 256, 2
-# A processor that cuts out the center at any size.
+# Processor of transformers' own ResNets. Below 384 pixels of input, the shorter side becomes `shortest_edge / crop_pct`
+# and the center is cut out.
+_PROCESSOR, _CROPPED_BELOW, _CROP_PCT = "ConvNextImageProcessor", 384, 224 / 256
+# Pillow's number of the bilinear filter.
+_BILINEAR = 2
+# Processor that cuts out the center at any size.
 _CROPPING = "BitImageProcessor"
 
 
-def read_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
-    """Version of the network and names of its classes; None for what is not said.
+def read_network_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]:
+    """Returns the version of the network and the names of its classes; None if the file does not have them.
 
     Raises:
-      ValueError: where the file is no such config.
+      ValueError: if the file is no config.json of transformers.
     """
-    config = _read(path)
+    config = _read_object(path)
     try:
         labels = config.get("id2label") or {}
         names = tuple(str(labels[str(index)]) for index in range(len(labels))) or None
@@ -34,13 +37,13 @@ def read_config(path: pathlib.Path) -> tuple[str | None, tuple[str, ...] | None]
     return None if first is None else "1" if first else "1.5", names
 
 
-def read_processor(path: pathlib.Path) -> dict[str, Any]:
-    """The network's input, as `mixedres.data.InputSpec.from_json` takes it.
+def read_processor_config(path: pathlib.Path) -> Record:
+    """Returns the network's input, as `mixedres.data.InputSpec.from_json` takes it.
 
     Raises:
-      ValueError: where the file is no such config.
+      ValueError: if the file is no preprocessor_config.json of transformers.
     """
-    config = _read(path)
+    config = _read_object(path)
     try:
         size = config["size"]
         edge = size if isinstance(size, int) else size.get("shortest_edge") or size["height"]
@@ -57,10 +60,13 @@ def read_processor(path: pathlib.Path) -> dict[str, Any]:
     return {"shape": [side, side, len(mean)], "mean": mean, "std": std, "crop_pct": crop_pct, "resize": "area"}
 
 
-def config(
+def network_config(
     bottleneck: bool, stage_sizes: Sequence[int], num_classes: int, channels: int, version: str, names: Sequence[str]
-) -> dict[str, Any]:
-    """config.json of a ResNet, `names` being those of the first of its classes."""
+) -> Record:
+    """Returns config.json of a ResNet; for the arguments see `mixedres.checkpoints.Architecture`.
+
+    `version` is '1' or '1.5'. `names` are the names of the first classes; the others are called LABEL_i.
+    """
     names = (*names[:num_classes], *(f"LABEL_{index}" for index in range(len(names), num_classes)))
     return {
         "architectures": ["ResNetForImageClassification"],
@@ -78,11 +84,15 @@ def config(
     }
 
 
-def processor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """preprocessor_config.json of a network's input; None where transformers has no such preprocessing."""
-    if given is None or given["mean"] is None:
+def processor_config(spec: Mapping[str, Json] | None) -> Record | None:
+    """Returns preprocessor_config.json of a network's input; None if transformers has no such preprocessing.
+
+    `spec` is the input as `mixedres.data.InputSpec.to_json` makes it; None: unknown.
+    """
+    if spec is None or spec["mean"] is None:
         return None
-    side, crop_pct = given["shape"][0], given["crop_pct"]
+    side, crop_pct = spec["shape"][0], spec["crop_pct"]
+    crop: Record
     if side < _CROPPED_BELOW or crop_pct == 1:
         crop = {"image_processor_type": _PROCESSOR, "size": {"shortest_edge": side}, "crop_pct": crop_pct}
     else:
@@ -94,16 +104,13 @@ def processor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": [value / 255 for value in given["mean"]],
-        "image_std": [value / 255 for value in given["std"]],
+        "image_mean": [value / 255 for value in spec["mean"]],
+        "image_std": [value / 255 for value in spec["std"]],
     }
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read_object(path: pathlib.Path) -> Record:
     try:
-        found = parse_json(read_regular(path, _LARGEST))
+        return read_object(path, _LARGEST)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a config of transformers")
-    return found
+        raise ValueError(f"{path} cannot be read as JSON ({reason(error)})") from None

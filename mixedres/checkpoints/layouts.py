@@ -9,16 +9,16 @@ transformers 5.23; only 'mixedres' has ResNets of version 2.
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import MismatchError, listed
+from mixedres._internal.names import LAYOUTS as LAYOUTS
 from mixedres._internal.tree import named_leaves
+from mixedres._internal.types import Array, PyTree, Variables
 
-LAYOUTS = ("torchvision", "transformers", "mixedres")
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
-# PyTorch counts the batches that a batch norm has seen; nothing but a momentum of None ever reads it.
+# PyTorch's number of batches that a batch norm has seen; PyTorch reads the number only if the momentum is None.
 COUNTER = "num_batches_tracked"
 _STEMS = {
     "torchvision": {"stem_conv": "conv1", "stem_norm": "bn1", "head": "fc"},
@@ -28,7 +28,7 @@ _STEMS = {
         "head": "classifier.1",
     },
 }
-# Stage, block and number of every convolution of a block; the stages and numbers begin with 0 in one of them.
+# Names of the convolutions of blocks, with stage, block and number; transformers counts stages and numbers from 0.
 _CONVOLUTIONS = {
     "torchvision": r"layer(\d{1,4})\.(\d{1,4})\.conv(\d)\.weight",
     "transformers": r"resnet\.encoder\.stages\.(\d{1,4})\.layers\.(\d{1,4})\.layer\.(\d)\.convolution\.weight",
@@ -38,12 +38,12 @@ _CONVOLUTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A network's architecture, found from the names and shapes of its tensors.
+    """Architecture of a ResNet, by the names and shapes of its tensors.
 
     Attributes:
-      bottleneck: three convolutions a block instead of two.
-      stage_sizes: blocks per stage.
-      num_classes: outputs of the head; 0 without one.
+      bottleneck: blocks have three convolutions instead of two.
+      stage_sizes: number of blocks of each stage.
+      num_classes: outputs of the head; 0 without a head.
       channels: channels of the input images.
     """
 
@@ -54,14 +54,14 @@ class Architecture:
 
 
 def layout_of(names: Iterable[str]) -> str | None:
-    """The layout that has these names, or None."""
+    """Returns the layout in which tensors have these names, or None."""
     names = list(names)
-    found = (layout for layout, pattern in _CONVOLUTIONS.items() if any(re.fullmatch(pattern, name) for name in names))
-    return next(found, None)
+    fits = (layout for layout, pattern in _CONVOLUTIONS.items() if any(re.fullmatch(pattern, name) for name in names))
+    return next(fits, None)
 
 
 def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture | None:
-    """The architecture of these tensors; None where the stem or whole stages are missing."""
+    """Returns the architecture of these tensors; None if the stem or whole stages are missing, or it is no ResNet."""
     first = int(layout != "transformers")
     blocks: dict[int, set[int]] = {}
     convolutions = set()
@@ -80,13 +80,13 @@ def architecture(tensors: Mapping[str, np.ndarray], layout: str) -> Architecture
     return Architecture(len(convolutions) == 3, stage_sizes, 0 if bias is None else bias.shape[0], channels)
 
 
-def to_tensors(variables: Mapping[str, Any], layout: str, batches: int | None = None) -> dict[str, np.ndarray]:
-    """The variables of a network under the names of a layout.
+def to_tensors(variables: Variables, layout: str, batches: int | None = None) -> dict[str, np.ndarray]:
+    """Returns the variables of a network under the names of a layout.
 
     Args:
       variables: {'params', 'batch_stats'} of a network.
       layout: one of `LAYOUTS`.
-      batches: for PyTorch's counter of batches in every batch norm, int64; None: without one.
+      batches: value of PyTorch's counter of batches in every batch norm; None: no counters.
 
     Raises:
       ValueError: for an unknown layout, and for a network that the layout does not have.
@@ -103,19 +103,17 @@ def to_tensors(variables: Mapping[str, Any], layout: str, batches: int | None = 
     return tensors
 
 
-def from_tensors(
-    tensors: Mapping[str, np.ndarray], like: Mapping[str, Any], layout: str
-) -> tuple[dict[str, Any], bool]:
-    """The variables of a network from tensors of a layout.
+def from_tensors(tensors: Mapping[str, np.ndarray], like: Variables, layout: str) -> tuple[Variables, bool]:
+    """Returns the variables of a network from tensors of a layout.
 
     Args:
-      tensors: by name; any floating dtype.
-      like: {'params', 'batch_stats'} of the network wanted: anything with shapes, such as `jax.ShapeDtypeStruct`.
-      layout: that of the tensors.
+      tensors: tensors by name, of any floating dtype.
+      like: {'params', 'batch_stats'} of the network; the leaves have shapes and dtypes, as `jax.ShapeDtypeStruct` has.
+      layout: layout of the tensors.
 
     Returns:
-      The variables, numpy arrays of the dtypes of `like`, and whether the head is among them: it may be missing, and
-      one with another number of classes is left out.
+      The variables, numpy arrays of the dtypes of `like`, and whether they have a head. The head may be missing from
+      the tensors, and a head with another number of classes is left out.
 
     Raises:
       MismatchError: for tensors that are missing, left over, or of another shape.
@@ -131,24 +129,24 @@ def from_tensors(
         for name in _head(layout):
             wanted.pop(name)
     _check(tensors, {name: shapes[name] for name in wanted}, ignored=() if has_head else _head(layout))
-    variables: dict[str, Any] = {}
+    variables: Variables = {}
     for name, (path, leaf) in wanted.items():
         inner = variables
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
-        found = tensors[name] if own else from_torch_axes(tensors[name])
-        inner[path[-1]] = np.ascontiguousarray(found).astype(leaf.dtype)
+        value = tensors[name] if own else from_torch_axes(tensors[name])
+        inner[path[-1]] = np.ascontiguousarray(value).astype(leaf.dtype)
     return variables, has_head
 
 
 def batches_of(tensors: Mapping[str, np.ndarray]) -> int | None:
-    """What PyTorch's counters of batches say, where there are some and all say the same."""
+    """Returns the value of PyTorch's counters of batches; None if there are no counters or the values differ."""
     counts = {int(value.item()) for name, value in tensors.items() if name.endswith(COUNTER) and value.size == 1}
     return counts.pop() if len(counts) == 1 else None
 
 
-def _check_layout(variables: Mapping[str, Any], layout: str) -> None:
-    """Raises ValueError if the layout is of another library, which has no such network."""
+def _check_layout(variables: Variables, layout: str) -> None:
+    """Raises ValueError if the layout is another library's, and the library has no such network."""
     if layout == "mixedres":
         return
     if not {"stem_conv", "head"} <= variables["params"].keys():
@@ -158,7 +156,7 @@ def _check_layout(variables: Mapping[str, Any], layout: str) -> None:
 
 
 def _has_other_classes(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], layout: str) -> bool:
-    """Whether the head has the features wanted, and another number of classes."""
+    """Returns whether the head has the right number of features, and another number of classes."""
     kernel, bias = _head(layout)
     if not {kernel, bias} <= tensors.keys() & shapes.keys():
         return False
@@ -184,24 +182,24 @@ def _counted(names: list[str], what: str) -> str:
     return f"{len(names)} {what}: {listed(names, 8)}" if names else ""
 
 
-def _leaves(tree: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
-    """[(('params', 'head', 'kernel'), leaf), ...]."""
+def _leaves(tree: PyTree) -> list[tuple[tuple[str, ...], Array]]:
+    """Returns [(('params', 'head', 'kernel'), leaf), ...]."""
     return [(tuple(path.split("/")), leaf) for path, leaf in named_leaves(tree).items()]
 
 
 def _head(layout: str) -> tuple[str, str]:
-    """Names of the head's kernel and bias."""
+    """Returns the names of the head's kernel and bias."""
     kernel, bias = (_name(("params", "head", leaf), layout) for leaf in ("kernel", "bias"))
     return kernel, bias
 
 
 def _name(path: tuple[str, ...], layout: str) -> str:
-    """'layer1.0.conv1.weight' of ('params', 'block_layer1_1', 'conv1', 'kernel')."""
+    """Returns 'layer1.0.conv1.weight' for ('params', 'block_layer1_1', 'conv1', 'kernel')."""
     return "/".join(path) if layout == "mixedres" else f"{_module(path[1:-1], layout)}.{_LEAVES[path[-1]]}"
 
 
 def _module(path: tuple[str, ...], layout: str) -> str:
-    """'layer1.0.conv1' of ('block_layer1_1', 'conv1')."""
+    """Returns 'layer1.0.conv1' for ('block_layer1_1', 'conv1')."""
     if len(path) == 1:
         return _STEMS[layout][path[0]]
     stage, block = map(int, path[0].removeprefix("block_layer").split("_"))
@@ -215,7 +213,7 @@ def _module(path: tuple[str, ...], layout: str) -> str:
 
 
 def _to_torch_axes(x: np.ndarray) -> np.ndarray:
-    """(h, w, in, out) -> (out, in, h, w), (in, out) -> (out, in), and vectors as they are."""
+    """Transposes (h, w, in, out) to (out, in, h, w) and (in, out) to (out, in); returns vectors unchanged."""
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1) if x.ndim == 4 else x.T)
 
 
@@ -224,5 +222,5 @@ def _to_torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def from_torch_axes(x: np.ndarray) -> np.ndarray:
-    """(out, in, h, w) -> (h, w, in, out), (out, in) -> (in, out), and vectors as they are."""
+    """Transposes (out, in, h, w) to (h, w, in, out) and (out, in) to (in, out); returns vectors unchanged."""
     return x.transpose(2, 3, 1, 0) if x.ndim == 4 else x.T

@@ -8,35 +8,34 @@ import jax.numpy as jnp
 import jmp
 
 from mixedres import models
-from mixedres._internal.errors import WeightsError
+from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.types import Record, Variables
-from mixedres.checkpoints import layouts, weights, workdir
+from mixedres.checkpoints import layouts, recorded
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.checkpoints.weights import WeightsFile
-from mixedres.config import recorded
+from mixedres.checkpoints.weights import WeightsFile, read_weights_file
 from mixedres.data import InputSpec
 
-# The fields of `mixedres.models.Network` that have a default here.
+# Fields of `mixedres.models.Network` and their defaults here.
 _FIELDS: Record = {"norm_policy": None, "precision": None, "keep_float32": ""}
 
 
-def read(path: pathlib.Path) -> WeightsFile:
-    """The weights of a workdir, of a file, of a folder that transformers saved, or of a checkpoint of TensorFlow.
+def read_weights(path: pathlib.Path) -> WeightsFile:
+    """Reads the weights of a run, of a file, of a folder that transformers saved, or of a checkpoint of TensorFlow.
 
-    For a run, the weights of the newest undamaged checkpoint, or their moving average where there is one.
+    The weights of a run are those of the newest undamaged checkpoint: the moving average, if the run has one.
 
     Raises:
-      WeightsError: where there are none, or they cannot be read.
+      WeightsError: if there are no weights, or they cannot be read.
     """
     try:
-        is_run = (path / workdir.CHECKPOINTS).is_dir() and recorded.read(path) is not None
-        return _read_run(path) if is_run else weights.read(path)
+        is_run = (path / recorded.CHECKPOINTS).is_dir() and recorded.read_config(path) is not None
+        return _read_run(path) if is_run else read_weights_file(path)
     except OSError as error:
-        raise WeightsError(f"{path} cannot be read ({error.strerror or error})") from None
+        raise WeightsError(f"{path} cannot be read ({reason(error)})") from None
 
 
 def _read_run(directory: pathlib.Path) -> WeightsFile:
-    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
+    saved = Checkpoints((directory / recorded.CHECKPOINTS).absolute())
     try:
         if saved.latest_step() is None:
             raise WeightsError(f"{directory} has no checkpoint yet; train first")
@@ -45,12 +44,12 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         raise WeightsError(str(error)) from None
     finally:
         saved.close()
-    config, data = record["config"], recorded.read_data(directory) or {}
+    config, data = record["config"], recorded.read_data_identity(directory) or {}
     options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
     try:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
-        raise WeightsError(f"{directory / workdir.DATA}: {error}") from None
+        raise WeightsError(f"{directory / recorded.DATA}: {error}") from None
     variables = tree["ema"] or {name: tree.get(name) or {} for name in ("params", "batch_stats")}
     return WeightsFile(
         directory,
@@ -72,10 +71,7 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
 
 
 def network_name(file: WeightsFile) -> str | None:
-    """Returns the network's name, such as 'resnet50': as its run recorded it, else of the architecture of its tensors.
-
-    Returns None if the architecture has no name.
-    """
+    """Returns the network's name, such as 'resnet50': the name that the run recorded, else by the tensors; or None."""
     found = layouts.architecture(file.tensors, file.layout)
     return file.network or (models.name_of(found.bottleneck, found.stage_sizes) if found else None)
 
@@ -133,11 +129,11 @@ def variables(file: WeightsFile) -> Variables:
     try:
         return layouts.from_tensors(file.tensors, like, file.layout)[0]
     except ValueError as error:
-        raise WeightsError(f"{file.path} looks like {describe(file)}, but: {error}") from None
+        raise WeightsError(f"{file.path} looks like {describe_weights(file)}, but: {error}") from None
 
 
-def describe(file: WeightsFile) -> str:
-    """A description such as 'resnet50 of 1000 classes, layout torchvision'."""
+def describe_weights(file: WeightsFile) -> str:
+    """Returns a description such as 'resnet50 of 1000 classes, layout torchvision'."""
     found = layouts.architecture(file.tensors, file.layout)
     if found is None and file.network is None:
         return f"no whole network, layout {file.layout}"

@@ -1,4 +1,4 @@
-"""Saving and restoring the whole training state with Orbax.
+"""Checkpoints of a run: saving and restoring of the whole training state with Orbax.
 
 The resume rule: a checkpoint is the whole `TrainState` and a record of the host's state (the config, the best
 evaluation so far, the means that the next line of metrics continues). `TrainState.step` is the data position and the
@@ -12,12 +12,10 @@ failing disk or an incomplete copy is found before anything is used.
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import re
 import shutil
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -31,15 +29,15 @@ from mixedres._internal.environment import out_of_memory
 from mixedres._internal.errors import ConfigError, OtherModelError, listed, one_line
 from mixedres._internal.files import checksums_hold, write_checksums
 from mixedres._internal.tree import named_leaves
-from mixedres.config import recorded
+from mixedres._internal.types import PyTree, Record
+from mixedres.checkpoints.recorded import ITEM, PARTIAL
 
-_ITEM = recorded.ITEM
-# Nesting of JSON in a checkpoint; that of its tree of arrays is less than ten.
+# Deepest nesting of JSON that is read from a checkpoint; the description of its arrays has less than ten levels.
 _DEEPEST = 100
 
 
 class _Checksummed(ocp.StandardCheckpointHandler):
-    """Adds the checksums of all files, just before Orbax gives the checkpoint its final name."""
+    """Orbax' handler, which also writes the checksums of all files before the checkpoint gets its final name."""
 
     def finalize(self, directory: Any) -> None:
         super().finalize(directory)
@@ -47,18 +45,30 @@ class _Checksummed(ocp.StandardCheckpointHandler):
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Checkpoints of one run.
 
     Saving is asynchronous: `save` returns once the arrays are copied to the host.
+
+        saved = Checkpoints(workdir / "checkpoints")
+        state, record, damaged = saved.restore_newest(like=state)
     """
 
     def __init__(self, directory: pathlib.Path, keep: int = 1):
-        """`directory` is absolute; the newest `keep` checkpoints stay. Creates nothing before the first `save`."""
+        """Lists the checkpoints; creates nothing before the first `save`.
+
+        Args:
+          directory: directory of the checkpoints, an absolute path.
+          keep: number of newest checkpoints that stay; older checkpoints are removed.
+
+        Raises:
+          ConfigError: if the checkpoints cannot be listed.
+        """
         self.directory = directory
         self._newest = policies.LatestN(keep)
         self._policy = policies.AnyPreservationPolicy([self._newest])
-        # Every process by itself: the state is the same in all, process 0 writes it, and each reads all of it. So a
-        # failure in one blocks no other, and no thread of Orbax waits for other processes during a step.
+        # Every process uses Orbax alone: the state is the same in all processes, process 0 writes it, and every process
+        # reads all of it. So a failure in a process blocks no other process, and no thread of Orbax waits for other
+        # processes during a step.
         own = jax.process_index()
         several = ocp.options.MultiprocessingOptions()
         if jax.process_count() > 1:
@@ -67,14 +77,16 @@ class Checkpoints:
             )
         handler = _Checksummed(multiprocessing_options=several)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        registry.add(_ITEM, ocp.args.StandardSave, handler)
-        registry.add(_ITEM, ocp.args.StandardRestore, handler)
+        registry.add(ITEM, ocp.args.StandardSave, handler)
+        registry.add(ITEM, ocp.args.StandardRestore, handler)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy, create=False, multiprocessing_options=several
         )
         try:
             self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
-        except Exception as error:  # Orbax reads something of every checkpoint, whole or not, and raises what it meets
+        except (
+            Exception
+        ) as error:  # Orbax reads a file of every checkpoint, whole or not, and raises many types of errors
             raise ConfigError(
                 f"the checkpoints in {directory} cannot be listed ({_reason(error)}); move the damaged one away"
             ) from error
@@ -82,28 +94,26 @@ class Checkpoints:
         self._waiting: list[tuple[int, Any, str]] = []
         self._failures: list[str] = []
         self._has_failed = False
-        logging.getLogger("absl").addFilter(_is_not_from_orbax)
-        logging.getLogger("asyncio").addFilter(_is_not_from_a_task_of_orbax)
 
     def latest_step(self) -> int | None:
-        """Step of the newest complete checkpoint, or None."""
+        """Returns the step of the newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, record: dict[str, Any], *, best: int | None = None) -> None:
+    def save(self, step: int, state: PyTree, record: Record, *, best: int | None = None) -> None:
         """Starts saving `state` after `step` steps, or puts a copy in a queue while the disk is still busy.
 
-        The queue holds the newest state and the best one, so that saving never waits for the disk.
+        The queue holds the newest state and the best state, so that saving never waits for the disk.
 
         Args:
           step: number of steps; a step that is saved already is ignored.
           state: a pytree of arrays.
-          record: JSON types, saved with the state.
-          best: step of the checkpoint that is preserved beside the newest ones.
+          record: an object of JSON, saved with the state.
+          best: step of a checkpoint that is kept beside the newest checkpoints; None: no such checkpoint.
         """
         if step == self.latest_step() or jax.process_index() != 0:
             return
         self._policy.policies = [self._newest, policies.CustomSteps([] if best is None else [best])]
-        # As text, because Orbax' JSON has no infinity, which the loss of a skipped step may be.
+        # As text, because Orbax' JSON has no infinity, and the loss of a skipped step may be infinite.
         text = json.dumps(record)
         if not self._is_busy():
             self._start_waiting()
@@ -114,7 +124,7 @@ class Checkpoints:
             self._start(step, _one_copy(state), text)
 
     def poll(self) -> list[str]:
-        """Starts the next queued save if the disk is free; returns which checkpoints could not be written, and why."""
+        """Starts the next queued save if the disk is free; returns a line for each checkpoint that was not written."""
         if not self._is_busy():
             if self._writing is not None:
                 self._wait()
@@ -123,26 +133,27 @@ class Checkpoints:
         return failures
 
     def finish(self) -> list[str]:
-        """Waits, in every process, until everything is on disk; returns as `poll`."""
+        """Waits, in every process, until all checkpoints are on the disk; returns the lines of `poll`."""
         self._drain()
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
             self._manager.reload()
         return self.poll()
 
-    def restore_newest(self, like: Any) -> tuple[Any, dict[str, Any], list[int]]:
-        """The newest undamaged state, its record, and the steps of newer, damaged checkpoints.
+    def restore_newest(self, like: PyTree) -> tuple[PyTree, Record, list[int]]:
+        """Returns the newest undamaged state, its record, and the steps of newer, damaged checkpoints.
 
-        `like`: the structure, shapes, dtypes and shardings wanted (arrays or `jax.ShapeDtypeStruct`); None: as saved,
-        as dictionaries of numpy arrays.
+        Args:
+          like: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result; None:
+            the result is dictionaries of numpy arrays, as saved.
 
         Raises:
-          OSError: where all checkpoints are damaged; its text is one line.
-          OtherModelError: where the newest undamaged one has other arrays than `like`.
+          OSError: if all checkpoints are damaged; its text is one line.
+          OtherModelError: if the newest undamaged checkpoint has other arrays than `like`.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         step = _from_first_process(
-            lambda: next((step for step in steps if _is_whole(self.directory / str(step) / _ITEM)), -1)
+            lambda: next((step for step in steps if _is_whole(self.directory / str(step) / ITEM)), -1)
         )
         damaged = [newer for newer in steps if newer > step]
         if step < 0:
@@ -152,10 +163,10 @@ class Checkpoints:
             if like is None:
                 like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), dict(metadata.tree))
             _check_arrays(step, metadata.tree, like)
-            return self._read(step, like), json.loads(metadata.custom_metadata["record"]), damaged
+            return self._restore(step, like), json.loads(metadata.custom_metadata["record"]), damaged
         except OtherModelError:
             raise
-        except Exception as error:  # with the right checksums, it was written so: by another version, or by hand
+        except Exception as error:  # the checksums hold, so another version or a person wrote the checkpoint so
             if out_of_memory(error):
                 raise
             raise OSError(
@@ -173,13 +184,17 @@ class Checkpoints:
         self._manager.reload()
 
     def remove_partial(self) -> None:
-        """Removes the rest of an interrupted save; not to be called during a save."""
+        """Removes the files of interrupted saves. Do not call this during a save."""
         for path in self.directory.glob("[0-9]*") if jax.process_index() == 0 else ():
-            if recorded.PARTIAL.fullmatch(path.name):
+            if PARTIAL.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> list[str]:
-        """Ends Orbax's threads once everything is on disk, without waiting for other processes; returns as `poll`."""
+        """Ends Orbax's threads once all checkpoints are on the disk; waits for no other process.
+
+        Returns:
+          The lines of `poll`.
+        """
         self._drain()
         failures = self.poll()
         with contextlib.suppress(Exception):  # failures are reported already
@@ -189,10 +204,10 @@ class Checkpoints:
         return failures
 
     def _is_busy(self) -> bool:
-        # A save that fails at once leaves Orbax' own flag set.
+        # After a save that fails at once, Orbax' own flag stays set.
         return self._writing is not None and self._manager.is_saving_in_progress()
 
-    def _read(self, step: int, like: Any) -> Any:
+    def _restore(self, step: int, like: PyTree) -> PyTree:
         if jax.process_count() == 1:
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
         host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
@@ -201,7 +216,7 @@ class Checkpoints:
         return jax.tree.map(lambda x, a: a if isinstance(x, np.ndarray) else place(x.sharding, a), like, arrays)
 
     def _drain(self) -> None:
-        """Waits for the current save and the queued ones."""
+        """Waits for the current save and the queued saves."""
         self._wait()
         while self._waiting:
             self._start_waiting()
@@ -211,29 +226,30 @@ class Checkpoints:
         if self._waiting:
             self._start(*self._waiting.pop(0))
 
-    def _start(self, step: int, state: Any, record: str) -> None:
+    def _start(self, step: int, state: PyTree, record: str) -> None:
         self._wait()
         if self._has_failed:
             self._clean_up()
         self._writing = step
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state, custom_metadata={"record": record}))
-        except Exception as error:  # where not even the directory can be made, or the memory for a copy is not there
+        except Exception as error:  # such as: the directory cannot be made, or there is no memory for a copy
             self._note_failure(error)
 
     def _wait(self) -> None:
         """Waits for the current save, and records its failure."""
         try:
             self._manager.wait_until_finished()
-        except Exception as error:  # Orbax and TensorStore raise many kinds
+        except Exception as error:  # Orbax and TensorStore raise many types of errors
             self._note_failure(error)
         self._writing = None
 
     def _clean_up(self) -> None:
-        """Removes the rest of failed saves, once Orbax' metadata thread has nothing more to write.
+        """Removes the files of failed saves, once Orbax' metadata thread has nothing more to write.
 
-        A failed save does not wait for that thread: files would come back after they are removed, and a failure of the
-        thread would count for the next save. It may get work even later, where a save fails at once.
+        A failed save does not wait for this thread. So the thread could write files again after they are removed, and
+        an error of the thread would be reported for the next save. If a save fails at once, the thread may get work
+        even later.
         """
         for _ in range(10):  # a call ends at the first failure; a save writes metadata three times
             with contextlib.suppress(Exception):
@@ -244,33 +260,33 @@ class Checkpoints:
     def _note_failure(self, error: Exception) -> None:
         step, self._writing = self._writing, None
         self._has_failed = True
-        self._clean_up()  # the rest may be what fills the disk
-        self._manager.reload()  # Orbax has forgotten the checkpoints that it was about to remove
+        self._clean_up()  # the partial files may fill the disk
+        self._manager.reload()  # Orbax no longer lists the checkpoints that it was about to remove
         if step in self._manager.all_steps():
             self._failures.append(f"old checkpoints could not be removed ({_reason(error)})")
         else:
             self._failures.append(f"the checkpoint of step {step} could not be written ({_reason(error)})")
 
 
-def _one_copy(state: Any) -> Any:
-    """One copy of a replicated state: on a device, or on the host where there are several processes.
+def _one_copy(state: PyTree) -> PyTree:
+    """Returns one copy of a replicated state: on a device, or on the host if there are several processes.
 
-    From an array with copies on several devices Orbax would take a slice of each, and compile every slice.
+    Orbax would slice an array with copies on several devices, and compile every slice.
     """
     local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
     return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
 
 
-def _from_first_process(find: Callable[[], int]) -> int:
-    """The result of process 0 in every process, so that all come to the same conclusion."""
+def _from_first_process(choose_step: Callable[[], int]) -> int:
+    """Calls a function in process 0, and returns its result in every process."""
     if jax.process_count() == 1:
-        return find()
-    found = find() if jax.process_index() == 0 else 0
-    return int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+        return choose_step()
+    step = choose_step() if jax.process_index() == 0 else 0
+    return int(multihost_utils.broadcast_one_to_all(np.int32(step)))
 
 
-def _check_arrays(step: int, saved: Any, like: Any) -> None:
-    """Raises OtherModelError where the arrays of a checkpoint differ in name, shape or dtype."""
+def _check_arrays(step: int, saved: PyTree, like: PyTree) -> None:
+    """Raises OtherModelError if the arrays of a checkpoint differ from `like` in name, shape or dtype."""
     there, here = (
         {name: f"{np.dtype(x.dtype).name}{list(x.shape)}" for name, x in named_leaves(tree).items()}
         for tree in (saved, like)
@@ -282,21 +298,21 @@ def _check_arrays(step: int, saved: Any, like: Any) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a checkpoint could not be written, in one line: the operating system's text where there is one."""
+    """Returns the reason of an error in one line: the operating system's text, if a cause of the error has one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-        if found := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore
-            return os.strerror(int(found[1]))
+        if code := re.search(r"\bos_error_code='(\d+)'", str(cause)):  # TensorStore
+            return os.strerror(int(code[1]))
         cause = cause.__cause__ or cause.__context__
     return one_line(error)
 
 
 def _is_whole(item: pathlib.Path) -> bool:
-    """Whether a checkpoint has its checksums, and nothing in it that would crash its reader.
+    """Returns whether a checkpoint has its checksums, and no file that would crash TensorStore.
 
-    TensorStore reads some of the files as JSON, whose nesting it does not limit: its stack would overflow.
+    TensorStore reads some of the files as JSON without a limit on nesting, and its stack would overflow.
     """
     texts = ("_METADATA", "_sharding", "array_metadatas/*", "../_CHECKPOINT_METADATA")
     return checksums_hold(item) and all(_is_flat(path) for text in texts for path in item.glob(text))
@@ -309,15 +325,3 @@ def _is_flat(path: pathlib.Path) -> bool:
         if depth > _DEEPEST:
             return False
     return True
-
-
-def _is_not_from_a_task_of_orbax(record: logging.LogRecord) -> bool:
-    """Drops what asyncio logs of every array of a save or a restoration that failed, long after it was reported."""
-    _, error, trace = record.exc_info or (None, None, None)
-    names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
-    return "OCDBT" not in str(error) and not any("orbax" in name for name in names)
-
-
-def _is_not_from_orbax(record: logging.LogRecord) -> bool:
-    """Drops Orbax' log records: it logs whole tracebacks of errors that are reported here in one line."""
-    return "orbax" not in record.pathname

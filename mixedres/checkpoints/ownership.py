@@ -1,4 +1,4 @@
-"""Taking the directory of a run for one process, noticing its loss, and removing a run from it."""
+"""Ownership of the directory of a run: a process claims it, notices its loss, and removes an earlier run from it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ import pathlib
 import re
 import shutil
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
+from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir as names
+from mixedres.checkpoints.recorded import PARTIAL, checkpoint_steps, read_config, read_data_identity
 from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
-from mixedres.config import recorded
 
-# The files of a run, and those that a start which was killed at once leaves.
+# Files of a run.
 _FILES = (SUMMARY, METRICS, names.WANDB_ID, DATA, CONFIG)
+# Entries that a start leaves which was killed at once.
 _BEGUN = {LOCK, CONFIG + ".part", DATA, DATA + ".part", CHECKPOINTS}
-# The directories in that of the checkpoints: whole, being written, and set aside.
-_CHECKPOINT = re.compile(rf"\d+|{recorded.PARTIAL.pattern}|damaged-\d+")
+# Directories of checkpoints: whole, being written, and set aside.
+_CHECKPOINT = re.compile(rf"\d+|{PARTIAL.pattern}|damaged-\d+")
 
 
 class Claim(contextlib.AbstractContextManager["Claim"]):
     """A directory that belongs to this process until the claim is closed, or until the process ends."""
 
     def __init__(self, workdir: pathlib.Path):
-        """Locks `workdir`, which exists; raises ConfigError where another process has it."""
+        """Locks the existing directory `workdir`; raises ConfigError if another process has the lock."""
         self._path, self._file = workdir / LOCK, _lock(workdir)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Gives the directory back."""
+        """Unlocks the directory."""
         self._file.close()
 
     def is_lost(self) -> bool:
-        """Returns whether the directory, or its lock, was removed or moved; False if the disk does not answer."""
+        """Returns whether the directory or its lock was removed or moved; False if the disk reports an error."""
         try:
             return not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
         except (FileNotFoundError, NotADirectoryError):
@@ -47,22 +49,22 @@ class Claim(contextlib.AbstractContextManager["Claim"]):
             return False
 
 
-def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: dict[str, Any] | None = None) -> Claim:
-    """Locks `workdir` for a run with `config`: a new one, or the continuation of the one in it. `begin` comes next.
+def claim(workdir: pathlib.Path, config: Record, *, clean: bool, data: Record | None = None) -> Claim:
+    """Locks `workdir` for a new run with `config`, or to continue the run in the directory. Call `begin` next.
 
-    A run of another config or other data that has no checkpoint, no summary and no step to examine is removed: nothing
-    is lost with it.
+    A run of another config or other data is removed if it has no checkpoint, no summary and no step to examine, because
+    nothing is lost with such a run.
 
     Args:
       workdir: an absolute path.
-      config: of this start, flat and resolved.
-      data: identity of the data, see `mixedres.checkpoints.workdir.check_data`; None: it is not compared.
-      clean: remove an earlier run first. Only what a run writes is removed, and no link is followed; a directory with
-        files and no run in it is refused.
+      config: config of this start, flat and resolved.
+      data: identity of the data, see `mixedres.checkpoints.workdir.check_data`; None: the data is not compared.
+      clean: remove an earlier run first. Only files that a run writes are removed, and no link is followed. A directory
+        with other files and no run is refused.
 
     Raises:
-      ConfigError: where the directory cannot be written or cannot hold a checkpoint, is in use, holds something else,
-        or holds a run of another config or other data. Then nothing has been written or removed.
+      ConfigError: if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files, or
+        holds a run of another config or other data. Then nothing has been written or removed.
     """
     check_name(workdir)
     with _writable(workdir):
@@ -80,22 +82,22 @@ def claim(workdir: pathlib.Path, config: dict[str, Any], *, clean: bool, data: d
     return claimed
 
 
-def begin(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any] | None = None) -> None:
-    """Writes the run's config and data into `workdir`, which has been claimed.
+def begin(workdir: pathlib.Path, config: Record, data: Record | None = None) -> None:
+    """Writes the run's config and the identity of its data into `workdir`, which has been claimed.
 
     Raises:
-      ConfigError: where it cannot be written.
+      ConfigError: if the directory cannot be written.
     """
     with _writable(workdir):
-        known = recorded.read_data(workdir)
-        if data is not None and known is None and recorded.read(workdir) is None:
+        known = read_data_identity(workdir)
+        if data is not None and known is None and read_config(workdir) is None:
             known = data
         if known is not None and read_json(workdir / DATA) != known:
             write_json(workdir / DATA, known)
         (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
         if read_json(workdir / CONFIG) != as_json(config):
             write_json(workdir / CONFIG, config)
-        # From now on its absence means that the checkpoints are gone.
+        # From now on, a missing directory means that the checkpoints are gone.
         (workdir / CHECKPOINTS).mkdir(exist_ok=True)
 
 
@@ -114,7 +116,7 @@ def check_name(workdir: pathlib.Path) -> None:
     try:
         os.fsencode(workdir).decode()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(workdir / recorded.CHECKPOINTS)
+            os.lstat(workdir / CHECKPOINTS)
     except OSError as error:  # such as a name that is too long
         raise ConfigError(f"--workdir={workdir} cannot be used ({error.strerror}); name another") from None
     except UnicodeDecodeError:
@@ -130,11 +132,15 @@ def _check_writable(workdir: pathlib.Path) -> None:
 
 
 def _holds_run(workdir: pathlib.Path, *, clean: bool) -> bool:
-    """Whether the directory holds a run; raises ConfigError where it holds other files, or one to be cleaned first."""
-    if recorded.read(workdir) is not None:
+    """Returns whether the directory holds a run.
+
+    Raises:
+      ConfigError: if the directory holds other files; without `clean`, also if the config of its run cannot be read.
+    """
+    if read_config(workdir) is not None:
         return True
     entries = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
-    if not entries - _BEGUN and not recorded.steps(workdir):
+    if not entries - _BEGUN and not checkpoint_steps(workdir):
         return False
     if CONFIG in entries and LOCK in entries:
         if clean:
@@ -149,8 +155,12 @@ def _holds_run(workdir: pathlib.Path, *, clean: bool) -> bool:
     )
 
 
-def _may_go_on(workdir: pathlib.Path, config: dict[str, Any], data: dict[str, Any]) -> bool:
-    """Whether `config` continues the run; False where it does not, and nothing would be lost with that run."""
+def _may_go_on(workdir: pathlib.Path, config: Record, data: Record) -> bool:
+    """Returns whether `config` may continue the run; False if it may not, and the run has no results.
+
+    Raises:
+      ConfigError: if it may not, and the run has results.
+    """
     try:
         names.check_same(workdir, config)
         names.check_data(workdir, data)
@@ -167,7 +177,7 @@ def _has_content(path: pathlib.Path) -> bool:
 
 
 def _check_complete(workdir: pathlib.Path) -> None:
-    """Raises ConfigError where the checkpoints of a run that has come as far as a line of metrics are gone."""
+    """Raises ConfigError if a run has written a line of metrics and its directory of checkpoints is gone."""
     checkpoints = workdir / CHECKPOINTS
     if checkpoints.is_dir():
         return
@@ -187,10 +197,9 @@ def _lock(workdir: pathlib.Path) -> IO[str]:
 
 
 def _check_removable(workdir: pathlib.Path) -> None:
-    """Raises ConfigError where something in the way of a removal was not written by a run."""
+    """Raises ConfigError if a link or a file has the name of a directory that would be removed."""
     directories = (CHECKPOINTS, *names.NONFINITE, names.WANDB, names.PROFILE)
-    found = [workdir / name for name in directories] + _checkpoints(workdir)
-    for path in found:
+    for path in [workdir / name for name in directories] + _checkpoints(workdir):
         if path.is_symlink() or (os.path.lexists(path) and not path.is_dir()):
             kind = "a link, which is not followed" if path.is_symlink() else "no directory of a run"
             raise ConfigError(f"{path} is {kind}, so nothing was removed; move it away, or name another --workdir")
@@ -204,9 +213,9 @@ def _checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _remove_run(workdir: pathlib.Path) -> None:
-    """Removes what a run writes: its files, and the numbered directories in its checkpoints.
+    """Removes the files of a run and the numbered directories of its checkpoints.
 
-    The config goes last: after a kill in between, the rest is still a run, which can be removed.
+    The config is removed last: after a kill in between, the rest is still a run, which can be removed.
     """
     for name in (*names.NONFINITE, names.WANDB):
         shutil.rmtree(workdir / name, ignore_errors=True)
@@ -214,7 +223,7 @@ def _remove_run(workdir: pathlib.Path) -> None:
     for path in profile.glob(names.TRACES):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-    for path in (profile / names.TRACES).parents[:3]:  # and what they were in, unless it holds more
+    for path in (profile / names.TRACES).parents[:3]:  # the folders of the traces, unless they hold more
         _remove_if_empty(path)
     for path in _checkpoints(workdir):
         shutil.rmtree(path)

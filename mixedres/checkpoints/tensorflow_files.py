@@ -1,19 +1,23 @@
 """Variables by name from checkpoints and SavedModels of TensorFlow and from files of Keras.
 
-TensorFlow's formats are read with TensorFlow, which is imported here and for nothing else; Keras' with h5py.
+TensorFlow's formats are read with TensorFlow, and Keras' formats with h5py.
 """
 
-import os
 import pathlib
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mixedres._internal.command_line import how_to_install
 from mixedres._internal.errors import WeightsError, one_line
 from mixedres._internal.files import open_regular
+
+if TYPE_CHECKING:
+    import h5py
+    import tensorflow as tf
 
 KERAS = (".h5", ".hdf5", ".keras")
 # The order in which Keras numbers the variables of a layer.
@@ -26,36 +30,35 @@ _NOT_OF_THE_NETWORK = re.compile(
     r"|iter|iteration|iterations|learning_rate|decay|current_loss_scale|good_steps|loss_scale)(:0|/\.ATTRIBUTES.*)?$"
     r"|\.OPTIMIZER_SLOT|^optimizer/|^optimizer_step"
 )
-# The weights in a .keras file, and the bytes that those of a network have at most.
+# The file of weights in a .keras file, and its largest size in bytes.
 _WEIGHTS, _MOST_BYTES = "model.weights.h5", 4_000_000_000
 
 
 def is_checkpoint(path: pathlib.Path) -> bool:
-    """Returns whether `path` is one that `read_checkpoint` may read."""
+    """Returns whether `read_checkpoint` may be able to read `path`."""
     if path.is_dir():
         return any((path / name).is_file() for name in ("checkpoint", *_GRAPHS))
     return path.with_name(f"{path.name}.index").is_file()
 
 
 def read_checkpoint(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The float variables of a checkpoint of format V2, without the state of optimizers and counters.
+    """Returns the float variables of a checkpoint of format V2, without the state of optimizers and counters.
 
     Args:
-      path: its prefix (model.ckpt-1234, whose files are model.ckpt-1234.index and .data-00000-of-00001), a folder whose
-        file 'checkpoint' names the newest, or a SavedModel.
+      path: the checkpoint's prefix (model.ckpt-1234 for the files model.ckpt-1234.index and .data-00000-of-00001), a
+        folder whose file 'checkpoint' names the newest checkpoint, or a SavedModel.
 
     Returns:
-      Arrays by the names of the variables: those of a graph, 'resnet_model/conv2d/kernel', or of Keras' layers,
-      'conv1/kernel'.
+      Arrays by the names of the variables, such as 'resnet_model/conv2d/kernel' in a graph, and 'conv1/kernel' in
+      Keras.
 
     Raises:
-      WeightsError: where it cannot be read, has nothing else, or without TensorFlow.
+      WeightsError: if the checkpoint cannot be read or has no such variables, or TensorFlow is not installed.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what is wrong is said below, in one line
     try:
         import tensorflow as tf
     except ImportError:
-        raise WeightsError(f"{path} is a checkpoint of TensorFlow; pip install 'mixedres[tf]' to read it") from None
+        raise WeightsError(f"{path} is a checkpoint of TensorFlow; {how_to_install('tensorflow')}") from None
     is_saved_model = any((path / name).is_file() for name in _GRAPHS)
     try:
         reader = tf.train.load_checkpoint(str(path / "variables" / "variables" if is_saved_model else path))
@@ -63,19 +66,20 @@ def read_checkpoint(path: pathlib.Path) -> dict[str, np.ndarray]:
         names = _names(reader) if _OBJECT_GRAPH in dtypes else {key: key for key in dtypes}
         floats = {key: name for key, name in names.items() if dtypes[key].is_floating}
         wanted = {key: name for key, name in floats.items() if not _NOT_OF_THE_NETWORK.search(key)}
-        found = {name: reader.get_tensor(key) for key, name in wanted.items()}
-    except Exception as error:  # its readers fail in many ways
-        is_folder = path.is_dir() and not is_saved_model  # its file 'checkpoint' may have the path of before a move
+        variables = {name: reader.get_tensor(key) for key, name in wanted.items()}
+    except Exception as error:  # TensorFlow's readers raise many types of errors
+        # After a move, the file 'checkpoint' of a folder may still have the old path.
+        is_folder = path.is_dir() and not is_saved_model
         advice = "name the files without .index, such as model.ckpt-1234" if is_folder else "copy it again"
         raise WeightsError(f"{path} is no whole checkpoint of TensorFlow ({one_line(error)}); {advice}") from None
-    if not found:
+    if not variables:
         what = f"the state of an optimizer alone ({min(floats.values())} ...)" if floats else "no float variables"
         raise WeightsError(f"{path} holds {what}; name a checkpoint with the network's variables")
-    return found
+    return variables
 
 
-def _names(reader: Any) -> dict[str, str]:
-    """{key: name of the variable} in an object-based checkpoint, from the graph of objects inside it."""
+def _names(reader: "tf.train.CheckpointReader") -> dict[str, str]:
+    """Returns {key: name of the variable} of an object-based checkpoint, from the graph of objects inside it."""
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
     graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(_OBJECT_GRAPH))
@@ -84,15 +88,15 @@ def _names(reader: Any) -> dict[str, str]:
 
 
 def read_keras(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """The variables of a .keras, .weights.h5 or .h5 file by layer, 'conv1_conv/kernel'.
+    """Returns the variables of a .keras, .weights.h5 or .h5 file by layer, such as 'conv1_conv/kernel'.
 
     Raises:
-      WeightsError: where it cannot be read.
+      WeightsError: if the file cannot be read.
     """
     try:
         import h5py
     except ImportError:
-        raise WeightsError(f"{file} is a file of Keras; pip install 'mixedres[train]' to read it") from None
+        raise WeightsError(f"{file} is a file of Keras; {how_to_install('h5py')}") from None
     try:
         with open_regular(file) as whole:
             if file.suffix != ".keras":
@@ -103,19 +107,19 @@ def read_keras(file: pathlib.Path) -> dict[str, np.ndarray]:
                     raise ValueError(f"{_WEIGHTS} has more than {_MOST_BYTES:,} bytes")
                 with archive.open(_WEIGHTS) as inner, h5py.File(inner) as opened:
                     return dict(_layers(opened))
-    except Exception as error:  # damaged, encrypted or of something else
-        raise WeightsError(f"{file} is no whole file of Keras' ({one_line(error)}); get it again") from None
+    except Exception as error:  # damaged, encrypted or of another kind
+        raise WeightsError(f"{file} is no whole file of Keras ({one_line(error)}); get it again") from None
 
 
-def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and values of an HDF5 file, as Keras 3 lays it out (layers/conv2d/vars/0), and all before it."""
+def _layers(opened: "h5py.File") -> Iterator[tuple[str, np.ndarray]]:
+    """Yields names and values of an HDF5 file in the layout of Keras 3 (layers/conv2d/vars/0) or an older layout."""
     import h5py
 
-    datasets: dict[str, Any] = {}
+    datasets: dict[str, h5py.Dataset] = {}
     opened.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    found = {name: item for name, item in datasets.items() if item.dtype.kind == "f"}
-    _check_stored(found)
-    for name, item in found.items():
+    floats = {name: item for name, item in datasets.items() if item.dtype.kind == "f"}
+    _check_stored(floats)
+    for name, item in floats.items():
         *path, leaf = name.split("/")
         if path[-1:] == ["vars"] and leaf.isdigit():
             leaves = _NORM if len(item.parent) == len(_NORM) else _CONV
@@ -127,8 +131,8 @@ def _layers(opened: Any) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{layer}/{leaf}", np.asarray(item)
 
 
-def _check_stored(datasets: Mapping[str, Any]) -> None:
-    """Raises ValueError for numbers that lie in other files, or that so few bytes cannot be."""
+def _check_stored(datasets: Mapping[str, "h5py.Dataset"]) -> None:
+    """Raises ValueError for data sets that are in other files, or have more numbers than their bytes can hold."""
     size = 0
     for name, item in datasets.items():
         count = item.size * item.dtype.itemsize

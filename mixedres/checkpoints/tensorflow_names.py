@@ -1,4 +1,4 @@
-"""Variables of TensorFlow's ResNets under the names of ours: the official ones and keras.applications'.
+"""Names in mixedres of the variables of TensorFlow's ResNets: the official ResNets and those of keras.applications.
 
 'r1'            conv2d, conv2d_1, batch_normalization ... in the order of their making (official/r1/resnet)
 'custom loop'   conv1, bn_conv1, res2a_branch2a, bn2a_branch2a ... (official/vision/image_classification)
@@ -8,11 +8,11 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import WeightsError, listed
+from mixedres._internal.types import Record
 
 _LEAVES = {
     "kernel": ("params", "kernel"),
@@ -30,36 +30,36 @@ _STEMS = {
     **{"conv1_conv": "stem_conv", "conv1_bn": "stem_norm", "predictions": "head"},
 }
 _EPSILON = {"r1": 1e-5, "custom loop": 1e-5, "applications": 1.001e-5}
-# Means of the images, red, green and blue.
+# Means of red, green and blue that are subtracted from the images.
 _MEANS = {"applications": [123.68, 116.779, 103.939], "others": [123.68, 116.78, 103.94]}
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
-    """A ResNet of TensorFlow's.
+class TensorFlowNetwork:
+    """A ResNet of TensorFlow.
 
     Attributes:
-      tensors: in the layout 'mixedres'.
+      tensors: tensors by name in the layout 'mixedres'.
       version: '1', '1.5' or '2'.
-      options: of `mixedres.models.create`, where they are not its defaults.
-      epsilon: of batch normalization.
-      input: as `mixedres.data.InputSpec.to_json` makes it.
-      note: a line for a person.
+      options: options of `mixedres.models.create` that the weights need and that are not the defaults.
+      epsilon: epsilon of batch normalization.
+      input: input of the network, as `mixedres.data.InputSpec.to_json` makes it.
+      note: a line for a person about the conversion.
     """
 
     tensors: dict[str, np.ndarray]
     version: str
     options: dict[str, str]
     epsilon: float
-    input: dict[str, Any]
+    input: Record
     note: str
 
 
-def network(variables: Mapping[str, np.ndarray]) -> Network:
-    """The network that these variables are of.
+def find_network(variables: Mapping[str, np.ndarray]) -> TensorFlowNetwork:
+    """Returns the network that has these variables.
 
     Raises:
-      WeightsError: where they are of none that mixedres has; the message begins with a verb.
+      WeightsError: if mixedres has no such network; the message begins with a verb, and the file is its subject.
     """
     modules: dict[str, dict[str, np.ndarray]] = {}
     for name, value in variables.items():
@@ -86,7 +86,7 @@ def network(variables: Mapping[str, np.ndarray]) -> Network:
         notes.append("biases of convolutions moved into running means, blue and red exchanged in the stem")
     if unknown:
         notes.append(f"left out, as they are not of the network: {listed(unknown)}")
-    return Network(
+    return TensorFlowNetwork(
         tensors,
         _version(kind, paths),
         _options(kind, paths),
@@ -97,7 +97,7 @@ def network(variables: Mapping[str, np.ndarray]) -> Network:
 
 
 def _check_whole(paths: Mapping[str, str]) -> None:
-    """Raises WeightsError unless each part of a network is there at most once, and its stem."""
+    """Raises WeightsError if a layer of the network occurs twice, or the stem is missing."""
     taken: dict[str, str] = {}
     for module, path in paths.items():
         if path in taken:
@@ -108,7 +108,7 @@ def _check_whole(paths: Mapping[str, str]) -> None:
 
 
 def _paths(modules: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, dict[str, str]]:
-    """Which ResNet it is, and {its module: ours}, such as {'conv2d_1': 'block_layer1_1/conv_proj'}."""
+    """Returns the kind of ResNet, and {module in TensorFlow: path here}: {'conv2d_1': 'block_layer1_1/conv_proj'}."""
     if any(re.fullmatch(r"(?:.*/)?(conv\d_block\d+_preact_bn|post_bn)", module) for module in modules):
         raise WeightsError(
             "holds a ResNet V2 of keras.applications, which is another network than version 2 here: strides are in the "
@@ -121,13 +121,13 @@ def _paths(modules: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, dict[s
         return "applications", named
     numbered = _numbered(modules)
     if not numbered:
-        found = listed(sorted(modules)) or "nothing"
-        raise WeightsError(f"holds no ResNet of TensorFlow's official models or of keras.applications; it has {found}")
+        names = listed(sorted(modules)) or "nothing"
+        raise WeightsError(f"holds no ResNet of TensorFlow's official models or of keras.applications; it has {names}")
     return "r1", numbered
 
 
 def _named(module: str) -> str | None:
-    """Our path of a layer that Keras names."""
+    """Returns the path of a layer that has a name of Keras; None for other layers."""
     if module in _STEMS:
         return _STEMS[module]
     if match := _LOOP.fullmatch(module):
@@ -142,12 +142,12 @@ def _named(module: str) -> str | None:
 
 
 def _numbered(modules: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, str]:
-    """{module: path} of r1's variables, whose numbers are the order in which its graph makes them."""
-    found: dict[str, list[tuple[int, str]]] = {"conv2d": [], "batch_normalization": [], "dense": []}
+    """Returns {module: path} of r1's variables, whose numbers are the order in which the graph makes the layers."""
+    numbered: dict[str, list[tuple[int, str]]] = {"conv2d": [], "batch_normalization": [], "dense": []}
     for module in modules:
         if match := _NUMBERED.fullmatch(module):
-            found[match[1]].append((int(match[2] or 0), module))
-    convs, norms, heads = ([module for _, module in sorted(found[kind])] for kind in found)
+            numbered[match[1]].append((int(match[2] or 0), module))
+    convs, norms, heads = ([module for _, module in sorted(layers)] for layers in numbered.values())
     if not convs:
         return {}
     missing = [f"{module}/kernel" for module in (*convs, *heads) if "kernel" not in modules[module]]
@@ -165,16 +165,20 @@ def _numbered(modules: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, str]
 
 
 def _order(shapes: list[tuple[int, ...]], norms: int) -> tuple[list[str], list[str]] | None:
-    """Our paths of r1's convolutions, which have these shapes, and of its norms, in the order of its graph.
+    """Returns the paths of r1's convolutions and norms, in the order of its graph; None if they are no such ResNet.
 
-    The head of every stage has a projection, made before the block's other convolutions; version 1 normalizes it, and
-    the stem. Version 2 has a norm before every convolution of a block, and one at the end.
+    The first block of every stage has a projection, made before the block's other convolutions. Version 1 normalizes
+    the projection and the stem. Version 2 has a norm before every convolution of a block, and one norm at the end.
+
+    Args:
+      shapes: shapes of the kernels of the convolutions.
+      norms: number of norms.
     """
     pointwise = [shape[:2] == (1, 1) for shape in shapes]
     bottleneck = pointwise[2:3] == [True]  # after the stem and a projection
     conv_paths, stage, block = ["stem_conv"], 0, 0
     while len(conv_paths) < len(shapes):
-        # A block of bottlenecks begins with one 1x1 convolution, and its projection is another before that.
+        # A bottleneck block begins with a 1x1 convolution, and its projection is another 1x1 convolution before it.
         has_projection = pointwise[len(conv_paths) + bottleneck :][:1] == [True]
         stage, block = (stage + 1, 1) if has_projection else (stage, block + 1)
         numbers = [*(["_proj"] if has_projection else []), *range(1, 4 if bottleneck else 3)]
@@ -186,14 +190,16 @@ def _order(shapes: list[tuple[int, ...]], norms: int) -> tuple[list[str], list[s
     return (conv_paths, by_count[norms]) if len(conv_paths) == len(shapes) and norms in by_count else None
 
 
-def _without_biases(modules: Mapping[str, Mapping[str, np.ndarray]], paths: Mapping[str, str]) -> dict[str, Any]:
-    """The modules of keras.applications with the biases of convolutions in the running means of their norms.
+def _without_biases(
+    modules: Mapping[str, Mapping[str, np.ndarray]], paths: Mapping[str, str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Moves the biases of keras.applications' convolutions into the running means of the norms; returns the modules.
 
-    norm(x + bias) with the mean m is norm(x) with the mean m - bias. Its images are blue, green and red, in this order;
-    the stem's kernel is turned, so that it takes red, green and blue.
+    norm(x + bias) with the mean m is norm(x) with the mean m - bias. The images of keras.applications have the channels
+    blue, green, red, so the input channels of the stem's kernel are reversed.
     """
     by_path = {path: module for module, path in paths.items()}
-    new: dict[str, Any] = {module: dict(modules[module]) for module in paths}
+    new = {module: dict(modules[module]) for module in paths}
     for path, module in by_path.items():
         norm = by_path.get(path.replace("conv", "norm"))
         if path != "head" and norm != module and "bias" in modules[module]:
@@ -206,7 +212,7 @@ def _without_biases(modules: Mapping[str, Mapping[str, np.ndarray]], paths: Mapp
 
 
 def _version(kind: str, paths: Mapping[str, str]) -> str:
-    """keras.applications has the stride on the first 1x1 of a bottleneck, the others on the 3x3."""
+    """Returns the version: keras.applications has the stride on a bottleneck's first 1x1, others on the 3x3."""
     if kind == "applications":
         return "1"
     if "final_norm" in paths.values():
@@ -215,9 +221,9 @@ def _version(kind: str, paths: Mapping[str, str]) -> str:
 
 
 def _options(kind: str, paths: Mapping[str, str]) -> dict[str, str]:
-    """What the weights need of the network, see `mixedres.models.create`: the official ones pad as TensorFlow does.
+    """Returns the options of `mixedres.models.create` that the weights need: the official ResNets pad as TensorFlow.
 
-    r1 pads its convolutions as PyTorch does. With bottlenecks every head of a stage has a projection anyway.
+    r1 pads its convolutions as PyTorch does. With bottlenecks, the first block of every stage has a projection anyway.
     """
     if kind == "applications":
         return {}
@@ -226,8 +232,8 @@ def _options(kind: str, paths: Mapping[str, str]) -> dict[str, str]:
     return padding | {"pool_padding": "tensorflow"} | ({} if is_bottleneck else {"projection": "stage"})
 
 
-def _input(kind: str, stem: np.ndarray) -> dict[str, Any]:
-    """The images that the network was trained on."""
+def _input(kind: str, stem: np.ndarray) -> Record:
+    """Returns the input that the network was trained on."""
     if stem.shape[0] == 3:
         return {"shape": [32, 32, 3], "mean": None, "std": None, "crop_pct": 1.0, "resize": "area"}
     mean, resize = _MEANS.get(kind, _MEANS["others"]), "area" if kind == "applications" else "official"

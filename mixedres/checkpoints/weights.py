@@ -1,4 +1,4 @@
-"""Files of weights: .safetensors, TensorFlow's, and PyTorch's .pth and .bin, pickles never allowed to run code."""
+"""Files of weights: .safetensors, TensorFlow's files, and PyTorch's pickles .pth and .bin, whose code is never run."""
 
 import dataclasses
 import io
@@ -9,33 +9,37 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from mixedres._internal.errors import WeightsError
-from mixedres._internal.files import open_regular, parse_json, read_regular
+from mixedres._internal.errors import WeightsError, reason
+from mixedres._internal.files import open_regular, parse_json, read_regular, write_whole
+from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
 from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, batches_of, layout_of
 from mixedres.data import InputSpec
 from mixedres.models import NETWORKS, check_options
 
+if TYPE_CHECKING:
+    import torch
+
 PICKLES = (".pth", ".pt", ".bin")
 # Key in the metadata of a .safetensors file: JSON of `WeightsFile.metadata`.
 _ABOUT = "mixedres"
 _SAFETENSORS = ".safetensors"
-# By their names in a .safetensors file; the integers are PyTorch's counters.
-_DTYPES: dict[str, Any] = {
+# Dtypes by their names in a .safetensors file; the integers are PyTorch's counters.
+_DTYPES: dict[str, DType] = {
     "F16": np.float16,
     "BF16": jnp.bfloat16,
     "F32": np.float32,
     "F64": np.float64,
     "I64": np.int64,
 }
-# Of a convolution's kernel.
+# Most axes of a tensor: a convolution's kernel has four.
 _MOST_AXES = 4
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Files in a folder, in the order in which transformers looks for them.
@@ -46,22 +50,22 @@ _NESTED = ("model", "state_dict")
 
 @dataclasses.dataclass(frozen=True)
 class WeightsFile:
-    """The tensors of a file.
+    """Weights of a file, a folder or a run.
 
     Attributes:
       path: the file, folder or workdir.
-      tensors: by their names in the file.
+      tensors: tensors by their names in the file.
       layout: one of `mixedres.checkpoints.LAYOUTS`.
       network: name of the network, if a run or mixedres recorded it; None: the architecture of the tensors names it.
       num_classes: outputs of the network, if recorded; None or 0: the tensors show them.
       batches: number of batches that the batch norms have seen in training.
       version: '1', '1.5' or '2'.
-      options: what the weights need of the network, as options of `mixedres.models.create` that are not its defaults.
-      class_names: by output.
+      options: options of `mixedres.models.create` that the weights need and that are not the defaults.
+      class_names: names of the classes by output.
       epsilon: epsilon of batch normalization.
       input: the network's input, as `mixedres.data.InputSpec.to_json` makes it.
-      run: the flat config of the run that trained them.
-      note: a line for a person about how they were found, or ''.
+      run: the flat config of the run that trained the weights.
+      note: a line for a person about the reading of the weights, or ''.
 
     `batches` and the fields after it are None when unknown.
     """
@@ -76,13 +80,13 @@ class WeightsFile:
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     epsilon: float | None = None
-    input: dict[str, Any] | None = None
-    run: dict[str, Any] | None = None
+    input: Record | None = None
+    run: Record | None = None
     note: str = ""
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        """The facts that the tensors do not show, to be written beside them."""
+    def metadata(self) -> Record:
+        """Returns the facts that the tensors do not show, to be written with the tensors."""
         known = {key: getattr(self, key) for key in ("class_names", "epsilon", "input")}
         known["version"] = None if self.version == "1.5" else self.version
         known["options"] = dict(self.options) or None
@@ -91,11 +95,11 @@ class WeightsFile:
         return {key: value for key, value in known.items() if value is not None}
 
 
-def read(path: pathlib.Path) -> WeightsFile:
-    """Reads a file, or the one in a folder that transformers or TensorFlow would read.
+def read_weights_file(path: pathlib.Path) -> WeightsFile:
+    """Reads a file, or the file in a folder that transformers or TensorFlow would read.
 
     Raises:
-      WeightsError: where it does not exist, cannot be read, or has no known layout.
+      WeightsError: if the file does not exist, cannot be read, or has no known layout.
     """
     file = path
     if path.is_dir():
@@ -138,31 +142,31 @@ def read(path: pathlib.Path) -> WeightsFile:
 
 
 def _of_tensorflow(path: pathlib.Path, variables: Mapping[str, np.ndarray]) -> WeightsFile:
-    """The network of variables of TensorFlow's or Keras', in our layout."""
+    """Returns the weights of variables of TensorFlow or Keras, in the layout 'mixedres'."""
     try:
-        found = tensorflow_names.network(variables)
+        network = tensorflow_names.find_network(variables)
     except WeightsError as error:
         raise WeightsError(f"{path} {error}") from None
     return WeightsFile(
         path,
-        checked(path, found.tensors),
+        checked(path, network.tensors),
         "mixedres",
-        version=found.version,
-        options=found.options,
-        epsilon=found.epsilon,
-        input=found.input,
-        note=found.note,
+        version=network.version,
+        options=network.options,
+        epsilon=network.epsilon,
+        input=network.input,
+        note=network.note,
     )
 
 
-def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[str, Any]:
-    """The facts beside the tensors: in the file's metadata, or in JSON files of transformers."""
+def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> Record:
+    """Returns the facts beside the tensors: from the file's metadata, or from JSON files of transformers."""
     try:
-        found = parse_json(about) if about else {}
-        if not isinstance(found, dict):
-            raise ValueError(f"{found!r}")
+        metadata = parse_json(about) if about else {}
+        if not isinstance(metadata, dict):
+            raise ValueError(f"{metadata!r}")
         keys = ("version", "options", "class_names", "epsilon", "input", "network", "num_classes")
-        known = {key: found[key] for key in keys if key in found}
+        known = {key: metadata[key] for key in keys if key in metadata}
         names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"class_names {names!r}")
@@ -180,9 +184,9 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
     config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
     try:
         if layout == "transformers" and config.is_file():
-            known["version"], known["class_names"] = huggingface.read_config(config)
+            known["version"], known["class_names"] = huggingface.read_network_config(config)
         if layout == "transformers" and processor.is_file():
-            known["input"] = huggingface.read_processor(processor)
+            known["input"] = huggingface.read_processor_config(processor)
         if known.get("input") is not None:
             known["input"] = InputSpec.from_json(known["input"]).to_json()
     except ValueError as error:
@@ -190,41 +194,40 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> dict[s
     return known
 
 
-def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any] | None = None) -> None:
+def write_weights(
+    path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Json] | None = None
+) -> None:
     """Writes a .safetensors file, whole or not at all.
 
     Args:
-      path: ends in .safetensors.
-      tensors: by name.
+      path: path of the file, which ends in .safetensors.
+      tensors: tensors by name.
       about: facts about the network, as `WeightsFile.metadata`.
 
     Raises:
-      WeightsError: where it cannot be written.
+      WeightsError: if the file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.part")
+    # transformers refuses files without this format.
+    metadata = {"format": "pt"} | ({_ABOUT: json.dumps(about)} if about else {})
     try:
-        partial.unlink(missing_ok=True)  # a link in its place is not followed
-        # transformers refuses files that do not say so.
-        metadata = {"format": "pt"} | ({_ABOUT: json.dumps(about)} if about else {})
-        safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)
-        os.replace(partial, path)
+        with write_whole(path) as partial:
+            safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)
     except (OSError, safetensors.SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise WeightsError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from None
+        raise WeightsError(f"{path} cannot be written ({reason(error)})") from None
 
 
 def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | None]:
-    """The tensors, and the metadata that mixedres wrote."""
-    # In memory, and not mapped: a file that becomes shorter while it is read would end the process.
+    """Returns the tensors, and the metadata that mixedres wrote."""
+    # Read into memory and not mapped, because a mapped file that becomes shorter would end the process.
     data = read_regular(file)
     try:
-        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         about = parse_json(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT)
     except (safetensors.SafetensorError, ValueError, AttributeError) as error:
         raise WeightsError(f"{file} is no whole safetensors file ({error})") from None
     tensors = {}
-    for name, tensor in found:
+    for name, tensor in stored:
         if tensor["dtype"] not in _DTYPES:
             raise WeightsError(f"{file}: {name} is {tensor['dtype']}; weights are {', '.join(_FLOATS)}")
         if len(tensor["shape"]) > _MOST_AXES:
@@ -234,10 +237,10 @@ def _read_safetensors(file: pathlib.Path) -> tuple[dict[str, np.ndarray], str | 
 
 
 def checked(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors, if they can be weights: numbers of a floating-point type that are finite in float32.
+    """Returns the tensors, if all numbers have a floating-point type and are finite in float32.
 
     Raises:
-      WeightsError: names the first that is not.
+      WeightsError: for the first tensor that has other numbers.
     """
     for name, value in tensors.items():
         if name.endswith(COUNTER) and np.issubdtype(value.dtype, np.integer):
@@ -259,30 +262,30 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
         ) from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong is said below, in one line
+            warnings.simplefilter("ignore")  # errors are reported below, in one line
             with open_regular(file) as raw, io.BufferedReader(raw) as opened:  # type: ignore[type-var]
                 _check_zip(file, opened)
                 loaded = torch.load(opened, map_location="cpu", weights_only=True)
     except WeightsError:
         raise
-    except Exception as error:  # torch.load fails in many ways
+    except Exception as error:  # torch.load raises many types of errors
         if isinstance(error, pickle.UnpicklingError) and "global" in str(error).lower():
             raise WeightsError(
-                f"{file} holds code that it wants to run, not weights alone, and was refused; save its state_dict()"
+                f"{file} holds code beside weights, and was refused; save the model's state_dict()"
             ) from None
-        raise WeightsError(f"{file} is no whole file of PyTorch's ({type(error).__name__}); get it again") from None
+        raise WeightsError(f"{file} is no whole file of PyTorch ({type(error).__name__}); get it again") from None
     nested = [loaded[key] for key in _NESTED if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping)]
     state = nested[0] if nested else loaded
     if not isinstance(state, Mapping):
         raise WeightsError(f"{file} holds a {type(state).__name__}; save a model's state_dict()")
     try:
         return {str(name): _numpy(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
-    except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy has not
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, or of a dtype that numpy does not have
         raise WeightsError(f"{file} holds tensors that are no plain arrays ({str(error).splitlines()[0]})") from None
 
 
 def _check_zip(file: pathlib.Path, opened: BinaryIO) -> None:
-    """Raises WeightsError for a zip file that would unpack to more than itself; PyTorch compresses nothing."""
+    """Raises WeightsError for a zip file that unpacks to more bytes than it has; PyTorch compresses nothing."""
     if zipfile.is_zipfile(opened):
         opened.seek(0)
         with zipfile.ZipFile(opened) as members:
@@ -292,7 +295,7 @@ def _check_zip(file: pathlib.Path, opened: BinaryIO) -> None:
     opened.seek(0)
 
 
-def _numpy(tensor: Any) -> np.ndarray:
+def _numpy(tensor: "torch.Tensor") -> np.ndarray:
     import torch
 
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():  # a view that repeats its numbers

@@ -1,43 +1,44 @@
-"""The directory of a run: its files, and whether a new start may continue in it."""
+"""The directory of a run: names of its files, and checks whether a new start may continue the run."""
 
 import pathlib
 from collections.abc import Collection
-from typing import Any
 
 from mixedres._internal.errors import ConfigError, listed
-from mixedres._internal.files import as_json, is_locked, parse_json, read_regular
-from mixedres.config import recorded
-from mixedres.config.keys import FREE, GROW, KEYS
+from mixedres._internal.files import as_json, is_locked, read_object
+from mixedres._internal.types import Json, Record
+from mixedres.checkpoints.recorded import CHECKPOINTS as CHECKPOINTS
+from mixedres.checkpoints.recorded import CONFIG as CONFIG
+from mixedres.checkpoints.recorded import DATA as DATA
+from mixedres.checkpoints.recorded import checkpoint_steps, read_config, read_data_identity
+from mixedres.config import FREE, GROW, KEYS
 
-CONFIG, DATA, METRICS, SUMMARY, CHECKPOINTS, LOCK = (
-    recorded.FILE,
-    recorded.DATA,
-    "metrics.jsonl",
-    "summary.json",
-    recorded.CHECKPOINTS,
-    ".lock",
-)
+METRICS, SUMMARY, LOCK = "metrics.jsonl", "summary.json", ".lock"
 # Directory of a step that was not finite, and its name while it is written.
 NONFINITE = ("nonfinite", ".nonfinite")
 EVENTS = "events.out.tfevents.*"
-# The identity of the run at Weights & Biases, and the directory of what wandb writes.
+# Identity of the run at Weights & Biases, and the directory of wandb's files.
 WANDB_ID, WANDB = "wandb.json", "wandb"
-# The directory of traces for TensorBoard, which wants them in plugins/profile, and a trace in it by its first step.
+# Directory of traces, and a trace in it by its first step. TensorBoard reads traces from plugins/profile alone.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
 _DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
-# What versions without the key did, where that is not its default.
+# Behavior of versions that did not have the key, if it differs from the key's default.
 _BEFORE = {"batch_norm.unbiased": False}
 _RESUME = {key.path: key.resume for key in KEYS}
 
 
 def in_use(workdir: pathlib.Path) -> bool:
-    """Whether a run is under way in `workdir`, judging by its lock."""
+    """Returns whether a process holds the lock of `workdir`."""
     return is_locked(workdir / LOCK)
 
 
-def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The summary of a finished run that `config` does not extend; else None. `workdir` was claimed with `config`."""
-    old = recorded.read(workdir)
+def finished(workdir: pathlib.Path, config: Record) -> Record | None:
+    """Returns the summary of a finished run that `config` does not extend; else None.
+
+    Args:
+      workdir: directory of the run, claimed with `config`.
+      config: config of this start, flat.
+    """
+    old = read_config(workdir)
     if old is None or check_same(workdir, config):
         return None
     top1, wanted = config.get("stop_at_top1"), old.get("stop_at_top1")
@@ -46,17 +47,20 @@ def finished(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | 
     return read_summary(workdir)
 
 
-def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[str] | None = None) -> bool:
-    """Raises `ConfigError` unless `workdir` holds a run that `config` may continue, and lists the differences.
+def check_same(workdir: pathlib.Path, config: Record, only: Collection[str] | None = None) -> bool:
+    """Checks that `config` may continue the run in `workdir`, and returns whether the run becomes longer.
 
-    Each key says whether it may change (`mixedres.config.keys.Key.resume`).
+    The `resume` of a `mixedres.config.Key` says whether the key may change.
 
-    `only`: the keys to compare; None: all.
+    Args:
+      workdir: directory of the run.
+      config: config of this start, flat.
+      only: the keys to compare; None: all keys.
 
-    Returns:
-      Whether the run becomes longer.
+    Raises:
+      ConfigError: if there is no run, or a key differs; the message lists the differences.
     """
-    old = recorded.read(workdir)
+    old = read_config(workdir)
     if old is None:
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
     new = as_json(config)
@@ -74,27 +78,25 @@ def check_same(workdir: pathlib.Path, config: dict[str, Any], only: Collection[s
     return bool(longer)
 
 
-def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: bool = False) -> None:
-    """Raises `ConfigError` where the run in `workdir` was on other data, and says what differs.
+def check_data(workdir: pathlib.Path, data: Record, *, classes_only: bool = False) -> None:
+    """Raises ConfigError with the differences if the run in `workdir` was on other data.
 
     Args:
       workdir: directory of the run.
       data: 'class_names', 'train_examples', 'eval_examples' and a 'fingerprint' of the examples and their order.
       classes_only: compare only the class names; an evaluation may use other images.
     """
-    old = recorded.read_data(workdir)
+    old = read_data_identity(workdir)
     same = ("class_names", "train_examples", "eval_examples", "fingerprint")
     if not data or old is None or all(old.get(key) == data.get(key) for key in same):
         return
     there, now = [str(name) for name in old["class_names"]], data["class_names"]
     if there != now:
         new, gone = [name for name in now if name not in there], [name for name in there if name not in now]
-        found = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
-        what = f"{len(there)} classes there, {len(now)} now ({'; '.join(found) or 'in another order'})"
+        changes = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
+        what = f"{len(there)} classes there, {len(now)} now ({'; '.join(changes) or 'in another order'})"
     elif not classes_only:
-        counts = [
-            f"{held.get('train_examples')} training and {held.get('eval_examples')} test images" for held in (old, data)
-        ]
+        counts = [f"{x.get('train_examples')} training and {x.get('eval_examples')} test images" for x in (old, data)]
         what = f"{counts[0]} there, {counts[1]} now, or with other names or in another order"
     else:
         return
@@ -104,19 +106,16 @@ def check_data(workdir: pathlib.Path, data: dict[str, Any], *, classes_only: boo
     )
 
 
-def contents(workdir: pathlib.Path) -> dict[str, Any]:
-    """The state of the directory that all processes must agree on: path, whether it was claimed, checkpoints."""
+def contents(workdir: pathlib.Path) -> Record:
+    """Returns the state of the directory that all processes must see: path, whether it was claimed, checkpoints."""
     claimed = (workdir / LOCK).exists()
-    return {"directory": str(workdir), "claimed": claimed, "checkpoints": recorded.steps(workdir)}
+    return {"directory": str(workdir), "claimed": claimed, "checkpoints": checkpoint_steps(workdir)}
 
 
-def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None where there is none yet."""
+def read_summary(workdir: pathlib.Path) -> Record | None:
+    """Returns the summary of a finished run; None if the run is not finished."""
     try:
-        found = parse_json(read_regular(workdir / SUMMARY))
-        if not isinstance(found, dict):
-            raise ValueError
-        return found
+        return read_object(workdir / SUMMARY)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
@@ -125,5 +124,5 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any] | None:
         ) from None
 
 
-def _is_more(new: Any, old: Any) -> bool:
+def _is_more(new: Json, old: Json) -> bool:
     return isinstance(new, int | float) and isinstance(old, int | float) and new > old

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, parse_flags
-from mixedres.config.keys import KEYS, Key, duration_in_steps, profile_window
+from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.values import check_key, defaults, finish, flatten, split, unflatten, validate
 
 if TYPE_CHECKING:
     from mixedres.config.precision import precision_of
 
 __all__ = [
+    "FREE",
+    "GROW",
     "KEYS",
     "ConfigError",
     "Flags",

@@ -178,7 +178,7 @@ def recipes() -> list[str]:
 
 def config_of_run(workdir: str | pathlib.Path) -> str:
     """Returns the value of --config that names the config recorded by the run in `workdir`."""
-    return f"{_PACKAGE / 'recorded.py'}:{workdir}"
+    return f"{_PACKAGE.parent / 'checkpoints' / 'recorded.py'}:{workdir}"
 
 
 def _check(flags: Flags) -> None:

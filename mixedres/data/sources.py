@@ -62,7 +62,7 @@ class Source(Protocol):
                 yield {"image": ramps(labels), "label": labels, "mask": np.ones(len(labels), bool)}
 
         def ramps(labels):
-            return np.where(labels[:, None, None, None], np.arange(8), 7 - np.arange(8)).astype(np.uint8)[..., None]
+            return np.where(labels[:, None, None], np.arange(8), 7 - np.arange(8)).astype(np.uint8)[..., None]
 
         source = Ramps(image_shape=(1, 8, 1), num_classes=2, train_examples=64, eval_examples=8)
 
@@ -153,6 +153,7 @@ class InMemory(DataInfo):
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         class_names: tuple[str, ...] = (),
+        note: str = "",
         pad: int = 0,
         flip: bool = False,
     ):
@@ -163,7 +164,7 @@ class InMemory(DataInfo):
           train_labels: (n,) integers.
           eval_images: (m, h, w, c) uint8.
           eval_labels: (m,) integers.
-          num_classes, mean, std, class_names: see `Source`.
+          num_classes, mean, std, class_names, note: see `Source`.
           pad: pixels of zero padding before the random crop; 0: no crop.
           flip: mirror an image with probability 1/2.
         """
@@ -176,6 +177,7 @@ class InMemory(DataInfo):
             mean=mean,
             std=std,
             class_names=class_names,
+            note=note,
         )
         self.train_images, self.train_labels = train_images, train_labels
         self.eval_images, self.eval_labels = eval_images, eval_labels

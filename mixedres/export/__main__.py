@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 
 from mixedres._internal import command_line, console, process
-from mixedres._internal.errors import ConfigError
-from mixedres.predict.arguments import add_arguments
+from mixedres._internal.errors import ConfigError, reason
+from mixedres.predict import add_arguments
 
 DESCRIPTION = """\
 Writes a trained network as one file that runs with nothing but jax: weights and normalization are inside, images
@@ -22,59 +22,58 @@ that run it), labels.json, model.json and README.md; with --saved_model also sav
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
-def export(given: Sequence[str]) -> None:
+def export_network(arguments: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
     Raises:
-      ConfigError: for a mistake in them; nothing has been written then.
+      ConfigError: for a mistake in the arguments; nothing has been written then.
     """
-    options = _parse(given)
+    options = _parse(arguments)
     # Imported here so that --help and a mistake in the command need not wait for JAX.
     from mixedres import models
     from mixedres._internal.environment import versions
-    from mixedres.export import files
-    from mixedres.export.network import PLATFORMS, exported, write
-    from mixedres.predict.classifier import from_args
+    from mixedres.export.files import MODEL
+    from mixedres.export.network import PLATFORMS, trace_network, write_folder
+    from mixedres.predict import read_classifier
 
-    chosen = from_args(options)
-    for note in chosen.notes:
+    classifier = read_classifier(options)
+    for note in classifier.notes:
         console.complain(f"note: {note}")
-    if chosen.precision.implementation != "casting":
+    if classifier.precision.implementation != "casting":
         raise ConfigError(
-            f"precision {chosen.precision.name} is not exported; add --precision={' or '.join(PRECISIONS)}"
+            f"precision {classifier.precision.name} is not exported; add --precision={' or '.join(PRECISIONS)}"
         )
     console.say("tracing ...")
-    artifact = exported(chosen)
+    artifact = trace_network(classifier)
     facts = {
-        "network": chosen.name,
-        "version": chosen.model.version if isinstance(chosen.model, models.ResNet) else None,
-        "classes": len(chosen.class_names),
-        "precision": chosen.precision.name,
-        "keep_float32": chosen.precision.keep_float32,
-        "input": chosen.spec.to_json(),
+        "network": classifier.name,
+        "version": classifier.model.version if isinstance(classifier.model, models.ResNet) else None,
+        "classes": len(classifier.class_names),
+        "precision": classifier.precision.name,
+        "keep_float32": classifier.precision.keep_float32,
+        "input": classifier.spec.to_json(),
         "platforms": list(PLATFORMS),
         "source": options.source,
         "date": datetime.date.today().isoformat(),
-        "versions": {name: found for name, found in versions().items() if name in ("mixedres", "jax", "jaxlib")},
+        "versions": {name: version for name, version in versions().items() if name in ("mixedres", "jax", "jaxlib")},
     }
     process.raise_interrupts()
     try:
-        write(options.to, artifact, chosen, facts, for_tensorflow=options.saved_model)
+        write_folder(options.to, artifact, classifier, facts, for_tensorflow=options.saved_model)
     except OSError as error:
-        raise ConfigError(f"--to={options.to} cannot be written ({error.strerror or error}); name another") from None
-    size = (options.to / files.MODEL).stat().st_size / 1e6
-    console.show(
-        f"{chosen.name}, {chosen.precision.name}, {len(chosen.class_names)} classes, {size:.1f} MB: {options.to}"
-    )
+        raise ConfigError(f"--to={options.to} cannot be written ({reason(error)}); name another") from None
+    size = (options.to / MODEL).stat().st_size / 1e6
+    classes = len(classifier.class_names)
+    console.show(f"{classifier.name}, {classifier.precision.name}, {classes} classes, {size:.1f} MB: {options.to}")
     console.show(f"try it: python {options.to}/load.py")
 
 
-def _parse(given: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.export", DESCRIPTION)
     add_arguments(parser)
     parser.add_argument("--to", required=True, type=command_line.path, help="a folder to make")
-    parser.add_argument("--saved_model", action="store_true", help="for TensorFlow too; needs mixedres[tf]")
-    options = parser.parse_args(given)
+    parser.add_argument("--saved_model", action="store_true", help="for TensorFlow too; needs the package tensorflow")
+    options = parser.parse_args(arguments)
     options.to = options.to.absolute()
     if options.to.is_dir() and any(options.to.iterdir()):
         raise ConfigError(f"--to={options.to} is not empty; name another folder")
@@ -83,13 +82,15 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     if options.precision not in (None, *PRECISIONS):
         raise ConfigError(f"--precision={options.precision} is not exported; use {' or '.join(PRECISIONS)}")
     if options.saved_model and importlib.util.find_spec("tensorflow") is None:
-        raise ConfigError("--saved_model needs TensorFlow; pip install 'mixedres[tf]', or leave it out")
+        raise ConfigError(
+            f"--saved_model needs TensorFlow; leave it out, or {command_line.how_to_install('tensorflow')}"
+        )
     return options
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line, `argv[0]` being the program; returns the exit status."""
-    return command_line.run("mixedres.export", export, argv[1:])
+    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
+    return command_line.run("mixedres.export", export_network, argv[1:])
 
 
 if __name__ == "__main__":

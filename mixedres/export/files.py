@@ -1,13 +1,13 @@
-"""The files of an exported network, for people and programs that have no mixedres."""
+"""Files of an exported network, for people and programs that have no mixedres."""
 
 import importlib.metadata
 import pathlib
 import zipfile
-from typing import Any
 
 from mixedres._internal.files import write_json
+from mixedres._internal.types import Record
 from mixedres.data import InputSpec
-from mixedres.predict.classifier import Classifier
+from mixedres.predict import Classifier
 
 MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json", "load.py", "README.md"
 # jax.export reads its files with this package, and an installation of jax alone does not have it.
@@ -109,42 +109,44 @@ Both return `probabilities` and `classes`. The second ignores EXIF orientation.
 """
 
 
-def write(
-    folder: pathlib.Path, artifact: bytes, network: Classifier, facts: dict[str, Any], *, saved_model: bool
+def write_files(
+    folder: pathlib.Path, artifact: bytes, classifier: Classifier, facts: Record, *, saved_model: bool
 ) -> None:
-    """Makes `folder` with the artifact of `jax.export`, and everything beside it.
+    """Makes `folder` with the artifact of `jax.export` and the files beside it.
 
     Args:
       folder: must not exist.
-      artifact: serialized.
-      network: the exported network.
-      facts: for `FACTS`: 'network', 'version', 'classes', 'precision', 'source', 'date', 'platforms', 'versions'.
-      saved_model: whether there will be one, for the README.
+      artifact: the serialized artifact.
+      classifier: the exported network.
+      facts: content of `FACTS`: 'network', 'version', 'classes', 'precision', 'source', 'date', 'platforms',
+        'versions'.
+      saved_model: describe a SavedModel in the README.
 
     Raises:
-      OSError: where it cannot be written.
+      OSError: if a file cannot be written.
     """
     folder.mkdir(parents=True)
     (folder / MODEL).write_bytes(artifact)
     _write_reader(folder / f"{READER}.zip")
-    write_json(folder / LABELS, list(network.class_names))
+    write_json(folder / LABELS, list(classifier.class_names))
     write_json(folder / FACTS, facts)
-    words = _words(network.spec, facts)
+    words = _words(classifier.spec, facts)
     (folder / LOADER).write_text(_LOADER.format(**words))
-    image = (_OFFICIAL_INPUT if network.spec.resize == "official" else _INPUT).format(**words)
+    image = (_OFFICIAL_INPUT if classifier.spec.resize == "official" else _INPUT).format(**words)
     text = (_README + (_SAVED_MODEL if saved_model else "")).format(**words | {"square": image})
     (folder / README).write_bytes(text.encode(errors="backslashreplace"))  # not every path is UTF-8
 
 
 def _write_reader(path: pathlib.Path) -> None:
-    """The installed package `READER` with its metadata, in a file that Python can import from."""
+    """Writes the installed package `READER` with its metadata into a zip file that Python can import from."""
     files = importlib.metadata.files(READER) or []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(file for file in files if file.suffix == ".py" or file.name in ("METADATA", "LICENSE")):
             archive.write(str(file.locate()), str(file))
 
 
-def _words(spec: InputSpec, facts: dict[str, Any]) -> dict[str, Any]:
+def _words(spec: InputSpec, facts: Record) -> Record:
+    """Returns the values of the fields in the texts above."""
     height, width, channels = spec.shape
     return facts | {
         "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),

@@ -4,7 +4,6 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.export
@@ -13,57 +12,71 @@ import numpy as np
 
 from mixedres import models
 from mixedres._internal.tree import leaf_path
-from mixedres.export import files, saved_model
-from mixedres.predict.classifier import Classifier
+from mixedres._internal.types import Record
+from mixedres.export.files import write_files
+from mixedres.export.saved_model import write_saved_model
+from mixedres.predict import Classifier
 
 PLATFORMS = ("cpu", "cuda")
 
 
-def as_function(chosen: Classifier) -> Callable[[jax.Array], dict[str, jax.Array]]:
-    """The network with its weights inside, as a function of images (b, *spec.shape) of spec.image_dtype.
+def as_function(classifier: Classifier) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    """Returns the network with its weights inside, as a function of images (b, *spec.shape) of spec.image_dtype.
 
-    It returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. The kernels of a ResNet that are cast to a
-    half dtype are stored in it; the values are the same.
+    The function returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. If the network casts the kernels
+    of a ResNet to a half dtype, the kernels are stored in this dtype; the results are the same.
     """
-    model = chosen.model
+    model = classifier.model
 
-    def stored(path: Any, leaf: np.ndarray) -> np.ndarray:
+    def stored(path: tuple[object, ...], leaf: np.ndarray) -> np.ndarray:
         *module, name = leaf_path(path).split("/")
         if name != "kernel" or not isinstance(model, models.ResNet):
             return leaf
         return leaf.astype(models.policy_at(module[1:], model.policy, model.keep_float32).compute_dtype)
 
-    variables = jax.tree_util.tree_map_with_path(stored, chosen.variables)
+    variables = jax.tree_util.tree_map_with_path(stored, classifier.variables)
 
     def run(images: jax.Array) -> dict[str, jax.Array]:
-        probabilities = chosen.probabilities(variables, images)
+        probabilities = classifier.probabilities(variables, images)
         return {"probabilities": probabilities, "classes": jnp.argmax(probabilities, axis=-1).astype(jnp.int32)}
 
     return run
 
 
-def exported(chosen: Classifier) -> jax.export.Exported:
-    """`as_function` exported for any number of images and all `PLATFORMS`."""
+def trace_network(classifier: Classifier) -> jax.export.Exported:
+    """Returns `as_function` exported for any number of images and all `PLATFORMS`."""
     (count,) = jax.export.symbolic_shape("b")
-    images = jax.ShapeDtypeStruct((count, *chosen.spec.shape), chosen.spec.image_dtype)
-    return jax.export.export(jax.jit(as_function(chosen)), platforms=PLATFORMS)(images)
+    images = jax.ShapeDtypeStruct((count, *classifier.spec.shape), classifier.spec.image_dtype)
+    artifact: jax.export.Exported = jax.export.export(jax.jit(as_function(classifier)), platforms=PLATFORMS)(images)
+    return artifact
 
 
-def write(
+def write_folder(
     folder: pathlib.Path,
     artifact: jax.export.Exported,
-    chosen: Classifier,
-    facts: dict[str, Any],
+    classifier: Classifier,
+    facts: Record,
     *,
     for_tensorflow: bool,
 ) -> None:
-    """Writes everything or nothing: a temporary folder is renamed at the end."""
+    """Writes all files or none: a temporary folder is renamed at the end.
+
+    Args:
+      folder: must not exist, or be empty.
+      artifact: the result of `trace_network`.
+      classifier: the network.
+      facts: see `mixedres.export.files.write_files`.
+      for_tensorflow: write a SavedModel too.
+
+    Raises:
+      OSError: if a file cannot be written.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as partial:
         made = pathlib.Path(partial) / "made"
-        files.write(made, artifact.serialize(), chosen, facts, saved_model=for_tensorflow)
+        write_files(made, bytes(artifact.serialize()), classifier, facts, saved_model=for_tensorflow)
         if for_tensorflow:
-            saved_model.write(made / "saved_model", artifact, chosen)
+            write_saved_model(made / "saved_model", artifact, classifier)
         if folder.exists():
-            folder.rmdir()  # empty: `_parse` looked
+            folder.rmdir()
         os.rename(made, folder)

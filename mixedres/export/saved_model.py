@@ -1,47 +1,51 @@
-"""An exported network as a SavedModel of TensorFlow, which is imported here and nowhere else.
+"""An exported network as a SavedModel of TensorFlow.
 
-TensorFlow's own XLA runs the StableHLO of `jax.export` (XlaCallModule), so both compute the same.
+TensorFlow's XLA runs the StableHLO of `jax.export` (XlaCallModule), so both programs compute the same.
 """
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.export
 
 from mixedres._internal import jax_compat
 from mixedres.data import InputSpec
-from mixedres.predict.classifier import Classifier
+from mixedres.predict import Classifier
 
-# The version of StableHLO; TensorFlow may know an older one than JAX: 2.21 knows 1.13, and JAX 0.12 writes 1.18.
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Version of StableHLO. TensorFlow may read older versions only: TensorFlow 2.21 reads 1.13, and JAX 0.12 writes 1.18.
 _STABLEHLO = "1.0.0"
 
 
-def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifier) -> None:
-    """Makes `folder`, a SavedModel with the signatures of the original.
+def write_saved_model(folder: pathlib.Path, artifact: jax.export.Exported, classifier: Classifier) -> None:
+    """Makes `folder`, a SavedModel with the signatures of TensorFlow's official ResNet.
 
-    'serving_default': images (n, *spec.shape) of spec.image_dtype; 'image_bytes': (n,) texts, JPEG or PNG files. Both
-    return 'probabilities' (n, classes) float32 and 'classes' (n,) int32.
+    'serving_default' takes images (n, *spec.shape) of spec.image_dtype. 'image_bytes' takes (n,) strings, JPEG or PNG
+    files. Both return 'probabilities' (n, classes) float32 and 'classes' (n,) int32.
 
     Args:
       folder: must not exist.
-      artifact: of `mixedres.export.export.exported`.
-      network: the exported network.
+      artifact: the result of `mixedres.export.network.trace_network`.
+      classifier: the exported network.
 
     Raises:
-      OSError: where it cannot be written.
+      OSError: if a file cannot be written.
     """
     import tensorflow as tf
     from tensorflow.compiler.tf2xla.python import xla
 
-    spec, program = network.spec, jax_compat.portable_stablehlo(artifact.mlir_module_serialized, _STABLEHLO)
-    names = artifact.out_tree.unflatten(range(2))  # the order in which the program returns them
-    shapes = {"probabilities": (None, len(network.class_names)), "classes": (None,)}
+    spec, program = classifier.spec, jax_compat.portable_stablehlo(artifact.mlir_module_serialized, _STABLEHLO)
+    # The order in which the program returns its results.
+    names: dict[str, int] = jax.tree.unflatten(artifact.out_tree, range(2))
+    shapes = {"probabilities": (None, len(classifier.class_names)), "classes": (None,)}
     dtypes = {"probabilities": tf.float32, "classes": tf.int32}
-    ordered = sorted(names, key=names.get)
+    ordered = sorted(names, key=names.__getitem__)
 
     @tf.function(input_signature=[tf.TensorSpec((None, *spec.shape), spec.image_dtype, name="images")])
-    def from_images(images: Any) -> dict[str, Any]:
+    def from_images(images: "tf.Tensor") -> "dict[str, tf.Tensor]":
         returned = xla.call_module(
             [images],
             version=artifact.calling_convention_version,
@@ -53,7 +57,7 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
         return dict(zip(ordered, returned, strict=True))
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, name="image_bytes")])
-    def from_bytes(image_bytes: Any) -> dict[str, Any]:
+    def from_bytes(image_bytes: "tf.Tensor") -> "dict[str, tf.Tensor]":
         decoded = tf.TensorSpec(spec.shape, spec.image_dtype)
         return from_images(tf.map_fn(lambda data: _square(data, spec), image_bytes, fn_output_signature=decoded))
 
@@ -62,8 +66,8 @@ def write(folder: pathlib.Path, artifact: jax.export.Exported, network: Classifi
     tf.saved_model.save(module, folder, signatures={"serving_default": from_images, "image_bytes": from_bytes})
 
 
-def _square(data: Any, spec: InputSpec) -> Any:
-    """The central square of an encoded image, in TensorFlow's operations; see `mixedres.data.images.center_crop`."""
+def _square(data: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
+    """Returns the central square of an encoded image; see `mixedres.data.images.crops.center_crop`."""
     import tensorflow as tf
 
     image = tf.io.decode_image(data, channels=spec.shape[2], expand_animations=False)
@@ -79,8 +83,8 @@ def _square(data: Any, spec: InputSpec) -> Any:
     return tf.cast(tf.round(square), tf.uint8)
 
 
-def _official(image: Any, spec: InputSpec) -> Any:
-    """The central square as the official ResNet makes it; see `mixedres.data.images.official`."""
+def _official(image: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
+    """Returns the central square as the official ResNet makes it; see `mixedres.data.images.official`."""
     import tensorflow as tf
 
     size = spec.shape[0]

@@ -1,18 +1,26 @@
-"""Classification of images by a trained network: `Classifier`, `predictions`."""
+"""Classification of images by a trained network: `Classifier`, `predictions`.
 
-from typing import Any
+Every name is imported when it is first used, so that ``python -m mixedres.predict --help`` need not wait for JAX.
+"""
 
-__all__ = ["Classifier", "predictions"]
+from typing import TYPE_CHECKING
 
+from mixedres._internal.lazy import importer
 
-def __getattr__(name: str) -> Any:
-    """Imports on demand, so that ``python -m mixedres.predict --help`` need not wait for JAX."""
-    if name == "Classifier":
-        from mixedres.predict.classifier import Classifier
+if TYPE_CHECKING:
+    from mixedres.predict.arguments import add_arguments
+    from mixedres.predict.classifier import Classifier, read_classifier
+    from mixedres.predict.inference import Prediction, predictions
 
-        return Classifier
-    if name == "predictions":
-        from mixedres.predict.inference import predictions
+__all__ = ["Classifier", "Prediction", "add_arguments", "predictions", "read_classifier"]
 
-        return predictions
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = importer(
+    __name__,
+    {
+        "Classifier": "classifier",
+        "Prediction": "inference",
+        "add_arguments": "arguments",
+        "predictions": "inference",
+        "read_classifier": "classifier",
+    },
+)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mixedres._internal import command_line, console, process
-from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.errors import ConfigError, DataError, reason
 from mixedres.predict.arguments import add_arguments
 
 if TYPE_CHECKING:
@@ -26,42 +26,42 @@ Classifies images with the network of a run or with weights of other libraries.
   python -m mixedres.predict --from=resnet50.safetensors --labels=labels.txt --precision=fp16 photos/ --json
   python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.png
 
-The network sees the central square of an image, rotated by its EXIF orientation.
+An image is rotated by its EXIF orientation and cropped as in the evaluation of the network.
 exit status: 0; 1: some images could not be read; 2: none could, or the command is wrong
 """
-# A larger sheet is too large to look at.
+# Most images on a contact sheet: a larger sheet is too large to look at.
 MOST_ON_SHEET = 120
 _SHEETS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def predict(given: Sequence[str]) -> None:
+def predict_images(arguments: Sequence[str]) -> None:
     """Runs the command with these arguments.
 
     Raises:
-      ConfigError: for a mistake in them; nothing has been written then.
-      DataError: where some of the images could not be classified.
+      ConfigError: for a mistake in the arguments; nothing has been written then.
+      DataError: if some of the images could not be classified.
     """
-    options = _parse(given)
+    options = _parse(arguments)
     # Imported here so that --help and a mistake in the command need not wait for JAX.
-    from mixedres.predict import contact_sheet
-    from mixedres.predict.classifier import from_args
+    from mixedres.predict.classifier import read_classifier
+    from mixedres.predict.contact_sheet import Cell
     from mixedres.predict.inference import predictions
 
-    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find, options.images))))
-    chosen = from_args(options)
-    for note in chosen.notes:
+    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find_images, options.images))))
+    classifier = read_classifier(options)
+    names = classifier.class_names
+    for note in classifier.notes:
         console.complain(f"note: {note}")
-    on_sheet, unreadable = [], 0
-    for found in predictions(chosen, paths, options.topk, options.batch_size):
-        if found.error and len(paths) == 1 and not options.json:
-            raise ConfigError(f"{found.path}: {found.error}")
-        _show(found, chosen.class_names, as_json=options.json)
-        unreadable += bool(found.error)
-        if options.out and found.square is not None and len(on_sheet) < MOST_ON_SHEET:
-            guesses = [
-                contact_sheet.Prediction(chosen.class_names[index], probability) for index, probability in found.top[:3]
-            ]
-            on_sheet.append(contact_sheet.Cell(os.path.basename(found.path), found.square, guesses))
+    on_sheet: list[Cell] = []
+    unreadable = 0
+    for prediction in predictions(classifier, paths, options.topk, options.batch_size):
+        if prediction.error and len(paths) == 1 and not options.json:
+            raise ConfigError(f"{prediction.path}: {prediction.error}")
+        _show(prediction, names, as_json=options.json)
+        unreadable += bool(prediction.error)
+        if options.out and prediction.square is not None and len(on_sheet) < MOST_ON_SHEET:
+            top = [(names[index], probability) for index, probability in prediction.top[:3]]
+            on_sheet.append(Cell(os.path.basename(prediction.path), prediction.square, top))
     if unreadable == len(paths):
         raise ConfigError(f"none of the {len(paths)} files could be classified")
     if options.out:
@@ -70,7 +70,7 @@ def predict(given: Sequence[str]) -> None:
         raise DataError(f"{unreadable} of the {len(paths)} files could not be classified")
 
 
-def _parse(given: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.predict", DESCRIPTION)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
     add_arguments(parser)
@@ -78,7 +78,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one line of JSON per image")
     parser.add_argument("--out", type=command_line.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
     parser.add_argument("--batch_size", type=int, default=64, help="images per batch (default 64)")
-    options = parser.parse_intermixed_args(given)
+    options = parser.parse_intermixed_args(arguments)
     if not options.images:
         raise ConfigError("no image is given; name files, folders or globs, such as photos/ or 'photos/*.jpg'")
     for name in ("topk", "batch_size"):
@@ -94,65 +94,59 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def find(given: str) -> list[str]:
-    """The files that an argument names: a file, all images below a folder, or the matches of a glob, sorted.
+def find_images(argument: str) -> list[str]:
+    """Returns the files that an argument names: a file, all images below a folder, or the matches of a glob, sorted.
 
     Raises:
-      ConfigError: where there are none.
+      ConfigError: if there are no such files.
     """
-    from mixedres.data.datasets import folder
+    from mixedres.data import IMAGE_EXTENSIONS, images_below
 
-    path = os.path.expanduser(given)
+    path = os.path.expanduser(argument)
     try:
         if os.path.isdir(path):
-            found = folder.images_below(path)
-            if not found:
-                raise ConfigError(f"{given} holds no image ({', '.join(sorted(folder.IMAGE_EXTENSIONS))})")
-            return found
-        if os.path.exists(path):
+            files, problem = images_below(path), f"holds no image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
+        elif os.path.exists(path):
             return [path]
-        if glob.has_magic(path):
+        elif glob.has_magic(path):
             matches = sorted(glob.glob(path, recursive=True))
-            found = [file for match in matches for file in _below(match)]
-            if not found:
-                raise ConfigError(f"{given} matches no file")
-            return found
+            files = [file for match in matches for file in (images_below(match) if os.path.isdir(match) else [match])]
+            problem = "matches no file"
+        else:
+            files, problem = [], "does not exist; give files, folders or globs"
     except OSError as error:
-        raise ConfigError(f"{error.filename or given} cannot be read ({error.strerror})") from None
-    raise ConfigError(f"{given} does not exist; give files, folders or globs")
+        raise ConfigError(f"{error.filename or argument} cannot be read ({error.strerror})") from None
+    if not files:
+        raise ConfigError(f"{argument} {problem}")
+    return files
 
 
-def _below(match: str) -> list[str]:
-    from mixedres.data.datasets import folder
-
-    return folder.images_below(match) if os.path.isdir(match) else [match]
-
-
-def _show(found: Prediction, names: Sequence[str], *, as_json: bool) -> None:
-    path = os.fsencode(found.path).decode(errors="backslashreplace")  # not every name is UTF-8
+def _show(prediction: Prediction, names: Sequence[str], *, as_json: bool) -> None:
+    path, error = os.fsencode(prediction.path).decode(errors="backslashreplace"), prediction.error  # not all are UTF-8
     if as_json:
-        top = [{"class": names[index], "index": index, "probability": probability} for index, probability in found.top]
-        console.show(json.dumps({"file": path} | ({"error": found.error} if found.error else {"top": top})))
-    elif not found.error:
-        console.show(path, *(f"  {probability:7.2%}  {names[index]}" for index, probability in found.top))
-    if found.error:
-        console.complain(f"{path}: {found.error}")
+        top = [{"class": names[i], "index": i, "probability": probability} for i, probability in prediction.top]
+        console.show(json.dumps({"file": path} | ({"error": error} if error else {"top": top})))
+    elif not error:
+        console.show(path, *(f"  {probability:7.2%}  {names[i]}" for i, probability in prediction.top))
+    if error:
+        console.complain(f"{path}: {error}")
 
 
 def _save(path: pathlib.Path, cells: Sequence[Cell], total: int) -> None:
-    from mixedres.predict import contact_sheet
+    from mixedres.predict.contact_sheet import draw_sheet
 
     try:
-        contact_sheet.save(path, cells)
+        draw_sheet(cells).save(path)
     except OSError as error:
-        raise DataError(f"--out={path} could not be written ({error.strerror or error})") from None
+        raise DataError(f"--out={path} could not be written ({reason(error)})") from None
     shown = f"the first {len(cells)} of {total} images" if total > len(cells) else f"{total} images"
     console.complain(f"{shown}: {path}")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line, `argv[0]` being the program; returns the exit status."""
-    return command_line.run("mixedres.predict", predict, argv[1:], smaller="a smaller --batch_size or --image_size")
+    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
+    smaller = "a smaller --batch_size or --image_size"
+    return command_line.run("mixedres.predict", predict_images, argv[1:], smaller=smaller)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,15 @@
-"""The options of `predict` and `export` that choose a network. Importing this imports no JAX."""
+"""Options of `predict` and `export` that choose a network. Importing this imports no JAX."""
 
 import argparse
 
-from mixedres._internal.names import PRESETS
+from mixedres._internal import command_line
+from mixedres._internal.names import PREPROCESSINGS, PRESETS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that `mixedres.predict.classifier.from_args` reads."""
-    parser.add_argument(
-        "--from",
-        dest="source",
-        required=True,
-        help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
-    )
-    parser.add_argument("--precision", choices=PRESETS, help="default: that of the run; fp32 for weights")
+    """Adds the options that `mixedres.predict.read_classifier` reads."""
+    command_line.add_source(parser)
+    parser.add_argument("--precision", choices=tuple(PRESETS), help="default: the run's precision; fp32 for weights")
     parser.add_argument("--labels", help="file of class names: one a line, or a JSON list")
     parser.add_argument("--image_size", type=int, help="height and width of the network's input")
-    parser.add_argument(
-        "--preprocessing", choices=("torch", "official", "official_fast"), help="how images become squares"
-    )
+    parser.add_argument("--preprocessing", choices=PREPROCESSINGS, help="how images become squares")

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,29 +12,29 @@ from mixedres._internal.errors import ConfigError, errors
 from mixedres._internal.files import parse_json, read_regular
 from mixedres._internal.mesh import check_devices
 from mixedres._internal.names import MOST_SIDE
+from mixedres._internal.types import Variables
 from mixedres.checkpoints import WeightsFile
 from mixedres.config import precision_of, unflatten
 from mixedres.data import InputSpec, get_preprocessing
-from mixedres.models import normalize
 
-# Bytes of a file of class names.
+# Largest file of class names, in bytes.
 _MOST_LABELS = 2**24
-# Characters of the name of a class.
+# Longest name of a class, in characters.
 _LONGEST_NAME = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A trained network.
+    """A trained network as a function of images.
 
     Attributes:
-      name: such as 'resnet50'.
-      model: in the dtypes of `precision`.
-      precision: in which it computes.
-      spec: its input.
-      class_names: by output; those without a name have their number.
+      name: name of the network, such as 'resnet50'.
+      model: the network, in the dtypes of `precision`.
+      precision: the precision of the arithmetic.
+      spec: the network's input.
+      class_names: names of the classes by output; a class without a name has its number.
       variables: {'params', 'batch_stats'}, float32 numpy arrays.
-      notes: what a person should know, a line each.
+      notes: lines for the person who starts a command.
     """
 
     name: str
@@ -43,35 +42,32 @@ class Classifier:
     precision: precision.Precision
     spec: InputSpec
     class_names: tuple[str, ...]
-    variables: dict[str, Any]
+    variables: Variables
     notes: tuple[str, ...] = ()
 
-    def probabilities(self, variables: Any, images: jax.Array) -> jax.Array:
-        """(b, *spec.shape) -> (b, classes) float32, the softmax of the logits in float32; traceable."""
-        spec = self.spec
-        prepare = normalize.normalization(spec.mean, spec.std)
-        logits = self.precision.rewrite(self.model.apply)(variables, prepare(images), train=False)
+    def probabilities(self, variables: Variables, images: jax.Array) -> jax.Array:
+        """Returns the probabilities of the classes, (b, classes) float32; `images` are (b, *spec.shape). Traceable."""
+        normalize = models.normalization(self.spec.mean, self.spec.std)
+        logits = self.precision.rewrite(self.model.apply)(variables, normalize(images), train=False)
         return jax.nn.softmax(logits.astype(jnp.float32))
 
 
-def from_args(options: argparse.Namespace) -> Classifier:
-    """The network named by the options of `mixedres.predict.arguments.add_arguments`.
+def read_classifier(options: argparse.Namespace) -> Classifier:
+    """Reads the network that the options of `mixedres.predict.add_arguments` name.
 
     Raises:
-      ConfigError: where there is none, or it takes no images.
+      ConfigError: if there is no such network, or the network's input is not an image.
     """
     check_devices()
     path = command_line.path(options.source)
     with errors("--from"):
-        file = checkpoints.read(path)
+        file = checkpoints.read_weights(path)
         variables = checkpoints.variables(file)
     chosen = _precision(file, options.precision)
     epsilon = 1e-5 if file.epsilon is None else file.epsilon
-    model, name = (
-        checkpoints.create_network(file, epsilon=epsilon, **chosen.network_options),
-        checkpoints.network_name(file),
-    )
-    assert name is not None  # or there would be no variables
+    model = checkpoints.create_network(file, epsilon=epsilon, **chosen.network_options)
+    name = checkpoints.network_name(file)
+    assert name is not None  # without a name, there would be no variables
     try:
         spec, notes = _spec(file, name, checkpoints.input_shape(file)[2], options)
         names = _class_names(options.labels) if options.labels else file.class_names or ()
@@ -98,8 +94,9 @@ def _precision(file: WeightsFile, preset: str | None) -> precision.Precision:
 def _spec(
     file: WeightsFile, name: str, channels: int, options: argparse.Namespace
 ) -> tuple[InputSpec, tuple[str, ...]]:
-    """The network's input, and notes on it; raises ValueError where it is not an image."""
-    family, run, notes = options.preprocessing, file.run or {}, ()
+    """Returns the network's input, and notes on it; raises ValueError if the input is not an image."""
+    family, run = options.preprocessing, file.run or {}
+    notes: tuple[str, ...] = ()
     if options.image_size is not None and not 1 <= options.image_size <= MOST_SIDE:
         raise ValueError(f"--image_size={options.image_size} must be from 1 to {MOST_SIDE}")
     known = InputSpec.from_json(file.input) if file.input else None
@@ -119,17 +116,17 @@ def _spec(
     return spec, notes
 
 
-def _class_names(given: str) -> tuple[str, ...]:
-    path = command_line.path(given)
+def _class_names(file: str) -> tuple[str, ...]:
+    path = command_line.path(file)
     try:
         text = read_regular(path, _MOST_LABELS).decode()
         if path.suffix == ".json":
-            found = parse_json(text)
-            if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            names = parse_json(text)
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ValueError("it must be a JSON list of texts")
-            return tuple(found)
+            return tuple(names)
     except OSError as error:
-        raise ValueError(f"--labels={given} cannot be read ({error.strerror})") from None
+        raise ValueError(f"--labels={file} cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise ValueError(f"--labels={given}: {error}") from None
+        raise ValueError(f"--labels={file}: {error}") from None
     return tuple(line.strip() for line in text.splitlines() if line.strip())

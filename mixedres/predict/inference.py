@@ -1,4 +1,4 @@
-"""Predictions for image files, by an iterator whose memory does not grow with their number."""
+"""Predictions for image files, in batches."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +16,13 @@ from mixedres.predict.classifier import Classifier
 
 
 class Prediction(NamedTuple):
-    """The prediction for a file: `top` has (class, probability) pairs, the most probable first.
+    """Prediction for a file.
 
-    `error` says in one line why there are none; `square` is what the network saw.
+    Attributes:
+      path: path of the file.
+      top: pairs of class and probability, the most probable first.
+      square: the network's input; None if the file could not be classified.
+      error: reason in one line why the file could not be classified, or ''.
     """
 
     path: str
@@ -27,50 +31,50 @@ class Prediction(NamedTuple):
     error: str = ""
 
 
-def predictions(chosen: Classifier, paths: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
-    """The predictions for all files, in order; memory does not grow with their number.
+def predictions(classifier: Classifier, paths: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
+    """Yields the predictions for all files, in order; memory does not grow with the number of files.
 
     Args:
-      chosen: the network; it runs on all devices of this process.
-      paths: of the files.
-      top: classes per image, at most all.
+      classifier: the network; it runs on all devices of this process.
+      paths: paths of the files.
+      top: number of classes per image; more than the network has: all classes.
       batch_size: images at a time; the last batch is filled up with zeros.
     """
-    # Not at the top: OpenCV takes a quarter of a second, and a mistake should not wait for it.
-    from mixedres.data.images import crops, worker_processes
+    # Not at the top: importing OpenCV takes a quarter of a second, which a mistake in the command should not cost.
+    from mixedres.data import available_cpus, center_crops
 
     devices = jax.local_devices()
     batch_size = -(-min(batch_size, len(paths)) // len(devices)) * len(devices)
     mesh = make_mesh(devices)
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
-    run = jax.jit(chosen.probabilities, in_shardings=(whole, split), out_shardings=split)
-    variables = jax.device_put(chosen.variables, whole)
-    shape = jax.ShapeDtypeStruct((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
+    run = jax.jit(classifier.probabilities, in_shardings=(whole, split), out_shardings=split)
+    variables = jax.device_put(classifier.variables, whole)
+    shape = jax.ShapeDtypeStruct((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
     compiled = run.lower(variables, shape).compile()
     environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
 
     def put(batch: list[np.ndarray | str]) -> tuple[list[np.ndarray | str], jax.Array]:
-        images = np.zeros((batch_size, *chosen.spec.shape), chosen.spec.image_dtype)
-        for slot, found in enumerate(batch):
-            if not isinstance(found, str):
-                images[slot] = found
+        images = np.zeros((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
+        for slot, square in enumerate(batch):
+            if not isinstance(square, str):
+                images[slot] = square
         return batch, jax.device_put(images, split)
 
-    decoded = crops.center_crops(paths, chosen.spec, worker_processes.available_cpus())
+    decoded = center_crops(paths, classifier.spec, available_cpus())
     names = iter(paths)
     with Prefetch(_batched(decoded, batch_size), put) as ready:
         for batch, images in ready:
             probabilities = np.asarray(compiled(variables, images))
-            for path, found, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
-                if isinstance(found, str):
-                    yield Prediction(path, [], error=found)
+            for path, square, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
+                if isinstance(square, str):
+                    yield Prediction(path, [], error=square)
                     continue
                 if not np.isfinite(row).all():
-                    error = f"the network's output is not finite in {chosen.precision.name}; try --precision=fp32"
+                    error = f"the network's output is not finite in {classifier.precision.name}; try --precision=fp32"
                     yield Prediction(path, [], error=error)
                     continue
                 order = np.argsort(-row, kind="stable")[:top]
-                yield Prediction(path, [(int(index), float(row[index])) for index in order], found)
+                yield Prediction(path, [(int(index), float(row[index])) for index in order], square)
 
 
 def _batched(items: Iterable[np.ndarray | str], size: int) -> Iterator[list[np.ndarray | str]]:

@@ -265,7 +265,7 @@ def _print_changes(experiment: Experiment, record: Record) -> None:
 
 
 def load_weights(given: str, like: Variables, model: models.Network, spec: InputSpec | None = None) -> InitialWeights:
-    """Reads the weights that ``config.init_from`` names; see `mixedres.checkpoints.read`.
+    """Reads the weights that ``config.init_from`` names; see `mixedres.checkpoints.read_weights`.
 
     Args:
       given: the path.
@@ -277,13 +277,13 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
       ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
     """
     with errors("config.init_from"):
-        file = checkpoints.read(pathlib.Path(os.path.expanduser(given)))
+        file = checkpoints.read_weights(pathlib.Path(os.path.expanduser(given)))
     found = checkpoints.architecture(file.tensors, file.layout)
     if isinstance(model, models.ResNet):
         _check_options(given, file, found, model)
-    with errors(f"config.init_from={given} is {checkpoints.describe(file)}, not the network of this config"):
+    with errors(f"config.init_from={given} is {checkpoints.describe_weights(file)}, not the network of this config"):
         variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
-    note = f"weights: {file.path} ({checkpoints.describe(file)})" + (f"; {file.note}" if file.note else "")
+    note = f"weights: {file.path} ({checkpoints.describe_weights(file)})" + (f"; {file.note}" if file.note else "")
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"
         note += f"; the head is new: {model.num_classes} classes instead of {before}"

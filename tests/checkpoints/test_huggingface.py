@@ -42,7 +42,7 @@ def written(tmp_path, content):
     ],
 )
 def test_input_of_published_networks(changed, side, crop_pct, tmp_path):
-    found = InputSpec.from_json(huggingface.read_processor(written(tmp_path, MICROSOFT | changed)))
+    found = InputSpec.from_json(huggingface.read_processor_config(written(tmp_path, MICROSOFT | changed)))
     torch = preprocessing.get_preprocessing("torch").input_spec(224)
     assert (found.shape, found.crop_pct, found.resize) == ((side, side, 3), crop_pct, "area")
     np.testing.assert_allclose([*found.mean, *found.std], [*torch.mean, *torch.std], rtol=1e-6)
@@ -52,25 +52,27 @@ def test_written_config_is_read_back(tmp_path):
     torch = preprocessing.get_preprocessing("torch")
     whole = dataclasses.replace(torch.input_spec(384), crop_pct=1.0)
     for spec in (torch.input_spec(224), torch.input_spec(448), whole, torch.input_spec(32, channels=1)):
-        path = written(tmp_path, huggingface.processor(spec.to_json()))
-        found = InputSpec.from_json(huggingface.read_processor(path))
+        path = written(tmp_path, huggingface.processor_config(spec.to_json()))
+        found = InputSpec.from_json(huggingface.read_processor_config(path))
         assert (found.shape, found.crop_pct) == (spec.shape, spec.crop_pct)
         np.testing.assert_allclose([*found.mean, *found.std], [*spec.mean, *spec.std], rtol=1e-12)
-    assert huggingface.processor(InputSpec((32, 32, 3)).to_json()) is None  # every image by itself: transformers cannot
-    assert huggingface.processor(None) is None
+    assert (
+        huggingface.processor_config(InputSpec((32, 32, 3)).to_json()) is None
+    )  # every image by itself: transformers cannot
+    assert huggingface.processor_config(None) is None
 
 
 def test_names_and_version_come_back(tmp_path):
     path = tmp_path / huggingface.CONFIG
-    path.write_text(json.dumps(huggingface.config(True, (3, 4, 6, 3), 4, 3, "1", ("a", "b"))))
-    assert huggingface.read_config(path) == ("1", ("a", "b", "LABEL_2", "LABEL_3"))
+    path.write_text(json.dumps(huggingface.network_config(True, (3, 4, 6, 3), 4, 3, "1", ("a", "b"))))
+    assert huggingface.read_network_config(path) == ("1", ("a", "b", "LABEL_2", "LABEL_3"))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"size": {}}', '{"size": "large", "image_mean": [0], "image_std": [1]}'])
 def test_damaged_json_is_one_line(text, tmp_path):
     path = tmp_path / huggingface.PROCESSOR
     path.write_text(text)
-    assert "preprocessor_config.json" in made.message(huggingface.read_processor, path)
+    assert "preprocessor_config.json" in made.message(huggingface.read_processor_config, path)
 
 
 def test_damaged_metadata_of_weights_is_refused(tmp_path):
@@ -81,4 +83,4 @@ def test_damaged_metadata_of_weights_is_refused(tmp_path):
     for about in other:
         safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": about})
         with pytest.raises(checkpoints.WeightsError, match="the metadata that mixedres wrote cannot be read"):
-            checkpoints.read(tmp_path / "a.safetensors")
+            checkpoints.read_weights(tmp_path / "a.safetensors")

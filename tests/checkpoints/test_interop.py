@@ -78,7 +78,7 @@ def logits(preset, file, images):
 @pytest.mark.parametrize("size", [pytest.param(size, marks=pytest.mark.slow) for size in DEPTHS])
 def test_logits_equal_transformers(size, saved):
     folder, network = saved(size)
-    file = load.read(folder)
+    file = load.read_weights(folder)
     assert load.network_name(file) == f"resnet{size}" and file.version == "1.5" and file.layout == "transformers"
     for pixels in (224, 160):
         images = np.random.default_rng(size).standard_normal((2, pixels, pixels, 3), np.float32)
@@ -92,7 +92,7 @@ def test_logits_equal_transformers(size, saved):
 def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
     """The last maps have four values a channel, whose unbiased variance is 4/3 of the biased one."""
     folder, network = saved(18)
-    file = load.read(folder)
+    file = load.read_weights(folder)
     before = load.variables(file)
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)
     for module in network.train().modules():
@@ -113,7 +113,7 @@ def test_step_moves_the_running_statistics_as_pytorchs(fused, saved):
 @pytest.mark.slow
 def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, capsys):
     folder, network = saved(50, version="1")
-    file = load.read(folder)
+    file = load.read_weights(folder)
     assert file.version == "1"
     images = np.random.default_rng(0).standard_normal((2, 96, 96, 3), np.float32)
     expected = their_logits(network, images)
@@ -144,14 +144,14 @@ def test_half_precision_predicts_the_same_classes(preset, tmp_path):
         expected = network(inputs).logits.numpy().argmax(1)
     assert (expected == kinds).mean() > 0.9
     network.save_pretrained(tmp_path)
-    assert (logits(preset, load.read(tmp_path), images).argmax(1) == expected).mean() >= 0.99
+    assert (logits(preset, load.read_weights(tmp_path), images).argmax(1) == expected).mean() >= 0.99
 
 
 def test_transformers_loads_the_written_folder(saved, tmp_path, capsys):
     folder, network = saved(18)
-    assert load.read(folder).batches == 2
+    assert load.read_weights(folder).batches == 2
     assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
-    there = load.read(tmp_path / "tv.safetensors")
+    there = load.read_weights(tmp_path / "tv.safetensors")
     assert (there.layout, there.batches) == ("torchvision", 2)
     assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}"]) == 0
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
@@ -167,8 +167,8 @@ def test_pth_is_read_without_running_code(nested, saved, tmp_path):
     folder, network = saved(18)
     state = {f"module.{name}": value for name, value in network.state_dict().items()}
     torch.save({nested: state, "epoch": 3} if nested else state, tmp_path / "a.pth")
-    file = checkpoints.read(tmp_path / "a.pth")
-    expected = checkpoints.read(folder)
+    file = checkpoints.read_weights(tmp_path / "a.pth")
+    expected = checkpoints.read_weights(folder)
     assert file.tensors.keys() == expected.tensors.keys()
     for name, value in expected.tensors.items():
         np.testing.assert_array_equal(file.tensors[name], value)
@@ -177,8 +177,8 @@ def test_pth_is_read_without_running_code(nested, saved, tmp_path):
 def test_html_page_named_pth_is_refused(tmp_path):
     for content in (b"<!doctype html><html>not found</html>" * 9, b"", b"version https://git-lfs"):
         (tmp_path / "page.pth").write_bytes(content)
-        with pytest.raises(checkpoints.WeightsError, match=r"is no whole file of PyTorch's \(\w+\); get it again"):
-            checkpoints.read(tmp_path / "page.pth")
+        with pytest.raises(checkpoints.WeightsError, match=r"is no whole file of PyTorch \(\w+\); get it again"):
+            checkpoints.read_weights(tmp_path / "page.pth")
 
 
 class Malicious:
@@ -189,8 +189,8 @@ class Malicious:
 def test_pickle_that_runs_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": Malicious()}, tmp_path / "bad.pth")
-    with pytest.raises(checkpoints.WeightsError, match="code that it wants to run, not weights alone, and was refused"):
-        checkpoints.read(tmp_path / "bad.pth")
+    with pytest.raises(checkpoints.WeightsError, match="holds code beside weights, and was refused"):
+        checkpoints.read_weights(tmp_path / "bad.pth")
     assert not (tmp_path / "was_here").exists()
 
 
@@ -243,10 +243,10 @@ PICKLES = {
 def test_pickle_that_asks_for_memory_or_code_is_refused(name, tmp_path):
     path = tmp_path / "weights.pth"
     path.write_bytes(with_pickle(forged((4, 4, 3, 3), (36, 9, 3, 1))))
-    assert checkpoints.read(path).tensors["layer1.0.conv1.weight"].shape == (4, 4, 3, 3)
+    assert checkpoints.read_weights(path).tensors["layer1.0.conv1.weight"].shape == (4, 4, 3, 3)
     path.write_bytes(with_pickle(PICKLES[name]))
     with pytest.raises(WeightsError) as caught:
-        checkpoints.read(path)
+        checkpoints.read_weights(path)
     assert "\n" not in str(caught.value)
 
 
@@ -255,13 +255,13 @@ def test_compressed_pth_is_refused(tmp_path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("weights/data/0", bytes(10**7))
     with pytest.raises(WeightsError, match="unpacks to 10,000,000 bytes"):
-        checkpoints.read(path)
+        checkpoints.read_weights(path)
 
 
 def test_bfloat16_weights_widen_exactly(saved, tmp_path):
     _, network = saved(18)
     torch.save(network.bfloat16().state_dict(), tmp_path / "half.pth")
-    file = checkpoints.read(tmp_path / "half.pth")
+    file = checkpoints.read_weights(tmp_path / "half.pth")
     name = "resnet.embedder.embedder.convolution.weight"
     assert file.tensors[name].dtype == np.float32
     np.testing.assert_array_equal(file.tensors[name], network.state_dict()[name].float().numpy())
@@ -278,7 +278,7 @@ def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys
     frozen = ["--config.trainable=^/head/", "--config.batch_norm.frozen"]
     assert main.main([*command, *frozen, f"--workdir={tmp_path / 'head'}"]) == 0
     assert "the head is new: 3 classes instead of 10" in capsys.readouterr().out
-    backbones = [load.variables(load.read(path)) for path in (folder, tmp_path / "head")]
+    backbones = [load.variables(load.read_weights(path)) for path in (folder, tmp_path / "head")]
     for backbone in backbones:
         backbone["params"].pop("head")
     for before, after in zip(*map(jax.tree.leaves, backbones), strict=True):
@@ -293,4 +293,4 @@ def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys
     assert network.config.id2label[1] == made.CLASSES[1] and processor.size["shortest_edge"] == 32
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3)).astype(np.float32)
     expected = their_logits(network, images)
-    np.testing.assert_allclose(logits("fp32", load.read(tmp_path / "all"), images), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(logits("fp32", load.read_weights(tmp_path / "all"), images), expected, rtol=0, atol=1e-4)

@@ -108,17 +108,17 @@ def test_version_2_is_refused_in_layouts_of_other_libraries(layout):
 def test_written_weights_are_read_back(tmp_path):
     variables = network()
     tensors = checkpoints.to_tensors(variables, "torchvision", batches=12)
-    checkpoints.write(tmp_path / "a.safetensors", tensors)
-    file = checkpoints.read(tmp_path / "a.safetensors")
+    checkpoints.write_weights(tmp_path / "a.safetensors", tensors)
+    file = checkpoints.read_weights(tmp_path / "a.safetensors")
     assert (file.layout, file.batches, file.metadata) == ("torchvision", 12, {})
     jax.tree.map(np.testing.assert_array_equal, file.tensors, tensors)
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
 def test_damaged_weights_are_one_line(tmp_path):
-    checkpoints.write(tmp_path / "good.safetensors", checkpoints.to_tensors(network(), "torchvision"))
+    checkpoints.write_weights(tmp_path / "good.safetensors", checkpoints.to_tensors(network(), "torchvision"))
     whole = (tmp_path / "good.safetensors").read_bytes()
-    checkpoints.write(tmp_path / "other.safetensors", {"encoder.weight": np.zeros(3, np.float32)})
+    checkpoints.write_weights(tmp_path / "other.safetensors", {"encoder.weight": np.zeros(3, np.float32)})
     (tmp_path / "folder").mkdir()
     with h5py.File(tmp_path / "keras.h5", "w") as file:
         file["conv1_conv/conv1_conv/kernel:0"] = np.zeros((7, 7, 3, 64), np.float32)
@@ -129,8 +129,8 @@ def test_damaged_weights_are_one_line(tmp_path):
         ("empty.safetensors", b"", "no whole safetensors file"),
         ("page.safetensors", b"<!doctype html><html>not found</html>" * 9, "no whole safetensors file"),
         ("weights.npz", whole, "no file of weights; those end in .safetensors, .pth"),
-        ("weights.h5", whole, "no whole file of Keras'"),
-        ("half.h5", half, "no whole file of Keras'"),
+        ("weights.h5", whole, "no whole file of Keras"),
+        ("half.h5", half, "no whole file of Keras"),
         ("other.safetensors", None, "holds no ResNet of the layouts"),
         ("none.safetensors", None, "does not exist"),
         ("folder", None, "holds neither model.safetensors nor pytorch_model.bin"),
@@ -138,11 +138,11 @@ def test_damaged_weights_are_one_line(tmp_path):
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(checkpoints.WeightsError, match=words) as error:
-            checkpoints.read(tmp_path / name)
+            checkpoints.read_weights(tmp_path / name)
         assert "\n" not in str(error.value) and name in str(error.value)
 
 
 def test_file_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(checkpoints.WeightsError, match="cannot be written"):
-        checkpoints.write(tmp_path / "none" / "a.safetensors", {"a": np.zeros(3, np.float32)})
+        checkpoints.write_weights(tmp_path / "none" / "a.safetensors", {"a": np.zeros(3, np.float32)})
     assert list(tmp_path.iterdir()) == []

@@ -42,7 +42,7 @@ def small_r1():
 def test_numbers_are_the_order_of_the_graph():
     """Projection, convolutions of the block, next block; the same for norms, with that of the stem before them."""
     variables = small_r1()
-    network = tensorflow_names.network(variables)
+    network = tensorflow_names.find_network(variables)
     assert (network.version, network.options) == ("1.5", {"pool_padding": "tensorflow", "projection": "stage"})
     for ours, theirs in (
         ("params/stem_conv/kernel", "conv2d_3/kernel"),
@@ -60,7 +60,7 @@ def test_numbers_are_the_order_of_the_graph():
 
 
 def test_variables_outside_the_network_are_named():
-    note = tensorflow_names.network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)}).note
+    note = tensorflow_names.find_network(small_r1() | {"tower/embedding": normal(3), "other/bias": normal(2)}).note
     assert note.endswith("left out, as they are not of the network: other/bias, tower/embedding")
 
 
@@ -69,7 +69,7 @@ def test_biases_before_a_norm_are_folded_into_the_mean():
     variables = {"conv1_conv/kernel": normal(7, 7, 3, 4), "conv1_conv/bias": normal(4)} | norm("conv1_bn")
     variables |= {"conv2_block1_1_conv/kernel": normal(1, 1, 4, 4), "conv2_block1_1_conv/bias": normal(4)}
     variables |= norm("conv2_block1_1_bn") | {"predictions/kernel": normal(4, 2), "predictions/bias": normal(2)}
-    tensors = tensorflow_names.network(variables).tensors
+    tensors = tensorflow_names.find_network(variables).tensors
     pixels = normal(5, 7, 7, 3)
     theirs = np.einsum("bijc,ijco->bo", pixels[..., ::-1], variables["conv1_conv/kernel"])
     theirs = theirs + variables["conv1_conv/bias"] - variables["conv1_bn/moving_mean"]
@@ -98,7 +98,7 @@ def without(variables, part):
 )
 def test_unknown_variables_are_refused(variables, words):
     with pytest.raises(checkpoints.WeightsError) as error:
-        tensorflow_names.network(variables)
+        tensorflow_names.find_network(variables)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -111,8 +111,8 @@ def test_unknown_variables_are_refused(variables, words):
         (["frozen.pb"], "frozen.pb", "no file of weights"),
         (["model.ckpt-7.meta", "model.ckpt-7.index"], "model.ckpt-7.meta", "is named without .index, .meta or .data"),
         ([], "", "nor a SavedModel"),
-        (["weights.h5"], "weights.h5", "no whole file of Keras'"),
-        (["model.keras"], "model.keras", "no whole file of Keras'"),
+        (["weights.h5"], "weights.h5", "no whole file of Keras"),
+        (["model.keras"], "model.keras", "no whole file of Keras"),
     ],
 )
 def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, words, tmp_path, capsys):
@@ -135,7 +135,7 @@ def test_missing_tensorflow_names_the_extra(name, given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     (tmp_path / name).touch()
     with pytest.raises(checkpoints.WeightsError, match=r"pip install 'mixedres\[tf\]' to read it"):
-        checkpoints.read(tmp_path / given)
+        checkpoints.read_weights(tmp_path / given)
 
 
 def test_layouts_of_keras_files(tmp_path):
@@ -190,17 +190,17 @@ def test_weights_of_keras_applications_predict_the_same(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = np.load(tmp_path / "found.npz")
     for name in ("a.weights.h5", "b.keras"):
-        file = load.read(tmp_path / name)
+        file = load.read_weights(tmp_path / name)
         assert (load.network_name(file), file.version, file.options, file.epsilon) == ("resnet50", "1", {}, 1.001e-5)
         options = {"version": file.version, "epsilon": file.epsilon, "policy": precision.get("fp32").policy}
         model = models.create("resnet50", num_classes=10, precision="highest", **options)
         apply = jax.jit(lambda variables, x, model=model: model.apply(variables, x, train=False))
         logits = apply(load.variables(file), theirs["images"])
         assert np.linalg.norm(logits - theirs["logits"]) < 2e-4 * np.linalg.norm(theirs["logits"])
-    backbone = load.read(tmp_path / "notop.weights.h5")
-    assert load.describe(backbone) == "resnet101 without a head, layout mixedres"
+    backbone = load.read_weights(tmp_path / "notop.weights.h5")
+    assert load.describe_weights(backbone) == "resnet101 without a head, layout mixedres"
     with pytest.raises(checkpoints.WeightsError, match=r"ResNet V2 of keras\.applications, which"):
-        load.read(tmp_path / "v2.weights.h5")
+        load.read_weights(tmp_path / "v2.weights.h5")
 
 
 @pytest.fixture(scope="module")
@@ -253,5 +253,5 @@ def test_damaged_checkpoints_of_tensorflow_are_refused(name, words, written, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["whole", "whole/model.ckpt", "saved"])
 def test_tensorflow_checkpoint_is_read_without_optimizer_variables(name, written):
-    file = checkpoints.read(written / name)
+    file = checkpoints.read_weights(written / name)
     assert file.note == "from TensorFlow (r1)" and len(file.tensors) == len(small_r1())

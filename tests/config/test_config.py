@@ -10,7 +10,8 @@ from mixedres import checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, errors
-from mixedres.config import parse_flags, recorded
+from mixedres.checkpoints import recorded
+from mixedres.config import parse_flags
 from mixedres.config.keys import KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
 
@@ -119,14 +120,14 @@ def test_shipped_recipe_is_found_by_name(given, tmp_path, monkeypatch):
 
 def test_evaluation_takes_the_config_of_the_run(tmp_path):
     trained = parse_flags(["--config=digits:fp16,model=cifar_resnet8"]).config
-    (tmp_path / recorded.FILE).write_text(json.dumps(base.flatten(trained)))
+    (tmp_path / recorded.CONFIG).write_text(json.dumps(base.flatten(trained)))
     argv = ["--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
     values = parse_flags(argv)
     assert base.flatten(values.config) == base.flatten(trained) | {"seed": 7}
     assert values.workdir == str(tmp_path)
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
         parse_flags(["--mode=eval", "--workdir", str(tmp_path / "none")])
-    (tmp_path / recorded.FILE).write_text("{")
+    (tmp_path / recorded.CONFIG).write_text("{")
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
         parse_flags(argv)
     with pytest.raises(ConfigError, match="--config is missing"):

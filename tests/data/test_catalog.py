@@ -143,7 +143,7 @@ def test_directory_too_deep_is_recognised(tmp_path):
     directory = made.prepare(tmp_path, "flowers", {"train": made.examples(2)}, shards=1)
     assert "configs" not in message("tfds:", dir=str(tmp_path))  # without a name
     text = message("tfds:flowers", dir=str(directory))
-    assert f"{directory} is a data set itself: give what holds its name and version as --config.data.dir" in text
+    assert f"{directory} is a data set itself: give the directory above its name as --config.data.dir" in text
 
 
 def test_stray_tfrecord_files_are_mentioned(tmp_path):

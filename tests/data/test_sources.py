@@ -201,7 +201,7 @@ def example():
 def test_source_in_the_documentation_has_batches_for_training_and_evaluation(example, monkeypatch):
     monkeypatch.setitem(data.SOURCES, "ramps", lambda options: example)
     source = data.load("ramps", image_size=8, batch_size=8)
-    cases.check_continuation(source, 8, 10, (0, 3, 9))
+    assert same(take(source, 8, 2, first_step=3), take(source, 8, 5)[3:])
     whole, halves = take(source, 8, 3), [take(source, 8, 3, shard=Shard(index, 2)) for index in range(2)]
     for step, batch in enumerate(whole):
         assert batch["image"].shape == (8, *source.image_shape) and batch["image"].dtype == source.image_dtype

@@ -46,7 +46,7 @@ assert "flatbuffers.zip" in sys.modules["flatbuffers"].__file__
 
 def record(patch, **changed):
     """Runs are read as if they had been trained with these keys."""
-    read = checkpoints.read
+    read = checkpoints.read_weights
 
     def changed_run(path):
         file = read(path)
@@ -80,7 +80,7 @@ def alone(only_jax, *arguments):
 def images_of(place, count):
     """(count, 24, 24, 3) uint8, as the evaluation of the run sees them."""
     spec = InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
-    paths = predict.find(str(place / "images" / "val"))[:count]
+    paths = predict.find_images(str(place / "images" / "val"))[:count]
     return paths, np.stack([crops.center_crop(pathlib.Path(path).read_bytes(), spec) for path in paths])
 
 
@@ -148,7 +148,7 @@ def test_official_preprocessing_takes_float32(place, only_jax, tmp_path, capsys)
     code, path = readme.split("```python\n")[1].split("```")[0], tmp_path / "cat.png"
     for shown, name in {'"cat.jpg"': path, '"images.npy"': tmp_path / "x.npy"}.items():
         code = code.replace(shown, repr(str(name)))
-    chosen = classifier.from_args(run_args(place, "--preprocessing=official", "--precision=fp32"))
+    chosen = classifier.read_classifier(run_args(place, "--preprocessing=official", "--precision=fp32"))
     for sides in ((90, 70), (20, 18), (33, 33)):
         Image.fromarray(made.photo(*sides, seed=3)).save(path)
         exec(compile(code, "README.md", "exec"), {})
@@ -167,7 +167,7 @@ def test_half_weights_take_half_the_space(place, tmp_path, capsys):
         to = tmp_path / name
         assert export.main(["export", f"--from={place / 'run'}", f"--to={to}", f"--precision={name}"]) == 0
         sizes[name] = (to / "model.jax").stat().st_size
-    kernels = jax.tree.leaves(load.variables(load.read(place / "run"))["params"])
+    kernels = jax.tree.leaves(load.variables(load.read_weights(place / "run"))["params"])
     parameters = sum(x.size for x in kernels if x.ndim > 1)
     for name in ("bf16", "fp16"):
         assert abs(sizes["fp32"] - sizes[name] - 2 * parameters) < 0.1 * sizes["fp32"]
@@ -221,7 +221,7 @@ def _network(place, precision):
     parser = argparse.ArgumentParser()
     options.add_arguments(parser)
     given = [f"--precision={precision}"] if precision else []
-    return classifier.from_args(parser.parse_args([f"--from={place / 'run'}", *given]))
+    return classifier.read_classifier(parser.parse_args([f"--from={place / 'run'}", *given]))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def _network(place, precision):
         ([], "the following arguments are required: --to"),
         (["--to=to", "--precision=fp16_rewrite"], "--precision=fp16_rewrite is not exported; use fp32 or bf16 or fp16"),
         (["--to=to", "--from=none"], "none does not exist"),
-        (["--to=to", "--saved_model"], "pip install 'mixedres[tf]'"),
+        (["--to=to", "--saved_model"], "pip install '.[tf]'"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_path, monkeypatch, capsys):

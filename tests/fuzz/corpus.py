@@ -76,7 +76,7 @@ def run(place):
     (place / "safetensors").mkdir()
     for layout, name in (("torchvision", "first"), ("transformers", "second"), ("mixedres", "mutant")):
         target = place / "safetensors" / f"{name}.safetensors"
-        convert.convert([f"--from={place / 'run'}", f"--to={target}", f"--layout={layout}"])
+        convert.convert_weights([f"--from={place / 'run'}", f"--to={target}", f"--layout={layout}"])
 
 
 def config():

@@ -11,11 +11,10 @@ import jax
 from mixedres._internal import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import checksums_hold
-from mixedres.checkpoints import load, ownership, workdir
+from mixedres.checkpoints import load, ownership, recorded, workdir
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.config import recorded
 from mixedres.predict import __main__ as predict_command
-from mixedres.predict.classifier import from_args
+from mixedres.predict.classifier import read_classifier
 from mixedres.predict.inference import Prediction
 from mixedres.train import start, steps
 from mixedres.train.builder import build
@@ -89,7 +88,7 @@ def checkpoints(intact):
                 same = (place / STEP / name).read_bytes() == (intact / "run" / STEP / name).read_bytes()
                 assert same, f"{name} is another, and its checksum holds"
         if sum(path.stat().st_size for path in (place / STEP).rglob("*") if path.is_file()) % 2:
-            return load.read(place)
+            return load.read_weights(place)
         with contextlib.closing(Checkpoints(place / workdir.CHECKPOINTS)) as saved:
             start.restore_newest(experiment, saved)
 
@@ -104,7 +103,7 @@ def checkpoints(intact):
 def _classify(path):
     """Makes the classifier as `mixedres.predict` does, and prints the classes of an image."""
     options = dict.fromkeys(("labels", "precision", "image_size", "preprocessing"))
-    chosen = from_args(argparse.Namespace(source=str(path), **options))
+    chosen = read_classifier(argparse.Namespace(source=str(path), **options))
     for note in chosen.notes:
         console.say(f"note: {note}")
     found = Prediction("image", [(index, 0.1) for index in range(len(chosen.class_names))])

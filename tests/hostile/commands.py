@@ -58,7 +58,7 @@ def tiny_weights(path: pathlib.Path, **about: object) -> pathlib.Path:
     model = models.create("cifar_resnet8", num_classes=10, policy=jmp.get_policy("float32"))
     variables = model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     variables = jax.tree.map(np.asarray, {name: variables[name] for name in ("params", "batch_stats")})
-    checkpoints.write(path, checkpoints.to_tensors(variables, "mixedres"), about)
+    checkpoints.write_weights(path, checkpoints.to_tensors(variables, "mixedres"), about)
     return path
 
 

@@ -95,19 +95,19 @@ def test_archive_larger_than_its_data_set_is_refused(place):
 
 
 def test_tensors_that_are_no_weights_are_refused(place):
-    good = checkpoints.read(tiny_weights(place / "good.safetensors")).tensors
+    good = checkpoints.read_weights(tiny_weights(place / "good.safetensors")).tensors
     name = "params/head/kernel"
     kinds = [np.int64, np.uint16, np.bool_, np.complex64]
     for kind in kinds:
-        checkpoints.write(place / "bad.safetensors", good | {name: good[name].astype(kind)})
+        checkpoints.write_weights(place / "bad.safetensors", good | {name: good[name].astype(kind)})
         outcome = run_here(predict.main, f"--from={place}/bad.safetensors", place)
         assert outcome.status == 2
         with pytest.raises(WeightsError, match=f"{name} is .*; weights are float16, bfloat16, float32, float64"):
-            checkpoints.read(place / "bad.safetensors")
+            checkpoints.read_weights(place / "bad.safetensors")
     for value in (np.nan, np.inf, 1e300):
-        checkpoints.write(place / "bad.safetensors", good | {name: np.full(good[name].shape, value)})
+        checkpoints.write_weights(place / "bad.safetensors", good | {name: np.full(good[name].shape, value)})
         with pytest.raises(WeightsError, match="numbers that are not finite in float32"):
-            checkpoints.read(place / "bad.safetensors")
+            checkpoints.read_weights(place / "bad.safetensors")
 
 
 def safetensors_of(header, data=b""):
@@ -134,15 +134,15 @@ def test_damaged_headers_of_weights_are_refused(place):
     for content in cases:
         (place / "bad.safetensors").write_bytes(content)
         with pytest.raises(WeightsError) as caught:
-            checkpoints.read(place / "bad.safetensors")
+            checkpoints.read_weights(place / "bad.safetensors")
         assert "\n" not in str(caught.value)
 
 
 def test_shapes_and_facts_out_of_range_are_refused(place):
-    good = checkpoints.read(tiny_weights(place / "good.safetensors")).tensors
+    good = checkpoints.read_weights(tiny_weights(place / "good.safetensors")).tensors
     stem = "params/stem_conv/kernel"
     for shape in ((432,), (), (1, 1, 1, 1, 432)):
-        checkpoints.write(place / "bad.safetensors", good | {stem: np.zeros(shape, np.float32)})
+        checkpoints.write_weights(place / "bad.safetensors", good | {stem: np.zeros(shape, np.float32)})
         assert_one_line(
             run_here(predict.main, f"--from={place}/bad.safetensors", place / "good.safetensors"), 2, "bad.safetensors"
         )
@@ -159,7 +159,7 @@ def test_shapes_and_facts_out_of_range_are_refused(place):
         {"resize": [1]},
         {"mean": "xyz", "std": "xyz"},
     ):
-        checkpoints.write(place / "bad.safetensors", good, {"input": whole | change})
+        checkpoints.write_weights(place / "bad.safetensors", good, {"input": whole | change})
         outcome = run_here(predict.main, f"--from={place}/bad.safetensors", place / "good.safetensors")
         assert outcome.status == 2 and len(outcome.err) == 1, (change, outcome.err)
     for size in ("1000000", str(10**30), "0", "-1"):
@@ -240,7 +240,7 @@ def test_input_description_in_words_is_refused(place):
     """What float() takes becomes numbers, with which others can be compared."""
     spec = {"shape": ["32", "32", "3"], "mean": ["1.5"] * 3, "std": ["2"] * 3, "crop_pct": 1.0, "resize": "area"}
     weights = tiny_weights(place / "weights.safetensors", input=spec)
-    assert checkpoints.read(weights).input["mean"] == (1.5, 1.5, 1.5)
+    assert checkpoints.read_weights(weights).input["mean"] == (1.5, 1.5, 1.5)
 
 
 def test_truncated_numbers_of_weights_are_refused(place):
@@ -261,4 +261,4 @@ def test_truncated_numbers_of_weights_are_refused(place):
         with h5py.File(place / "bad.h5", "w") as file:
             make(file)
         with pytest.raises(WeightsError, match="lies in other files, or is larger than the weights"):
-            checkpoints.read(place / "bad.h5")
+            checkpoints.read_weights(place / "bad.h5")

@@ -231,8 +231,8 @@ def test_data_json_is_restored_from_the_checkpoint(place):
         (directory / workdir.DATA).unlink()
         if damage is not None:
             (directory / workdir.DATA).write_text(damage)
-        assert load.read(directory).class_names == load.read(finished(place.parent)[0]).class_names
-        assert load.read(directory).input == load.read(finished(place.parent)[0]).input
+        assert load.read_weights(directory).class_names == load.read_weights(finished(place.parent)[0]).class_names
+        assert load.read_weights(directory).input == load.read_weights(finished(place.parent)[0]).input
         go_on(directory)
         assert json.loads((directory / workdir.DATA).read_text()) == kept
         shutil.rmtree(directory)
@@ -242,7 +242,7 @@ def test_config_json_is_restored_from_the_checkpoint(place):
     directory = copy(place)
     kept = json.loads((directory / workdir.CONFIG).read_text())
     (directory / workdir.CONFIG).write_text('{"prec')
-    assert load.read(directory).run == kept
+    assert load.read_weights(directory).run == kept
     go_on(directory)
     assert json.loads((directory / workdir.CONFIG).read_text()) == kept
 

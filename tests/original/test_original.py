@@ -96,7 +96,7 @@ def variables_of(file, prefix):
     from mixedres.checkpoints import tensorflow_names
 
     named = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
-    return tensorflow_names.network(named).tensors
+    return tensorflow_names.find_network(named).tensors
 
 
 def flat(variables):
@@ -238,5 +238,5 @@ def test_converted_checkpoint_records_the_padding(found, tmp_path, capsys):
     there = tmp_path / "out.safetensors"
     assert convert.main(["convert", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
     assert "these weights need pool_padding=tensorflow, projection=stage" in capsys.readouterr().out
-    file = checkpoints.read(there)
+    file = checkpoints.read_weights(there)
     assert file.options == {"pool_padding": "tensorflow", "projection": "stage"} and file.input["resize"] == "official"

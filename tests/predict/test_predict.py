@@ -41,7 +41,7 @@ def test_probabilities_equal_the_evaluation(preset, place, capsys):
     assert status == 0 and len(found) == 21
 
     experiment = build(run_cases.on_images(place, preset or "fp16"))
-    variables = load.variables(load.read(place / "run"))
+    variables = load.variables(load.read_weights(place / "run"))
     forward = experiment.precision.rewrite(lambda images: experiment.model.apply(variables, images, train=False))
     apply_fn = jax.jit(forward)
     batches = list(experiment.source.eval_batches(16))
@@ -70,16 +70,16 @@ def test_person_reads_names_and_percentages(place, capsys):
 def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
     root = place / "images" / "val"
     first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
-    assert predict.find(first) == [first]
-    assert predict.find(str(root / made.CLASSES[1])) == [first, *rest]
-    assert predict.find(f"{root}/{made.CLASSES[1]}/*") == [first, *rest]
-    assert predict.find(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
-    assert predict.find(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
+    assert predict.find_images(first) == [first]
+    assert predict.find_images(str(root / made.CLASSES[1])) == [first, *rest]
+    assert predict.find_images(f"{root}/{made.CLASSES[1]}/*") == [first, *rest]
+    assert predict.find_images(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
+    assert predict.find_images(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
     (tmp_path / "empty").mkdir()
     for name in (".hidden.jpg", "b.jpg", "a.txt"):
         (tmp_path / name).touch()
-    assert predict.find(str(tmp_path)) == [str(tmp_path / "b.jpg")]
-    assert predict.find(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
+    assert predict.find_images(str(tmp_path)) == [str(tmp_path / "b.jpg")]
+    assert predict.find_images(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
 
 
 def test_unreadable_files_are_reported_and_the_rest_predicted(place, tmp_path, capsys):
@@ -112,7 +112,7 @@ def test_contact_sheet_shows_the_input_of_the_network(place, tmp_path, capsys):
     assert status == 0 and f"21 images: {out}" in errors
     drawn = np.asarray(Image.open(out))
     spec = data.InputSpec.from_json(json.loads((place / "run" / "data.json").read_text())["input"])
-    first = predict.find(str(place / "images" / "val"))[0]
+    first = predict.find_images(str(place / "images" / "val"))[0]
     seen = crops.center_crop(pathlib.Path(first).read_bytes(), spec)
     cell = Image.fromarray(seen).resize((176, 176), Image.Resampling.NEAREST)
     np.testing.assert_array_equal(drawn[14 : 14 + 176, 14 : 14 + 176], np.asarray(cell))
@@ -120,17 +120,17 @@ def test_contact_sheet_shows_the_input_of_the_network(place, tmp_path, capsys):
 
 
 def test_long_names_stay_in_the_cell():
-    guess = contact_sheet.Prediction("a name that goes on and on, " * 5, 1.0)
+    guess = ("a name that goes on and on, " * 5, 1.0)
     picture = contact_sheet.Cell("folder/" * 20 + "x.jpg", np.zeros((8, 8, 1), np.uint8), [guess])
-    drawn = np.asarray(contact_sheet.draw([picture, picture]))
+    drawn = np.asarray(contact_sheet.draw_sheet([picture, picture]))
     assert (drawn[:, 14 + 176 : 14 + 176 + 14] == 255).all()  # the gap between the two
 
 
 @pytest.mark.parametrize("name", ["x" * 300_000, "\ud800\udfff", "two\nlines\0\x1b[31m"], ids=["long", "none", "codes"])
 def test_hostile_names_are_drawn_at_once(name):
-    picture = contact_sheet.Cell(name, np.zeros((8, 8, 3), np.uint8), [contact_sheet.Prediction(name, 0.5)])
+    picture = contact_sheet.Cell(name, np.zeros((8, 8, 3), np.uint8), [(name, 0.5)])
     started = time.process_time()
-    contact_sheet.draw([picture])
+    contact_sheet.draw_sheet([picture])
     assert time.process_time() - started < 5
 
 
@@ -143,7 +143,7 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     assert known == said(capsys, f"--from={place / 'run'}", picture, "--json")  # the file keeps names and input
 
     bare = tmp_path / "bare.safetensors"
-    checkpoints.write(bare, checkpoints.read(path).tensors)
+    checkpoints.write_weights(bare, checkpoints.read_weights(path).tensors)
     (tmp_path / "names.txt").write_text("\n".join(f"class {name}" for name in made.CLASSES))
     status, lines, errors = said(capsys, f"--from={bare}", picture, "--json", f"--labels={tmp_path / 'names.txt'}")
     assert status == 0 and "taking --image_size=32" in errors and errors.startswith("note: ")
@@ -185,7 +185,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_pa
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     shutil.copy(place / "run" / "config.json", tmp_path / "begun")
     before = sorted(tmp_path.rglob("*"))
-    picture = predict.find(str(place / "images" / "val"))[0]
+    picture = predict.find_images(str(place / "images" / "val"))[0]
     given = [argument.format(picture=picture) for argument in arguments]
     source = [] if any(argument.startswith("--from") for argument in given) else [f"--from={place / 'run'}"]
     status, lines, errors = said(capsys, *source, *given)
@@ -203,8 +203,10 @@ def test_input_shapes_that_no_image_fits_are_known(shape, fits):
 def test_non_finite_output_is_an_error(place, tmp_path, capsys):
     path = tmp_path / "bad.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    file = checkpoints.read(path)
-    checkpoints.write(path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata)
+    file = checkpoints.read_weights(path)
+    checkpoints.write_weights(
+        path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata
+    )
     capsys.readouterr()
     out = tmp_path / "sheet.png"
     status, lines, errors = said(capsys, f"--from={path}", place / "images" / "val", "--json", f"--out={out}")
@@ -216,10 +218,10 @@ def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, ca
     """As in an evaluation, where the first of several largest logits counts."""
     path = tmp_path / "equal.safetensors"
     assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
-    file = checkpoints.read(path)
+    file = checkpoints.read_weights(path)
     bias = np.float32([-1.0, 2.0, 2.0])
     equal = {"fc.weight": np.zeros_like(file.tensors["fc.weight"]), "fc.bias": bias}
-    checkpoints.write(path, file.tensors | equal, file.metadata)
+    checkpoints.write_weights(path, file.tensors | equal, file.metadata)
     capsys.readouterr()
     status, lines, _ = said(capsys, f"--from={path}", place / "images" / "val", "--json", "--topk=3")
     assert status == 0
@@ -233,18 +235,18 @@ def test_run_without_a_recorded_input_keeps_the_image_size(place, tmp_path):
     (tmp_path / "run" / "data.json").write_text(json.dumps(recorded))
     parser = argparse.ArgumentParser()
     arguments.add_arguments(parser)
-    found = classifier.from_args(parser.parse_args([f"--from={tmp_path / 'run'}"]))
+    found = classifier.read_classifier(parser.parse_args([f"--from={tmp_path / 'run'}"]))
     assert found.spec.shape == (24, 24, 3)  # and not the 32 of other CIFAR networks
     assert any("does not say what its input is; taking --image_size=24" in note for note in found.notes)
 
 
 def test_official_pixels_are_predicted_and_drawn(place, tmp_path, capsys):
     given = [f"--from={place / 'run'}", "--preprocessing=official", "--precision=fp32"]
-    picture, out = predict.find(str(place / "images" / "val"))[0], tmp_path / "sheet.png"
+    picture, out = predict.find_images(str(place / "images" / "val"))[0], tmp_path / "sheet.png"
     status, lines, _ = said(capsys, *given, picture, "--json", f"--out={out}")
     parser = argparse.ArgumentParser()
     arguments.add_arguments(parser)
-    chosen = classifier.from_args(parser.parse_args(given))
+    chosen = classifier.read_classifier(parser.parse_args(given))
     square = crops.center_crop(pathlib.Path(picture).read_bytes(), chosen.spec)
     assert status == 0 and square.dtype == np.float32 and chosen.spec.std == (1.0,) * 3
     assert square.shape == chosen.spec.shape == (24, 24, 3)  # the size stays that of the run
@@ -262,7 +264,7 @@ def test_damaged_checkpoint_is_noted(place, tmp_path, capsys):
     files = (path for path in (tmp_path / "run" / "checkpoints" / str(newest)).rglob("*") if path.is_file())
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-20])
-    picture = predict.find(str(place / "images" / "val"))[0]
+    picture = predict.find_images(str(place / "images" / "val"))[0]
     status, _, errors = said(capsys, f"--from={tmp_path / 'run'}", picture)
     assert status == 0 and f"note: no checkpoint of step {newest} is whole; taking step {before}" in errors
 

@@ -28,7 +28,7 @@ def backbone(tmp_path_factory, one_block):
 
 def tensors(directory):
     """{path: array} of the weights of a run."""
-    return load.read(directory).tensors
+    return load.read_weights(directory).tensors
 
 
 @pytest.mark.parametrize("through", ["workdir", "torchvision", "transformers", "mixedres"])
@@ -37,7 +37,7 @@ def test_run_starts_from_the_given_weights(through, backbone, tmp_path, capsys):
     experiment = build(tiny("fp16", seed=5, init_from=source, ema_decay=0.9))
     if through != "workdir":
         trained, _ = layouts.from_tensors(tensors(backbone), steps.variable_shapes(experiment), "mixedres")
-        checkpoints.write(source, layouts.to_tensors(trained, through))
+        checkpoints.write_weights(source, layouts.to_tensors(trained, through))
     state = start.new_state(
         experiment, start.load_weights(str(source), steps.variable_shapes(experiment), experiment.model)
     )

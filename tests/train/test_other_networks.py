@@ -78,7 +78,7 @@ def trained(place, tmp_path_factory):
 def probabilities(directory, config):
     """(images, softmax of the logits of the run's weights) over the evaluation data."""
     experiment = train.build(config)
-    variables = checkpoints.variables(checkpoints.read(directory))
+    variables = checkpoints.variables(checkpoints.read_weights(directory))
     images = np.concatenate([batch["image"] for batch in experiment.source.eval_batches(16)])
     apply_fn = jax.jit(lambda images: experiment.model.apply(variables, experiment.normalize_fn(images)))
     return images, np.asarray(jax.nn.softmax(apply_fn(images)))
@@ -122,7 +122,7 @@ def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     assert convert.main(["convert", f"--from={directory}", f"--to={file}"]) == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
     assert convert.main(["convert", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
-    bits = [step_cases.bits(checkpoints.variables(checkpoints.read(path))) for path in (directory, file)]
+    bits = [step_cases.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = train.build(on_images(place))
     initial = train.start.load_weights(str(file), steps.variable_shapes(experiment), experiment.model)

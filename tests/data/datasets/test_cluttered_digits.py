@@ -10,7 +10,7 @@ from mixedres.data.datasets import cluttered_digits, digits
 from tests.data import batch_cases as cases
 from tests.data.batch_cases import take
 
-loaded = cluttered_digits.load
+loaded = cluttered_digits.load_cluttered_digits
 
 
 def test_sizes_and_labels_equal_the_digits():

@@ -138,7 +138,7 @@ def test_configs_of_a_data_set_are_chosen_by_name(tmp_path):
     assert tfds.find_data_set("toy/small", tmp_path) == tmp_path / "toy/small/1.10.0"
     assert tfds.find_data_set("toy/small:1.0.0", tmp_path) == tmp_path / "toy/small/1.0.0"
     text = f"data set 'toy' in {tmp_path} has configs; choose one, as in tfds:toy/large"
-    assert made.message(tfds.find, "toy", tmp_path) == text
+    assert made.message(tfds.find_data_set, "toy", tmp_path) == text
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

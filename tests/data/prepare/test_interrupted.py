@@ -106,15 +106,16 @@ def test_two_processes_do_not_meet(tars, tmp_path, capsys):
 def test_ctrl_c_ends_in_one_line_and_can_be_continued(whole, tars, tmp_path):
     script = """
 import time
-from mixedres.data.prepare import spans, writer
+from mixedres._internal import files
+from mixedres.data.prepare import spans
 spans.shard_bounds = lambda part: [*range(5, len(part), 5), len(part)]
-to_disk = writer._to_disk
+to_disk = files.to_disk
 def slow(path):
     to_disk(path)
     if '00002-of' in path.name:
         print('now', flush=True)
         time.sleep(60)
-writer._to_disk = slow
+files.to_disk = slow
 sys.exit(main(sys.argv))"""
     with cases.start(script, cases.command(tars, tmp_path)) as process:
         assert process.stdout.readline() == "now\n"

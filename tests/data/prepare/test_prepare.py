@@ -67,7 +67,7 @@ def test_records_equal_the_serializer_of_tfds(prepared):
     serializer = example_serializer.ExampleSerializer(builder.info.features.get_serialized_info())
     for image, label, name in [(b"", 0, ""), (b"\xff\xd8", 999, "n01440764_7.JPEG"), (b"x" * 300, 5, "é/ü.png")]:
         theirs = serializer.get_tf_example({"image": image, "label": label, "file_name": name.encode()})
-        ours = spans.record(image, label, name)
+        ours = spans.serialize_example(image, label, name)
         assert ours == theirs.SerializeToString(deterministic=True)
         assert tf_example_pb2.Example.FromString(ours) == theirs
 
