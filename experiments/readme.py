@@ -62,9 +62,8 @@ def summary() -> str:
     text = _lines(runs.markdown(head, lines)) + (
         f"Accuracy: {trained['model']} on {_named(trained['data'])}, mean ± standard deviation over "
         f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds, intervals for other seeds and other "
-        "digits; `fp32` is true float32, "
-        "trained twice, in two orders of summation that differ by "
-        f"{evidence.difference(floor['top1'], 2)}, and is their mean in the differences; `{trained['command']}`, "
+        "digits. Each preset is compared with float32. Two float32 runs that only add in another order differ by "
+        f"{evidence.difference(floor['top1'], 2)}, so smaller differences mean nothing. `{trained['command']}`, "
         f"{_where(trained)}. Memory: ResNet-50, batch 256, 224 pixels, as XLA compiles the training step for an "
         f"{compiled['rows'][0]['gpu'].upper()}, bytes and not times; "
         f"`python -m experiments.aot`, JAX {compiled['versions']['jax']}, {compiled['date']}."
@@ -86,13 +85,13 @@ def page() -> str:
         "(images/sweep_precision_curves.png)",
     ]
     parts += ["## A tenth of a point", tenth_of_a_point(_read("evidence_cluttered"))]
-    parts += ["![Differences to float32 with their intervals, over the floor](images/evidence_cluttered.png)"]
+    parts += ["![Differences to float32 with their intervals, and the noise of float32](images/evidence_cluttered.png)"]
     parts += ["## Longer and deeper", deeper(_read("sweep_cluttered_resnet50"))]
     parts += ["![Training loss and test top-1 over steps](images/sweep_cluttered_resnet50_curves.png)"]
     intro = (
-        "Passes over a batch from equal weights, timed in turns: training steps, evaluation steps, predictions from "
-        "bytes to probabilities. Under a library stands our time divided by its own (95 % interval), and the same of "
-        "CPU time, that of all threads: below 1, ours is faster."
+        "Passes over a batch with equal weights, timed in turns: training steps, evaluation steps, predictions from "
+        "bytes to probabilities. The column of each library has our time divided by the time of the library (95 % "
+        "interval), and the same ratio of CPU time over all threads. Below 1, ours is faster."
     )
     parts += ["## Beside other libraries", intro, *map(peers, compared)]
     if timed:
@@ -125,17 +124,17 @@ def tenth_of_a_point(result: dict[str, Any]) -> str:
     text = (
         f"{result['model']} on {_named(result['data'])}: mean ± standard deviation over seeds; differences "
         "to float32 (the mean of both runs of the seed), and their 95 % intervals for other seeds and other digits. "
-        "The floor is what 95 % of single runs of float32 change by in another order of summation; a case costs "
-        "nothing where its interval lies within. "
+        "95 % of single float32 runs change by less than the [noise of float32](glossary.md#noise-of-float32) in "
+        "another order of summation. A case costs nothing if its interval lies within the noise. "
         f"A run takes {min(seconds):.0f} to {max(seconds):.0f} s on one CPU core. `{result['command']}` after "
         f"`{result['sweep']}`, {_where(result)}."
     )
     if said := result["doctor"]:
         text += (
-            f" Of a loss scale of 2^{said['log2_scale']}, the doctor says from float32's gradients that 2^"
-            f"{said['min_sufficient_log2_scale']} or more is needed; that at this scale the median gradient loses "
-            f"{said['median_lost']:.1%} of its mass and the worst {said['most_lost']:.0%}, and "
-            f"{said['gradients_that_lose_over_a_tenth']} of {said['gradients']} lose over a tenth."
+            f" From float32's gradients the doctor predicts, for a loss scale of 2^{said['log2_scale']}: the median "
+            f"gradient loses {said['median_lost']:.1%} of its mass and the worst {said['most_lost']:.0%}; "
+            f"{said['gradients_that_lose_over_a_tenth']} of {said['gradients']} gradients lose over a tenth; a scale "
+            f"of 2^{said['min_sufficient_log2_scale']} or more is needed."
         )
     return _lines(evidence.table(result["rows"])) + text
 
@@ -150,8 +149,8 @@ def deeper(result: dict[str, Any]) -> str:
     seconds = [variant["seconds"][0] for variant in result["variants"] if variant["seconds"]]
     return _lines(lines) + (
         f"{result['model']} on {_named(result['data'])} of 64 pixels, one run each, {min(seconds) / 60:.0f} to "
-        f"{max(seconds) / 60:.0f} minutes on one CPU core: whether a curve follows that of float32, not a tenth of a "
-        f"point. `{result['sweep']}`, {_where(result)}."
+        f"{max(seconds) / 60:.0f} minutes on one CPU core. The runs show whether the curve follows the curve of "
+        f"float32; they cannot resolve a tenth of a point. `{result['sweep']}`, {_where(result)}."
     )
 
 
@@ -172,9 +171,9 @@ def third_party_programs(result: dict[str, Any]) -> str:
     """Programs under autocast beside the half mode of their library."""
     return _lines(strangers.table(result["rows"])) + (
         f"Loss and gradient in {result['dtype']}: relative error of the gradient against float32 (mean over "
-        f"{result['seeds']} seeds), conversions, what the forward pass saves of what depends on the data as a share of "
-        "float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / float32. "
-        f"{strangers.summary(result['rows'])} `{result['command']}`, {_where(result)}."
+        f"{result['seeds']} seeds), conversions, bytes that the forward pass saves (data-dependent only) as a fraction "
+        "of float32's, each autocast / the library's own half mode or casts by hand; time to trace, autocast / "
+        f"float32. {strangers.summary(result['rows'])} `{result['command']}`, {_where(result)}."
     )
 
 
@@ -185,8 +184,8 @@ def deviceless(result: dict[str, Any]) -> str:
     pairs = ([f"`{preset}`", *(_joined(forms, *one) for one in figures)] for preset, forms in _by_preset(result))
     lines = runs.markdown(head, pairs)
     return _lines(lines) + (
-        f"ResNet-50, batch 256, 224 pixels, as XLA compiles the step for an {result['rows'][0]['gpu'].upper()} without "
-        "having one: bytes of device memory, not times ([Performance](performance.md)). Presets that rewrite the "
+        f"ResNet-50, batch 256, 224 pixels, compiled by XLA for an {result['rows'][0]['gpu'].upper()}, without the "
+        "GPU: bytes of device memory, not times ([Performance](performance.md)). Presets that rewrite the "
         f"graph have plain norms. `{result['command']}`, JAX {result['versions']['jax']}, {result['date']}. Batch 32 "
         "is in `experiments/results`."
     )

@@ -77,7 +77,7 @@ def in_preset(config: Record, preset: str | None) -> Record:
         return config
     kept = {key: value for key, value in config.items() if not key.startswith("precision.")}
     fused = config.get("model.fused", "auto")
-    if precision.get(preset).why_not_fusable:
+    if fused == "true" and precision.get(preset).why_not_fusable:
         fused = "false"
     return kept | {"precision.name": preset, "model.fused": fused}
 

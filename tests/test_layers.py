@@ -102,6 +102,40 @@ def test_libraries_are_imported_only_by_the_listed_files():
         assert not private or file in COMPAT, f"{file} imports {private}"
 
 
+def public_names(package):
+    """The names in `__all__` of mixedres/`package`."""
+    for node in ast.parse((PACKAGE / package / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+@every_file
+def test_names_of_other_packages_come_through_their_init(path):
+    own = unit(name_of(path))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not own or not node.module.startswith("mixedres."):
+            continue
+        other, names = unit(node.module), {alias.name for alias in node.names}
+        if other not in (own, "_internal"):
+            assert node.module == f"mixedres.{other}", f"{node.module} is behind the __init__ of {other}"
+            assert names <= public_names(other), f"{names - public_names(other)} of {other} are not in its __all__"
+
+
+def test_no_module_has_the_name_of_a_public_function():
+    """Within a package, so that an attribute of it is either a module or a function; every command has a `main`."""
+    for top in {unit(name) for name in MODULES} - {""}:
+        files = [path for path in FILES if unit(name_of(path)) == top]
+        functions = {
+            node.name: path
+            for path in files
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != "main"
+        }
+        modules = {part for path in files for part in name_of(path).split(".")[1:]}
+        assert not modules & functions.keys(), {name: functions[name] for name in modules & functions.keys()}
+
+
 @every_file
 def test_only_console_prints(path):
     """What data say is escaped there, and a log that cannot be written ends nothing."""

@@ -185,7 +185,7 @@ def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
 def table(found: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
     head = ["case", "seeds", "test top-1", "difference (95 % interval), points", "test cross-entropy"]
-    head += ["difference (95 % interval)", "within the floor: top-1, cross-entropy"]
+    head += ["difference (95 % interval)", "within the noise: top-1, cross-entropy"]
     lines = []
     for row in found:
         cells = [f"`{row['case']}`", str(row["n"])]
@@ -195,7 +195,7 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             cells.append(difference(one, decimals))
         verdicts = [row[figure]["within_floor"] for figure in FIGURES]
         answers = ", ".join({True: "yes", False: "no", None: "-"}[verdict] for verdict in verdicts)
-        cells.append("is the floor" if row["is_floor"] else "" if verdicts == [None, None] else answers)
+        cells.append("defines the noise" if row["is_floor"] else "" if verdicts == [None, None] else answers)
         lines.append(cells)
     return runs.markdown(head, lines)
 

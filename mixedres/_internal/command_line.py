@@ -1,4 +1,4 @@
-"""The manners of every command: one-line errors with their exit status, and no traceback for a user's mistake."""
+"""Shared behavior of all commands: parser, one-line errors, exit statuses."""
 
 import argparse
 import pathlib
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
     """Raises ConfigError for a mistake, and takes no abbreviations of its options."""
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
-        """`prog` as a user types it; `description` is printed as it is."""
+        """Takes `prog` as a user types it, and a `description` that is printed unchanged."""
         options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
         super().__init__(prog=prog, description=description, **options)
 
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def path(given: str) -> pathlib.Path:
-    """The path that an argument names; raises ConfigError for a ~user who does not exist."""
+    """Returns the path that an argument names; raises ConfigError for a ~user who does not exist."""
     try:
         return files.expanded(given)
     except ValueError as error:
@@ -55,7 +55,10 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
-    """The names, each once; raises ConfigError for one that is no preset. `also`: what the flag takes instead."""
+    """Returns the names, each once; raises ConfigError for a name that is no preset.
+
+    `also`: other values of the flag, for the message.
+    """
     for name in names:
         if name not in PRESETS:
             raise ConfigError(f"{flag}: {name!r} is unknown; use {also}some of {','.join(PRESETS)}")
@@ -112,7 +115,7 @@ def run(
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """A line that says which extra brings the package; raises `error` again where it is a module of our own."""
+    """Returns a line that says which extra brings a package; raises `error` again for a module of mixedres itself."""
     name = (error.name or "").partition(".")[0]
     if name in ("", "mixedres", "jax", "jmp", "optax", "numpy"):
         raise error

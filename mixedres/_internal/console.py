@@ -1,4 +1,4 @@
-"""The one place that prints: lines for a person, whatever is in them and wherever they go."""
+"""Console output: escapes control characters; survives closed pipes and full disks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def complain(*lines: str) -> None:
 
 
 def printable(line: str) -> str:
-    """`line` with everything escaped that a terminal would obey: escape codes, line breaks, reversed text."""
+    """Escapes everything that a terminal would obey: escape codes, line breaks, reversed text."""
     return line if line.isprintable() else "".join(map(_visible, line))
 
 
@@ -43,7 +43,7 @@ def _visible(character: str) -> str:
 
 
 def _readable(line: str) -> str:
-    """`line` as `printable` shows it, without its middle where it is too long to read."""
+    """Escapes a line and leaves out the middle of a line that is too long to read."""
     line = printable(line)
     if len(line) <= _LONGEST:
         return line

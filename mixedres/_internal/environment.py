@@ -1,4 +1,4 @@
-"""The machine and the versions that a result was made with."""
+"""Machine and versions that produced a result, and their memory."""
 
 import importlib.metadata
 import os
@@ -40,13 +40,13 @@ def _version(name: str) -> str | None:
 
 
 def device(devices: Sequence[Any]) -> dict[str, Any]:
-    """Platform, kind and number of the `jax.Device`s in use, and the host's processor."""
+    """Returns platform, kind and number of the `jax.Device`s in use, and the processor of the host."""
     kind = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
     return kind | {"processor": processor()}
 
 
 def processor() -> str:
-    """The name of the host's processor."""
+    """Returns the name of the processor of the host."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -73,7 +73,7 @@ def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What was asked for and what there is, where `error` is that of memory that ran out; else None."""
+    """Returns a line about needed and present memory if `error` says that memory ran out; else None."""
     text = " ".join(str(error).split())
     if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
         return None
@@ -92,7 +92,7 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def gigabytes(count: float) -> str:
-    """Such as '1.5 GB', of a number of bytes."""
+    """Returns a number of bytes such as '1.5 GB'."""
     return f"{count / 1e9:,.1f} GB"
 
 

@@ -210,7 +210,9 @@ def is_locked(path: pathlib.Path) -> bool:
 
 
 def without_nan(value: Json) -> Json:
-    """Returns `value`, a number, a text or a (nested) dict, with None for numbers that are not finite."""
+    """Returns a JSON-like value with None for numbers that are not finite; tuples become lists."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -40,7 +40,7 @@ def _would_help() -> bool:
 
 
 def _glibc() -> tuple[int, ...]:
-    """Such as (2, 36); () without glibc."""
+    """Returns the version of glibc, such as (2, 36); () without glibc."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         return tuple(int(part) for part in version.split(".")) if name == "glibc" else ()
@@ -49,7 +49,7 @@ def _glibc() -> tuple[int, ...]:
 
 
 def _on_request() -> bool:
-    """Whether programs get huge pages if they ask, and only then."""
+    """Returns whether programs get huge pages if they ask, and only then."""
     try:
         return "[madvise]" in _MODE.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What has no public name in JAX, or not the same one in all supported versions."""
+"""Parts of JAX without a public name, or with different names in the supported versions."""
 
 import contextlib
 import itertools
@@ -33,24 +33,24 @@ _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + o
 
 
 def opened(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
-    """(jaxpr, consts) of a closed or an open jaxpr; since JAX 0.11 they are one class."""
+    """Returns (jaxpr, consts) of a closed or an open jaxpr; since JAX 0.11 both are one class."""
     if hasattr(jaxpr, "consts"):
         return jaxpr.jaxpr, tuple(jaxpr.consts)
     return jaxpr, ()
 
 
 def body(eqn: Equation) -> Any:
-    """The jaxpr of a call that has one; primitives name it differently."""
+    """Returns the jaxpr of a call that has one; primitives name it differently."""
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
 
 def closed(jaxpr: Any) -> Any:
-    """A jaxpr that `jax.extend.core.jaxpr_as_fun` takes."""
+    """Returns a jaxpr that `jax.extend.core.jaxpr_as_fun` takes."""
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
 
 
 def struct(array: Any, dtype: Any) -> Any:
-    """What `jax.make_jaxpr` takes for `array` in another dtype, varying over the same mesh axes."""
+    """Returns the type of `array` in another dtype, varying over the same mesh axes, for `jax.make_jaxpr`."""
     return jax.typeof(array).update(dtype=np.dtype(dtype), weak_type=False)
 
 
@@ -61,7 +61,7 @@ def interpret(
     equation: Callable[[int, Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Any], Any] = lambda atom: atom.val,
 ) -> list[Any]:
-    """The results of a jaxpr, closed or open, whose equations `equation` evaluates: the walk of every interpreter here.
+    """Interprets a jaxpr, closed or open: `equation` evaluates its equations. All interpreters here use this walk.
 
     What is bound inside `equation` has the source line, name stack and context of the equation.
 
@@ -85,7 +85,7 @@ def interpret(
 
 
 def shard_map_like(eqn: Equation, function: Callable[..., Any], out_specs: Any = None) -> Callable[..., Any]:
-    """`function` under the shard_map of `eqn`; `out_specs`: of its results, those of the equation by default."""
+    """Returns `function` under the shard_map of `eqn`; `out_specs`: specs of its results, by default those of `eqn`."""
     params = eqn.params
     return jax.shard_map(
         function,
@@ -98,12 +98,12 @@ def shard_map_like(eqn: Equation, function: Callable[..., Any], out_specs: Any =
 
 
 def manual_axes(eqn: Equation) -> tuple[str, ...]:
-    """The mesh axes of a shard_map; JAX 0.11 renamed the parameter."""
+    """Returns the mesh axes of a shard_map; JAX 0.11 renamed the parameter."""
     return tuple(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes")))
 
 
 def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
-    """(number of constants, number of carries) of a scan."""
+    """Returns the number of constants and the number of carries of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -111,7 +111,7 @@ def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def without_consts(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
-    """An open jaxpr that takes its constants as first arguments, and those constants."""
+    """Returns an open jaxpr that takes its constants as first arguments, and the constants."""
     inner, consts = opened(jaxpr)
     constvars = list(inner.constvars)
     if not constvars:
@@ -132,16 +132,16 @@ def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def as_written(eqn: Equation) -> Iterator[None]:
-    """What is evaluated inside has the source line, name stack and context of `eqn`, for errors and profiles."""
+    """Gives everything evaluated inside the source line, name stack and context of `eqn`, for errors and profiles."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield
 
 
 def source_line(eqn: Equation) -> str:
-    """'file:line (function)' of the code that wrote `eqn`: its innermost frame outside installed packages.
+    """Returns 'file:line (function)' of the code that wrote `eqn`: the innermost frame outside installed packages.
 
-    Where there is none, the innermost one outside JAX; '' where JAX does not know.
+    If there is no such frame, the innermost frame outside JAX counts. The result is '' if JAX knows none.
     """
     traceback = eqn.source_info.traceback
     if traceback is None:
@@ -156,12 +156,12 @@ def source_line(eqn: Equation) -> str:
 
 
 def name_stack(eqn: Equation) -> str:
-    """The named scopes around `eqn`, such as 'ResNet/block_0/conv'."""
+    """Returns the named scopes around `eqn`, such as 'ResNet/block_0/conv'."""
     return str(eqn.source_info.name_stack)
 
 
 def named_scopes(eqn: Equation) -> tuple[str, ...]:
-    """The same without derivatives and the names that JAX adds: ('ResNet', 'block_0', 'conv')."""
+    """Returns the named scopes without derivatives and the names that JAX adds: ('ResNet', 'block_0', 'conv')."""
     names: list[str] = []
     segment: list[str] = []
     for part in (*eqn.source_info.name_stack.stack, None):
@@ -224,34 +224,34 @@ def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The mesh axes of a surrounding shard_map over which `x` differs."""
+    """Returns the mesh axes of a surrounding shard_map over which `x` differs."""
     aval = jax.typeof(x)
     kind = getattr(aval, "manual_axis_type", None)
     return frozenset(kind.varying if kind is not None else getattr(aval, "vma", ()))
 
 
 def vary_over(names: Iterable[str], x: jax.Array) -> jax.Array:
-    """`x`, counted as different along these mesh axes as well; its gradient is summed over those added."""
+    """Returns `x` as an array that varies along these mesh axes too; its gradient is summed over the added axes."""
     missing = tuple(frozenset(names) - varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
-    """The arrays, all counted as different along the axes along which any of them is."""
+    """Returns the arrays as arrays that all vary along the axes along which any of them varies."""
     names = frozenset().union(*map(varying_axes, arrays))
     return [vary_over(names, x) for x in arrays]
 
 
 def options_for_one_run(platform: str | None = None) -> dict[str, Any]:
-    """Compiler options for a program that runs once; `platform`: not given, that of the default device.
+    """Returns compiler options for a program that runs once; without `platform`, for the default device.
 
-    On a CPU most of its time would be the optimization of its code.
+    On a CPU most of the time would be spent on optimizing the code of the program.
     """
     return {"xla_backend_optimization_level": 0} if (platform or jax.default_backend()) == "cpu" else {}
 
 
 def portable_stablehlo(module: bytes, version: str) -> bytes:
-    """A serialized program of `jax.export` as a portable artifact of an older version of StableHLO, such as '1.0.0'."""
+    """Converts a serialized program of `jax.export` to a portable artifact of an older StableHLO, such as '1.0.0'."""
     from jax.interpreters import mlir
     from jaxlib.mlir.dialects import stablehlo
 

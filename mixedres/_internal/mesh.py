@@ -11,7 +11,7 @@ AXIS = "data"
 
 
 def make_mesh(devices: list[jax.Device]) -> Mesh:
-    """A mesh with the one axis `AXIS` over these devices."""
+    """Returns a mesh with the one axis `AXIS` over these devices."""
     return Mesh(devices, (AXIS,))
 
 

@@ -93,7 +93,7 @@ def _end_on_signal(reading: int) -> None:
 
 
 def raise_interrupts() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, so that the command can put in order what it has begun."""
+    """Makes SIGINT raise KeyboardInterrupt from now on, so that the command can clean up what it has begun."""
     if signal.getsignal(signal.SIGINT) is _leave_to_thread:
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:

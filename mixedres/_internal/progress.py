@@ -1,4 +1,4 @@
-"""Progress for the person who watches: a bar on a terminal, elsewhere a plain line now and then."""
+"""Progress on the screen: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ LINE_EVERY = 30.0  # seconds
 
 
 def say(line: str) -> None:
-    """One line for the person, on stderr, past a bar that may be on the screen."""
+    """Prints one line on stderr, past a bar that may be on the screen."""
     with tqdm.tqdm.external_write_mode(sys.stderr):
         console.complain(f"mixedres: {line}")
 
@@ -99,7 +99,7 @@ class ImageProgress:
             self._bar.close()
 
     def add(self, count: int = 1) -> None:
-        """`count` more images are done."""
+        """Counts `count` more images as done."""
         self._done += count
         if self._bar is not None:
             self._bar.update(count)

@@ -1,4 +1,4 @@
-"""The leaves of a pytree by their paths."""
+"""Leaves of a pytree by their paths."""
 
 import hashlib
 import sys
@@ -9,12 +9,12 @@ import numpy as np
 
 
 def leaf_path(path: Any) -> str:
-    """'params/head/kernel': the one spelling of a leaf's path in this library; '' for a tree that is a leaf."""
+    """Returns the path of a leaf, 'params/head/kernel', as this library spells it; '' for a tree that is a leaf."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def leaves_by_path(tree: Any) -> list[tuple[str, Any]]:
-    """[(path, leaf), ...] in the order of `jax.tree.leaves`; paths need not differ ('1' and 1 as keys).
+    """Returns [(path, leaf), ...] in the order of `jax.tree.leaves`; paths may repeat ('1' and 1 as keys).
 
     The array of a variable of flax.nnx has the path of the variable.
     """
@@ -24,18 +24,18 @@ def leaves_by_path(tree: Any) -> list[tuple[str, Any]]:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array or a number, and not, say, a function: what a program can be traced for."""
+    """Returns whether a leaf is an array or a number, which a program can be traced for, and not, say, a function."""
     return hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """{'params/head/kernel': leaf, ...}; a leaf is whatever has a dtype, such as Orbax's description of an array."""
+    """Returns {'params/head/kernel': leaf, ...}; a leaf has a dtype, like Orbax's description of an array."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "dtype"))
     return {leaf_path(path): leaf for path, leaf in leaves}
 
 
 def fingerprint(variables: Any) -> str:
-    """SHA-256, in hexadecimal, over path, dtype, shape and bytes of every array of a pytree."""
+    """Returns SHA-256, in hexadecimal, over path, dtype, shape and bytes of every array of a pytree."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
         array = np.asarray(leaf)

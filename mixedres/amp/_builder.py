@@ -1,7 +1,8 @@
 """Construction of the graph of a traced program: one node per equation, with the equations of calls inlined."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,17 +13,26 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.jax_compat import Equation
 from mixedres._internal.types import Aval, Jaxpr
+from mixedres.amp._coloring import color
 from mixedres.amp._custom_vjp import differentiated, is_inexact, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep
 from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Checked options of a rewrite: the half dtype, the lists, and the paths to keep in float32."""
+
+    dtype: np.dtype
+    lists: Lists
+    keep: Keep
+
+
 class _Builder:
-    def __init__(
-        self, lists: Lists, dtype: np.dtype, color: Callable[[Graph], None], keep: Keep, platform: str | None
-    ) -> None:
-        self.lists, self.dtype, self.color, self.keep, self.platform = lists, dtype, color, keep, platform
+    def __init__(self, settings: Settings, platform: str | None) -> None:
+        self.settings, self.platform = settings, platform
+        self.lists, self.dtype, self.keep = settings.lists, settings.dtype, settings.keep
         self.nodes: list[Node] = []
         self.calls: dict[Path, Equation] = {}
 
@@ -131,8 +141,7 @@ class _Builder:
         if (has_products or is_vjp) and not self.keep.reason(scope):
 
             def graph(jaxpr: Jaxpr, label: str) -> Graph:
-                inside = scope.inside(_name(body) + label)
-                return build(jaxpr, self.lists, self.dtype, self.color, self.keep, inside, self.platform)
+                return build(jaxpr, self.settings, scope.inside(_name(body) + label), self.platform)
 
             @functools.cache  # which traces the rule: only where its products decide, or for a report
             def backward() -> Graph | None:
@@ -152,30 +161,21 @@ class _Builder:
         return self.leaf(eqn, path, scope.inside(_name(body)), ins, worst, categories.get("deny", False))
 
 
-def build(
-    jaxpr: Jaxpr,
-    lists: Lists,
-    dtype: np.dtype,
-    color: Callable[[Graph], None],
-    keep: Keep,
-    scope: Scope,
-    platform: str | None,
-) -> Graph:
-    """Builds and colors the graph of a program.
+def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) -> Graph:
+    """Builds and colors the graph of a closed jaxpr.
 
     Args:
-      jaxpr: the program, a closed jaxpr.
-      lists, dtype, keep: the options of `autocast`.
-      color: sets the colors of a graph.
+      jaxpr: the program.
+      settings: the options of `autocast`.
       scope: the calls and named scopes around the program.
-      platform: the platform whose branches of `lax.platform_dependent` become nodes; None: one that has no branch.
+      platform: the platform whose branches of `lax.platform_dependent` become nodes; None: the default branches.
     """
-    builder = _Builder(lists, dtype, color, keep, platform)
+    builder = _Builder(settings, platform)
     args = [Value(var.aval) for var in jax_compat.opened(jaxpr)[0].invars]
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
     by_path = {node.path: node for node in builder.nodes}
-    graph = Graph(jaxpr, builder.nodes, dtype, lists, platform, by_path, builder.calls)
+    graph = Graph(jaxpr, builder.nodes, settings.dtype, settings.lists, platform, by_path, builder.calls)
     color(graph)
     graph.index_regions()
     return graph

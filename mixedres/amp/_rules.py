@@ -116,14 +116,8 @@ class Lists:
     clear: frozenset[str] = CLEAR
 
     def __post_init__(self) -> None:
-        for category in CATEGORIES:
-            object.__setattr__(self, category, _checked(category, getattr(self, category)))
-        seen: dict[str, str] = {}
-        for category in CATEGORIES:
-            for name in sorted(getattr(self, category)):
-                if name in seen:
-                    raise ValueError(f"{name!r} is on two lists, {seen[name]!r} and {category!r}; leave it on one")
-                seen[name] = category
+        for category, names in _checked({name: getattr(self, name) for name in CATEGORIES}).items():
+            object.__setattr__(self, category, names)
 
     def category(self, name: str) -> str:
         """Returns the list of a primitive: 'allow', 'infer', 'deny', 'clear' or 'unlisted'."""
@@ -139,14 +133,9 @@ class Lists:
         """
         if unknown := [key for key in changes if key not in (*CATEGORIES, "unlisted")]:
             raise ValueError(f"{unknown[0]!r} is not a list; use {', '.join(CATEGORIES)} or unlisted")
-        targets = {key: _checked(key, names) for key, names in changes.items()}
-        counted: dict[str, str] = {}
-        for key, names in targets.items():
-            for name in sorted(names):
-                if name in counted:
-                    raise ValueError(f"{name!r} is on two lists, {counted[name]!r} and {key!r}; leave it on one")
-                counted[name] = key
-        return Lists(**{key: (getattr(self, key) - set(counted)) | targets.get(key, frozenset()) for key in CATEGORIES})
+        targets = _checked(changes)
+        moved = frozenset().union(*targets.values())
+        return Lists(**{key: (getattr(self, key) - moved) | targets.get(key, frozenset()) for key in CATEGORIES})
 
     def at_level(self, level: str) -> Lists:
         """Returns the lists changed by `level`.
@@ -188,13 +177,24 @@ class Lists:
         raise TypeError(f"lists must be a Lists, a dict such as {{'deny': {{'tanh'}}}} or None, got {lists!r}")
 
 
-def _checked(category: str, names: Iterable[Any]) -> frozenset[str]:
+def _checked(lists: Mapping[str, Iterable[Any]]) -> dict[str, frozenset[str]]:
+    """Returns the lists with primitives as names; raises an error for a name that is unknown or on two lists."""
+    checked = {category: _names_of(category, names) for category, names in lists.items()}
+    seen: dict[str, str] = {}
+    for category, names in checked.items():
+        for name in sorted(names):
+            if name in seen:
+                raise ValueError(f"{name!r} is on two lists, {seen[name]!r} and {category!r}; leave it on one")
+            seen[name] = category
+    return checked
+
+
+def _names_of(category: str, names: Iterable[Any]) -> frozenset[str]:
     if isinstance(names, (str, Primitive)):
         names = (names,)
     if not isinstance(names, Iterable):
         raise TypeError(f"the {category} list must contain names of primitives, got {names!r}")
-    known = known_primitives()
-    checked = set()
+    known, checked = known_primitives(), set()
     for name in names:
         if isinstance(name, Primitive):
             name = OwnName(name.name)

@@ -14,8 +14,7 @@ import numpy as np
 from mixedres._internal import jax_compat
 from mixedres._internal.names import PRESETS
 from mixedres._internal.types import Array, DType, Equation, Function, PyTree
-from mixedres.amp._builder import build
-from mixedres.amp._coloring import color
+from mixedres.amp._builder import Settings, build
 from mixedres.amp._evaluation.program import run
 from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
@@ -69,15 +68,6 @@ def autocast(
         path.
     """
     return rewrite(fn, checked(fn, dtype, lists, level, keep_float32))
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Checked options of a rewrite: the half dtype, the lists, and the paths to keep in float32."""
-
-    dtype: np.dtype
-    lists: Lists
-    keep: Keep
 
 
 def checked(fn: Function, dtype: DType, lists: ListsLike, level: str, keep_float32: str) -> Settings:
@@ -186,10 +176,10 @@ def traced(
 
     flat.__name__ = getattr(fn, "__name__", "fn")  # for the messages of tracing errors
     jaxpr = jax.make_jaxpr(flat)(*arrays)
-    around, whole = scope or Scope(), scope is None
+    whole = scope is None
 
     def colored(platform: str | None) -> Graph:
-        graph = build(jaxpr, settings.lists, settings.dtype, color, settings.keep, around, platform)
+        graph = build(jaxpr, settings, scope or Scope(), platform)
         if whole:
             keep_float32_results(graph)
         return graph

@@ -22,16 +22,16 @@ _PACKAGE = pathlib.Path(__file__).parent
 RECIPES = (_PACKAGE / "recipes", _PACKAGE.parent.parent / "configs")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Flags:
-    """The flags of a command line.
+    """Flags of a command line.
 
     Attributes:
+      file: value of --config, 'FILE' or 'FILE:PRESET,key=value,...'; None if not given.
       config: the config with its overrides, validated.
-      workdir: directory of the run; None if the command line names none.
-      default_workdir: directory of a run without `workdir`: 'runs/digits-fp16' for configs/digits.py:fp16.
+      workdir: directory of the run; None if not given.
       mode: 'train' or 'eval'.
-      presets: text of --presets; None if not given.
+      presets: value of --presets; None if not given.
       clean: remove an earlier run first.
       distributed: find the other processes by SLURM or Open MPI.
       coordinator: address HOST:PORT of process 0; None for one process, or with `distributed`.
@@ -39,17 +39,22 @@ class Flags:
       process_timeout: seconds that processes wait for one that does not answer.
     """
 
-    config: ConfigDict
-    workdir: str | None
-    default_workdir: str
-    mode: str
-    presets: str | None
-    clean: bool
-    distributed: bool
-    coordinator: str | None
-    num_processes: int | None
-    process_id: int | None
-    process_timeout: float
+    file: str | None = None
+    config: ConfigDict = dataclasses.field(default_factory=ConfigDict)
+    workdir: str | None = None
+    mode: str = "train"
+    presets: str | None = None
+    clean: bool = False
+    distributed: bool = False
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    process_timeout: float = 300.0
+
+    @property
+    def default_workdir(self) -> str:
+        """Returns the directory of a run without `workdir`: 'runs/digits-fp16' for configs/digits.py:fp16."""
+        return f"runs/{pathlib.Path(str(self.file).partition(':')[0]).stem}-{self.config.precision.name}"
 
 
 def parse_flags(arguments: Sequence[str]) -> Flags:
@@ -58,67 +63,58 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     Raises:
       ConfigError: for a mistake in the arguments or in the config file.
     """
-    options, rest = _parser().parse_known_args(_quoted(arguments))
-    if not options.config and options.mode == "eval" and options.workdir:
-        options.config = config_of_run(options.workdir)
-    if not options.config:
+    flags, rest = _parser().parse_known_args(_joined(arguments), Flags())
+    if not flags.file and flags.mode == "eval" and flags.workdir:
+        flags.file = config_of_run(flags.workdir)
+    if not flags.file:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
-    config = load_config(options.config)
-    for path, text in _overrides(rest):
-        override(config, path, text)
-    validate(config)
-    name = pathlib.Path(options.config.partition(":")[0]).stem
-    values = vars(options) | {"config": config, "default_workdir": f"runs/{name}-{config.precision.name}"}
-    flags = Flags(**values)
+    flags.config = load_config(flags.file)
+    for argument in rest:
+        override(flags.config, *_key_and_text(argument))
+    validate(flags.config)
     _check(flags)
     return flags
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser("mixedres", add_help=False)
+def _parser() -> Parser:
+    parser = Parser("mixedres", add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", "-config", dest="file")
+    parser.add_argument("--mode", choices=["train", "eval"])
     for name in ("--workdir", "--presets", "--coordinator"):
         parser.add_argument(name)
-    parser.add_argument("--config", "-config")
-    parser.add_argument("--mode", default="train", choices=["train", "eval"])
     for name in ("--clean", "--distributed"):
         parser.add_argument(name, action="store_true")
     for name in ("--num_processes", "--process_id"):
         parser.add_argument(name, type=int)
-    parser.add_argument("--process_timeout", type=float, default=300.0)
+    parser.add_argument("--process_timeout", type=float)
     return parser
 
 
-def _quoted(arguments: Sequence[str]) -> list[str]:
+def _joined(arguments: Sequence[str]) -> list[str]:
     """Joins '--config.KEY' and a VALUE that follows as an argument of its own: '--config.KEY=VALUE'."""
     joined: list[str] = []
     for argument in arguments:
-        before = joined[-1] if joined else ""
-        has_no_value = before.startswith("--config.") and "=" not in before
-        if has_no_value and _is_value(before.removeprefix("--config."), argument):
-            joined[-1] = f"{before}={argument}"
-        else:
-            joined.append(argument)
+        flag = joined[-1] if joined else ""
+        if flag.startswith("--config.") and "=" not in flag:
+            is_value = argument in BOOLEANS if is_switch(flag[len("--config.") :]) else not argument.startswith("--")
+            if is_value:
+                joined[-1] = f"{flag}={argument}"
+                continue
+        joined.append(argument)
     return joined
 
 
-def _is_value(path: str, argument: str) -> bool:
-    return argument in BOOLEANS if is_switch(path) else not argument.startswith("--")
-
-
-def _overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns (key, text) of each '--config.KEY=VALUE'; a boolean key without a value is true."""
-    overrides = []
-    for argument in arguments:
-        flag, equals, text = argument.partition("=")
-        if not flag.startswith("--"):
-            raise ConfigError(f"{argument!r} is not a flag; flags begin with --, and --help lists them all")
-        if not flag.startswith("--config."):
-            raise ConfigError(f"flag {flag} is unknown; --help lists them all")
-        path = flag.removeprefix("--config.")
-        if not equals and not is_switch(path):
-            raise ConfigError(f"flag {flag} has no value; write {flag}=VALUE")
-        overrides.append((path, text if equals else "true"))
-    return overrides
+def _key_and_text(argument: str) -> tuple[str, str]:
+    """Returns the key and the text of '--config.KEY=VALUE'; the text of a boolean key without a value is 'true'."""
+    flag, equals, text = argument.partition("=")
+    if not flag.startswith("--"):
+        raise ConfigError(f"{argument!r} is not a flag; flags begin with --, and --help lists them all")
+    if not flag.startswith("--config."):
+        raise ConfigError(f"flag {flag} is unknown; --help lists them all")
+    path = flag.removeprefix("--config.")
+    if not equals and not is_switch(path):
+        raise ConfigError(f"flag {flag} has no value; write {flag}=VALUE")
+    return path, text if equals else "true"
 
 
 def load_config(argument: str) -> ConfigDict:
@@ -137,13 +133,10 @@ def load_config(argument: str) -> ConfigDict:
             sample = RECIPES[-1] / "digits.py"
             raise ConfigError(f"--config={argument} has no function get_config; write one as in {sample}")
         config = module.get_config(*[choice] if choice else [])
-    except (OSError, ValueError) as error:
-        if not isinstance(error, OSError) and "null byte" not in str(error):
-            raise _raised_by(argument, error) from None
-        reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+    except OSError as error:
         raise ConfigError(
-            f"--config={argument} cannot be read{reason}; name a file such as configs/digits.py:fp16 or one of the "
-            f"shipped recipes: {', '.join(recipes())}"
+            f"--config={argument} cannot be read ({error.strerror}); name a file such as configs/digits.py:fp16 or one "
+            f"of the shipped recipes: {', '.join(recipes())}"
         ) from None
     except SystemExit:
         raise ConfigError(f"--config={argument} ends the program; a config file must return a ConfigDict") from None
@@ -152,15 +145,11 @@ def load_config(argument: str) -> ConfigDict:
     except ConfigError:
         raise
     except Exception as error:
-        raise _raised_by(argument, error) from None
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise ConfigError(f"--config={argument}, line {line}: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"--config={argument}: get_config must return a ConfigDict, not {config!r}")
     return config
-
-
-def _raised_by(argument: str, error: Exception) -> ConfigError:
-    line = traceback.extract_tb(error.__traceback__)[-1].lineno
-    return ConfigError(f"--config={argument}, line {line}: {type(error).__name__}: {error}")
 
 
 def _load_module(path: pathlib.Path) -> ModuleType:

@@ -98,7 +98,7 @@ def examine(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TensorCounts:
-    """The counts of an examination on the device: a pytree of arrays that add up.
+    """Counts of an examination on the device: a pytree of arrays that add up.
 
     Attributes:
       taps: counts of values and their gradients.
@@ -110,7 +110,7 @@ class TensorCounts:
     parameters: dict[str, jax.Array]
 
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
-        """The rows of a report in the order of execution; `params` maps names to arrays or shapes.
+        """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes.
 
         Raises:
           ValueError: for a tap that was never executed.
@@ -131,7 +131,7 @@ class TensorCounts:
 
 
 def _with_modules(loss_fn: Function) -> Callable[..., Any]:
-    """`loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
+    """Returns `loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
     return tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
 
 
@@ -148,7 +148,7 @@ def _check_scalar(result: Array, has_aux: bool) -> None:
 
 
 def module_of(parameter: str, names: Iterable[str]) -> str:
-    """The tap that a parameter belongs to: the longest of `names` that is a prefix of its path; '' if there is none.
+    """Returns the tap that a parameter belongs to: the longest of `names` that begins its path; '' if there is none.
 
     A leading 'params' of the path, as in flax's variables, is ignored.
     """
@@ -157,7 +157,7 @@ def module_of(parameter: str, names: Iterable[str]) -> str:
 
 
 def _module(name: str) -> str:
-    """'cell' of 'cell[0]', one of the results of a module."""
+    """Returns 'cell' for 'cell[0]', one of the results of a module."""
     return name.partition("[")[0] or name
 
 

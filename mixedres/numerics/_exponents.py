@@ -82,7 +82,9 @@ _count = jax.jit(exponents)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exponents:
-    """A histogram of exponents on the host, with the effects of a cast to half precision after scaling.
+    """Histogram of exponents on the host, with the effects of a cast to half precision after scaling.
+
+    Fractions near the limits of the format are exact to one octave.
 
     Attributes:
       counts: (BINS,) as `exponents` returns them, or a sum of such arrays.
@@ -96,37 +98,37 @@ class Exponents:
         return cls(np.asarray(_count(jnp.asarray(x))))
 
     def __add__(self, other: Exponents) -> Exponents:
-        """The counts of the elements of both."""
+        """Returns the counts of the elements of both."""
         return Exponents(self.counts.astype(np.uint64) + other.counts.astype(np.uint64))
 
     @cached_property
     def size(self) -> int:
-        """Number of elements."""
+        """Returns the number of elements."""
         return int(self.counts.sum(dtype=np.uint64))
 
     @cached_property
     def zeros(self) -> float:
-        """Fraction of elements below 2**-126: in practice the zeros."""
+        """Returns the fraction of elements below 2**-126, which in practice are zeros."""
         return self._fraction(self.counts[0])
 
     @cached_property
     def infinite(self) -> int:
-        """Number of infinities."""
+        """Returns the number of infinities."""
         return int(self.counts[_INF])
 
     @cached_property
     def nan(self) -> int:
-        """Number of NaNs."""
+        """Returns the number of NaNs."""
         return int(self.counts[_NAN])
 
     @cached_property
     def top(self) -> int | None:
-        """The largest exponent of a finite nonzero element; None if there is none."""
+        """Returns the largest exponent of a finite nonzero element; None if there is none."""
         return self._end(-1)
 
     @cached_property
     def bottom(self) -> int | None:
-        """The smallest exponent of a finite nonzero element; None if there is none."""
+        """Returns the smallest exponent of a finite nonzero element; None if there is none."""
         return self._end(0)
 
     def between(self, first: int, last: int) -> np.ndarray:
@@ -134,29 +136,29 @@ class Exponents:
         return self.counts[first + _BIAS : last + _BIAS + 1]
 
     def overflowing(self, log2_scale: int = 0) -> float:
-        """Fraction of all elements that are finite and overflow float16 after scaling."""
+        """Returns the fraction of all elements that are finite and overflow float16 after scaling."""
         return self._fraction(self._finite[self._exponents + log2_scale > TOP].sum())
 
     def flushed(self, log2_scale: int = 0) -> float:
-        """Fraction of all elements that are not zero and become zero in float16."""
+        """Returns the fraction of all elements that are not zero and become zero in float16."""
         return self._fraction(self._finite[self._exponents + log2_scale < SMALLEST - 1].sum())
 
     def subnormal(self, log2_scale: int = 0) -> float:
-        """Fraction of all elements that become subnormal in float16."""
+        """Returns the fraction of all elements that become subnormal in float16."""
         moved = self._exponents + log2_scale
         return self._fraction(self._finite[(moved >= SMALLEST - 1) & (moved < SMALLEST_NORMAL)].sum())
 
     def lost_mass(self, log2_scale: int = 0) -> float:
-        """Fraction of the sum of all magnitudes that becomes zero in float16, for uniform mantissas."""
+        """Returns the fraction of the sum of all magnitudes that becomes zero in float16, for uniform mantissas."""
         moved = self._exponents + log2_scale
         return _ratio(self._mass[moved < SMALLEST - 1].sum(), self._mass.sum())
 
     def max_safe_log2_scale(self) -> int | None:
-        """Exponent of the largest scale at which every element stays finite in float16; None if all are zero."""
+        """Returns the exponent of the largest scale at which all elements are finite in float16, or None."""
         return None if self.top is None else TOP - self.top
 
     def min_sufficient_log2_scale(self, fraction: float = 1e-3) -> int | None:
-        """Exponent of the smallest scale at which less than `fraction` of the mass is lost; None if all are zero."""
+        """Returns the exponent of the smallest scale that loses less than `fraction` of the mass, or None."""
         if self.bottom is None:
             return None
         # Nothing is lost at the last candidate.
@@ -164,7 +166,7 @@ class Exponents:
         return next(log2_scale for log2_scale in candidates if self.lost_mass(log2_scale) < fraction)
 
     def relative_error(self, log2_scale: int = 0, *, mantissa_bits: int = 10, smallest: int | None = SMALLEST) -> float:
-        """Expected l2 error of a cast relative to the l2 norm; NaN if an element overflows.
+        """Returns the expected l2 error of a cast relative to the l2 norm; NaN if an element overflows.
 
         Rounding an element with the unit u in its last place has a mean square error of u**2 / 12; an element that
         becomes zero loses all its energy. Mantissas are taken as uniform: real ones make the error about a tenth

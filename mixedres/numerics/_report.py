@@ -1,4 +1,4 @@
-"""The report of `examine`: ranges of all tensors, limits of the loss scale, and a recommendation."""
+"""Report of `examine`: ranges of all tensors, limits of the loss scale, and a recommendation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
@@ -26,7 +27,7 @@ MANTISSA_BITS = 10
 
 
 class Limits(NamedTuple):
-    """The range of loss scales in which gradients fit into float16; None if all are zero."""
+    """Range of loss scales in which gradients fit into float16; None if all gradients are zero."""
 
     min_sufficient_log2_scale: int | None
     max_safe_log2_scale: int | None
@@ -35,7 +36,7 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The limits found by one of several examinations."""
+    """Limits found by one of several examinations."""
 
     step: int
     max_safe_log2_scale: int | None
@@ -63,7 +64,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
+    """Result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
 
     Attributes:
       rows: the tensors in order of execution; those of a module follow each other.
@@ -83,7 +84,7 @@ class Report:
 
     @cached_property
     def scaled(self) -> tuple[TensorRow, ...]:
-        """The rows of gradients."""
+        """Returns the rows of gradients."""
         return tuple(row for row in self.rows if row.is_scaled)
 
     @cached_property
@@ -98,25 +99,26 @@ class Report:
 
     @property
     def limited_by(self) -> TensorRow | None:
-        """The gradient that overflows first; None if all are zero."""
+        """Returns the gradient that overflows first; None if all are zero."""
         return self.limits.limited_by
 
     @property
     def max_safe_log2_scale(self) -> int | None:
-        """Exponent of the largest loss scale at which every gradient is finite in float16; None if all are zero."""
+        """Returns the exponent of the largest loss scale at which every gradient is finite; None if all are zero."""
         return self.limits.max_safe_log2_scale
 
     @property
     def min_sufficient_log2_scale(self) -> int | None:
-        """Exponent of the smallest loss scale that keeps 99.9 % of every gradient's mass; None if all are zero."""
+        """Returns the exponent of the smallest loss scale that keeps 99.9 % of the mass of every gradient, or None."""
         return self.limits.min_sufficient_log2_scale
 
     @cached_property
     def recommended_log2_scale(self) -> int:
-        """Exponent of the loss scale at which the fewest gradients come near overflow or lose over 0.1 % of their mass.
+        """Returns the exponent of the loss scale at which the fewest gradients come near overflow or flush to zero.
 
-        Among equals the one with the least overflow, then the largest, up to 2**24. Modules that fit at no scale are
-        ignored: they stay in float32. If all gradients are zero, the scale in use.
+        A gradient flushes if it loses over 0.1 % of its mass. Among equal scales, the scale with the least overflow is
+        taken, then the largest, up to 2**24. Modules that fit at no scale are ignored, because they stay in float32. If
+        all gradients are zero, the result is the scale in use.
         """
         unfit = {row.layer for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if row.layer not in unfit] or self.scaled
@@ -125,7 +127,7 @@ class Report:
             return self.log2_scale
 
         def damage(log2_scale: int) -> tuple[int, int]:
-            """(number of damaged gradients, sum of the octaves by which they overflow)."""
+            """Returns the number of damaged gradients, and the sum of the octaves by which gradients overflow."""
             troubled = sum(row.is_near_overflow(log2_scale) + (row.lost(log2_scale) > FLUSHING) for row in rows)
             return troubled, sum(max(0, top + log2_scale - TOP) for top in tops)
 
@@ -133,27 +135,27 @@ class Report:
 
     @property
     def max_safe_scale(self) -> float | None:
-        """2**max_safe_log2_scale."""
+        """Returns 2**max_safe_log2_scale."""
         return _power(self.max_safe_log2_scale)
 
     @property
     def min_sufficient_scale(self) -> float | None:
-        """2**min_sufficient_log2_scale."""
+        """Returns 2**min_sufficient_log2_scale."""
         return _power(self.min_sufficient_log2_scale)
 
     @property
     def recommended_scale(self) -> float:
-        """2**recommended_log2_scale."""
+        """Returns 2**recommended_log2_scale."""
         return math.ldexp(1.0, self.recommended_log2_scale)
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
-        """The names of modules and other taps in order, and of parameters that belong to none."""
+        """Returns the names of modules and other taps in order, and of parameters that belong to none."""
         return tuple(dict.fromkeys(row.layer for row in self.rows))
 
     @cached_property
     def keep_float32(self) -> tuple[str, ...]:
-        """The modules that should stay in float32 even at the recommended scale.
+        """Returns the modules that should stay in float32 even at the recommended scale.
 
         One of their tensors comes within 4x of overflow, loses over 0.1 % of its mass, or has an error of over 1 %
         after the cast to float16. Biases far below the values that they are added to are ignored.
@@ -163,7 +165,7 @@ class Report:
 
     @cached_property
     def relevant(self) -> tuple[TensorRow, ...]:
-        """The rows without biases that are below half of float16's last place in their module's result."""
+        """Returns the rows without biases below half of float16's last place in the result of their module."""
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 
         def is_small_bias(row: TensorRow) -> bool:
@@ -175,7 +177,7 @@ class Report:
 
     @cached_property
     def keep_float32_pattern(self) -> str:
-        """`keep_float32` as a regular expression of module paths, such as '^/(head|stem_conv)$'; '' if it is empty."""
+        """Returns `keep_float32` as a regular expression, such as '^/(head|stem_conv)$'; '' if it is empty."""
         if not self.keep_float32:
             return ""
         names = "|".join(re.escape(name) for name in self.keep_float32)
@@ -183,17 +185,17 @@ class Report:
 
     @property
     def dtype(self) -> str:
-        """'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
+        """Returns 'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
         kept, count = len(self.keep_float32), len(self.modules)
         return "bfloat16" if kept > max(_FEW, _MANY * count) or 0 < kept == count else "float16"
 
     @property
     def advice(self) -> str:
-        """The recommendation and its reason, in two sentences."""
+        """Returns the recommendation and its reason, in two sentences."""
         return _advice(self)
 
     def __add__(self, other: Report) -> Report:
-        """The report of both examinations.
+        """Returns the report of both examinations.
 
         Raises:
           ValueError: for examinations of different functions.
@@ -210,16 +212,16 @@ class Report:
         )
 
     def at_step(self, step: int) -> Report:
-        """This report with its limits as the probe of `step`, to be added to reports of other steps."""
+        """Returns this report with its limits as the probe of `step`, to be added to reports of other steps."""
         probe = Probe(step, self.max_safe_log2_scale, self.min_sufficient_log2_scale, self.recommended_log2_scale)
         return dataclasses.replace(self, probes=(probe,))
 
     def to_text(self, *, problems_only: bool = False) -> str:
-        """The report for a terminal of 100 columns; with `problems_only`, without rows that need no attention."""
+        """Returns the report for a terminal of 100 columns; `problems_only` leaves out rows that need no attention."""
         return _text.render(self, problems_only=problems_only)
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report for `json.dumps`; numbers that are not finite become None."""
+        """Returns the whole report for `json.dumps`; numbers that are not finite become None."""
         limit = self.limited_by
         document = {
             "format": 1,
@@ -249,7 +251,7 @@ class Report:
                 for row in self.rows
             ],
         }
-        finite: dict[str, Any] = rendering.finite(document)
+        finite: dict[str, Any] = without_nan(document)
         return finite
 
     def to_html(self, path: str | pathlib.Path) -> None:
@@ -300,7 +302,7 @@ def _advice(report: Report) -> str:
 
 
 def _gradient_sentence(report: Report) -> str:
-    """The range of loss scales that fits the gradients that become float16."""
+    """Returns the sentence about the loss scales that fit the gradients that become float16."""
     limits = report.rest_limits
     if report.keep_float32 and limits.limited_by is None:
         return "All other gradients are zero, so the scale that they need is unknown."

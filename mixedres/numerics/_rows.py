@@ -1,4 +1,4 @@
-"""One row of a numerics report: a tensor of a network and what half precision does to it."""
+"""Row of a numerics report: a tensor of a network and the effects of half precision on it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Kind = Literal["activation", "gradient", "weight gradient", "parameter"]
 KINDS: tuple[Kind, ...] = ("activation", "gradient", "weight gradient", "parameter")
 # Octaves that gradients may grow between two looks at them before they overflow.
 MARGIN = 2
-# Fractions of the mass (the sum of all magnitudes): above the first a tensor counts as lost, above the second as
-# starting to be.
-LOST, FLUSHING = 1e-2, 1e-3
+# Fraction of the mass (the sum of all magnitudes) above which a tensor counts as lost.
+LOST = 1e-2
+# Fraction of the mass above which a tensor begins to be lost.
+FLUSHING = 1e-3
 # Fraction of the nonzero values that float16 represents with fewer digits or not at all.
 LOW = 0.5
 # Expected relative l2 error of a cast above which the tensor should stay in float32.
@@ -28,7 +29,7 @@ LARGE_ERROR = 1e-2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TensorRow:
-    """One tensor with the statistics of all examinations.
+    """A tensor with the statistics of all examinations.
 
     Attributes:
       kind: 'activation', 'gradient' of an activation, 'weight gradient' or 'parameter'.
@@ -53,43 +54,43 @@ class TensorRow:
 
     @property
     def layer(self) -> str:
-        """The module, or the name of a tensor without one."""
+        """Returns the module, or the name of a tensor without one."""
         return self.module or self.name
 
     @cached_property
     def exponents(self) -> Exponents:
-        """The exponents over all examinations."""
+        """Returns the exponents over all examinations."""
         return functools.reduce(operator.add, self.parts)
 
     def lost(self, log2_scale: int) -> float:
-        """Fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale."""
+        """Returns the fraction of the mass that becomes zero in float16 at the loss scale 2**log2_scale."""
         return max(part.lost_mass(self.at(log2_scale)) for part in self.parts)
 
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:
-        """Exponent of the smallest loss scale that preserves 99.9 % of the mass; None if all elements are zero."""
+        """Returns the exponent of the smallest loss scale that keeps 99.9 % of the mass; None if all is zero."""
         return max(
             (s for part in self.parts if (s := part.min_sufficient_log2_scale(FLUSHING)) is not None), default=None
         )
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the tensor is proportional to the loss scale."""
+        """Returns whether the tensor is proportional to the loss scale."""
         return self.kind in ("gradient", "weight gradient")
 
     def at(self, log2_scale: int) -> int:
-        """The octaves by which the loss scale 2**log2_scale moves the tensor."""
+        """Returns the octaves by which the loss scale 2**log2_scale moves the tensor."""
         return log2_scale if self.is_scaled else 0
 
     @property
     def is_finite(self) -> bool:
-        """Whether all elements are finite."""
+        """Returns whether all elements are finite."""
         return not (self.exponents.infinite or self.exponents.nan)
 
     def cast_error(self, dtype: Literal["float16", "bfloat16"], log2_scale: int = 0) -> float:
-        """Expected relative l2 error of a cast at the loss scale 2**log2_scale; NaN where something overflows.
+        """Returns the expected relative l2 error of a cast at the loss scale 2**log2_scale; NaN on overflow.
 
-        bfloat16 has float32's range: nothing is lost in it, at any scale.
+        bfloat16 has the range of float32, so a cast to bfloat16 loses nothing at any scale but digits.
         """
         if dtype == "bfloat16":
             return max(part.relative_error(mantissa_bits=7, smallest=None) for part in self.parts)
@@ -97,12 +98,12 @@ class TensorRow:
         return math.nan if any(map(math.isnan, errors)) else max(errors)
 
     def is_near_overflow(self, log2_scale: int) -> bool:
-        """Whether less than `MARGIN` octaves of float16 are left above it at the loss scale 2**log2_scale."""
+        """Returns whether less than `MARGIN` octaves of float16 are left at the loss scale 2**log2_scale."""
         top = self.exponents.top
         return top is not None and top + self.at(log2_scale) + MARGIN > TOP
 
     def is_damaged(self, log2_scale: int) -> bool:
-        """Whether the tensor should stay in float32 at the loss scale 2**log2_scale."""
+        """Returns whether the tensor should stay in float32 at the loss scale 2**log2_scale."""
         return (
             not self.is_finite
             or self.is_near_overflow(log2_scale)
@@ -111,7 +112,7 @@ class TensorRow:
         )
 
     def verdict(self, log2_scale: int) -> str:
-        """The first verdict that applies in float16 at the loss scale 2**log2_scale.
+        """Returns the first verdict that applies in float16 at the loss scale 2**log2_scale.
 
         'non-finite'; 'all zero'; 'OVERFLOW': the largest element becomes infinite; 'LOST': over 1 % of the mass becomes
         zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero; 'low': over half of the nonzero elements
@@ -134,11 +135,11 @@ class TensorRow:
         return "low" if any(_is_low(part, moved) for part in self.parts) else "ok"
 
     def __add__(self, other: TensorRow) -> TensorRow:
-        """The same tensor with the examinations of both rows."""
+        """Returns the same tensor with the examinations of both rows."""
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
     def to_json(self, present: int, recommended: int) -> dict[str, Any]:
-        """The row as a dict for `Report.to_json`, which replaces numbers that are not finite."""
+        """Returns the row as a dict for `Report.to_json`, which replaces numbers that are not finite."""
         exponents = self.exponents
         return {
             "kind": self.kind,
@@ -172,7 +173,7 @@ def _counts(exponents: Exponents) -> dict[str, Any]:
 
 
 def log2_of_scale(scale: Any) -> int:
-    """The base-2 logarithm of a loss scale.
+    """Returns the base-2 logarithm of a loss scale.
 
     Raises:
       ValueError: for a scale that is not a power of two.
@@ -189,5 +190,5 @@ def log2_of_scale(scale: Any) -> int:
 
 
 def format_power(log2_scale: int) -> str:
-    """'2**15' for 15."""
+    """Returns '2**15' for 15."""
     return f"2**{log2_scale}"

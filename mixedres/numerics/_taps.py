@@ -32,7 +32,7 @@ _SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
 
 @dataclasses.dataclass
 class _Capture:
-    """The mode of taps: collect names, or with `dummies` return statistics as their gradients.
+    """Mode of taps: collect names, or with `dummies` return statistics as gradients of the dummies.
 
     `reached` collects the names of the taps on which the loss depends.
     """
@@ -63,7 +63,7 @@ class TapStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Tapped:
-    """The statistics of one tap on the host.
+    """Statistics of one tap on the host.
 
     Attributes:
       dtype: dtype of the value.
@@ -149,7 +149,7 @@ def _capturing(capture: _Capture) -> Iterator[None]:
 
 
 def names(fn: Function, *args: PyTree) -> dict[str, np.dtype]:
-    """{name: dtype} of the taps that ``fn(*args)`` executes, in order; only traces `fn`."""
+    """Returns {name: dtype} of the taps that ``fn(*args)`` executes, in order; only traces `fn`."""
     capture = _Capture()
     with _capturing(capture):
         jax.eval_shape(lambda *a: fn(*a), *args)
@@ -162,7 +162,7 @@ def tapped_value_and_grad(
     has_aux: bool = False,
     select: Collection[str] | None = None,
 ) -> Callable[..., tuple[Any, Any, TapStatistics]]:
-    """`jax.value_and_grad` with the statistics of all taps in `fn`.
+    """Returns `jax.value_and_grad` of `fn` with the statistics of all taps in `fn`.
 
     Args:
       fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.

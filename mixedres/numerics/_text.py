@@ -1,4 +1,4 @@
-"""The report as text for a terminal: one line per tensor with a small histogram of its exponents."""
+"""Report as text for a terminal: one line per tensor with a small histogram of its exponents."""
 
 import math
 import textwrap
@@ -22,7 +22,7 @@ _SHORT = {"headroom < 4x": "headroom"}
 
 
 def render(report: Any, *, problems_only: bool) -> str:
-    """The text of a `Report` in lines of at most `WIDTH` characters."""
+    """Returns the text of a `Report` in lines of at most `WIDTH` characters."""
     title = _wrapped(report.title)
     lines = [*title, "=" * max(map(len, title)), "", *_wrapped(report.advice), ""]
     lines += [line for note in report.notes for line in _wrapped(f"Note: {note}")]
@@ -101,7 +101,7 @@ def _percent(error: float) -> str:
 
 
 def _table(report: Any, heading: str, rows: list[TensorRow]) -> list[str]:
-    """A heading, the windows of float16 at the present and the recommended scale, and a line for each row."""
+    """Returns a heading, the windows of float16 at the present and the recommended scale, and a line for each row."""
     tops = [row.exponents.top for row in rows if row.exponents.top is not None]
     # Gradients: a little beyond the largest. Other tensors: up to the end of float16.
     high = max(tops, default=0) + 4 if rows[0].is_scaled else max([*tops, TOP]) + 2
@@ -116,7 +116,7 @@ def _table(report: Any, heading: str, rows: list[TensorRow]) -> list[str]:
 
 
 def _ruler(log2_scale: int, low: int) -> str:
-    """[ at the smallest float16 number, ( at the smallest normal one, ] at the largest."""
+    """Returns a ruler with [ at the smallest float16 number, ( at the smallest normal one, and ] at the largest."""
     cells = [" "] * _CELLS
     for mark, exponent in (("[", SMALLEST - 1), ("(", SMALLEST_NORMAL), ("]", TOP)):
         cell = (exponent - log2_scale - low) // _OCTAVES
@@ -139,7 +139,7 @@ def _line(row: TensorRow, report: Any, low: int) -> str:
 
 
 def _histogram(row: TensorRow, low: int) -> str:
-    """One character per cell; the first cell includes all smaller exponents."""
+    """Returns one character per cell; the first cell includes all smaller exponents."""
     high = low + _CELLS * _OCTAVES
     counts = row.exponents.between(-126, high - 1).astype(np.float64)
     first = low + 126
@@ -161,6 +161,6 @@ def _shortened(name: str) -> str:
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:
-    """`line` in lines of at most `WIDTH`, all but the first indented."""
+    """Wraps a line into lines of at most `WIDTH`, all but the first indented."""
     whole = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return whole.wrap(line) or [""]

@@ -1,4 +1,4 @@
-"""Builds the objects that a config names. Nothing is written here, so that a mistake costs nothing."""
+"""Builder of the objects that a config names. It writes nothing, so that a mistake in the config costs nothing."""
 
 import json
 import pathlib

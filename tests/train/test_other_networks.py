@@ -10,8 +10,9 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, convert, models, precision, train
+from mixedres import checkpoints, convert, models, precision, replay, train
 from mixedres._internal.errors import ConfigError
+from mixedres.config import unflatten
 from mixedres.doctor import examination
 from mixedres.export import __main__ as export
 from mixedres.predict import __main__ as predict
@@ -166,3 +167,9 @@ def test_options_of_resnets_are_refused(key):
     words = f"config.{name.replace('__', '.')}={value} is about ResNets, and model.name=convnext is none"
     with pytest.raises(ConfigError, match=words):
         train.build(run_cases.tiny(model__name="convnext", **{name: value}))
+
+
+def test_failed_step_is_repeated_in_a_rewriting_preset(place, trained):
+    """The keys of a recorded config stay valid, although such a preset cannot fuse norms."""
+    resolved = train.build(on_images(place)).resolved
+    assert train.build(unflatten(replay.in_preset(resolved, "bf16_rewrite"))).precision.name == "bf16_rewrite"

@@ -45,7 +45,7 @@ class ArrayRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The first array with infinities or NaNs that was computed from finite arrays, or an argument with them.
+    """First array with infinities or NaNs that was computed from finite arrays, or an argument with them.
 
     Attributes:
       array: the array; `largest` is over the devices in the iteration that failed.
@@ -63,7 +63,7 @@ class Origin:
 
     @property
     def is_argument(self) -> bool:
-        """Whether the array is an argument of the function."""
+        """Returns whether the array is an argument of the function."""
         return not self.array.primitive
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of `first_nonfinite`.
+    """Result of `first_nonfinite`.
 
     Attributes:
       arrays: all floating-point arrays, arguments included, in order of evaluation.
@@ -98,7 +98,7 @@ class Finding:
 
 
 def module_path(scope: str) -> str:
-    """The modules of a name stack: 'ResNet/stem_norm' for 'transpose(jvp(ResNet))/stem_norm/stem_norm._average'."""
+    """Returns the modules of a name stack: 'ResNet/norm' for 'transpose(jvp(ResNet))/norm/norm._average'."""
     plain, count = scope, 1
     while count:
         plain, count = re.subn(r"\w+\(([^()]*)\)", r"\1", plain)
@@ -111,15 +111,15 @@ def module_path(scope: str) -> str:
 
 
 class Measurements:
-    """The statistics of all arrays of a program."""
+    """Statistics of all arrays of a program."""
 
     def __init__(self, frames: Mapping[Path, Frame], numbers: Mapping[Path, Any]):
-        """`numbers`: for the path of each frame, float32 (iterations and devices of the frames ..., tensors, 2)."""
+        """Takes statistics, float32 (iterations and devices of the frames ..., tensors, 2), by the path of a frame."""
         self._frames = frames
         self._numbers = {path: np.asarray(x) for path, x in numbers.items()}
 
     def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
-        """The finding of a program with these named results."""
+        """Returns the finding of a program with these named results."""
         tensors = [tensor for frame in self._frames.values() for tensor in frame.tensors]
         tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda tensor: tensor.path)
         bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
@@ -130,7 +130,7 @@ class Measurements:
         )
 
     def _origin(self, bad: list[Place], tensors: list[Tensor]) -> Origin | None:
-        """The earliest array on a path of nonfinite arrays to the results `bad` that was computed from finite ones.
+        """Returns the earliest nonfinite array that was computed from finite arrays and leads to the results `bad`.
 
         Infinities that reach no result, such as the padding of a max pool, are not on such a path. A mask of -inf may
         be on one; it is the origin only if there is no other.
@@ -165,11 +165,11 @@ class Measurements:
         )
 
     def _all(self, tensor: Tensor) -> np.ndarray:
-        """The statistics of a tensor, (devices and iterations, 2)."""
+        """Returns the statistics of a tensor, (devices and iterations, 2)."""
         return self._numbers[tensor.frame.path][..., tensor.row, :].reshape(-1, 2)
 
     def _at(self, place: Place) -> np.ndarray:
-        """The statistics of a tensor in one iteration, (devices, 2)."""
+        """Returns the statistics of a tensor in one iteration, (devices, 2)."""
         tensor, index = place
         iterations = iter(index)
         chain = tensor.frame.chain()[1:]
@@ -180,7 +180,7 @@ class Measurements:
         return bool((self._at(place)[:, 0] == FINITE).all())
 
     def _is_mask(self, place: Place) -> bool:
-        """Whether the array was written with -inf as its only nonfinite value."""
+        """Returns whether the array was written with -inf as its only nonfinite value."""
         tensor, index = place
         written = tensor.primitive in _WRITES or not tensor.links(index)
         return written and bool((self._at(place)[:, 0] >= MASKED).all())
@@ -205,7 +205,7 @@ class Measurements:
 
 
 def _outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:
-    """The arrays outside of a body that its argument `tensor` stands for."""
+    """Yields the arrays outside of a body that its argument `tensor` stands for."""
     index = (0,) * len(tensor.frame.scans()) if index is None else index
     for found, at in tensor.links(index):
         if found.name or found.primitive:

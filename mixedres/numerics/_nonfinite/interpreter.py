@@ -1,7 +1,7 @@
-"""Evaluates a traced program and measures every floating-point array in it, in one compiled program.
+"""Evaluation of a traced program that measures every floating-point array in it, in one compiled program.
 
 Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
-are single operations.
+are single operations; of a `lax.platform_dependent` the branch of the platform is inlined.
 """
 
 import dataclasses
@@ -49,21 +49,21 @@ class Value(NamedTuple):
 
 @dataclasses.dataclass
 class _Tape:
-    """The statistics of a frame and of the frames inside while it is traced."""
+    """Statistics of a frame, and of the frames inside, while it is traced."""
 
     frame: Frame
     numbers: list[Any] = dataclasses.field(default_factory=list)
     inner: Statistics = dataclasses.field(default_factory=dict)
 
     def collected(self) -> Statistics:
-        """Float32 (tensors, 2) for this frame and the frames inside, by path."""
+        """Returns float32 (tensors, 2) for this frame and the frames inside, by path."""
         own = {self.frame.path: jnp.stack(self.numbers)} if self.numbers else {}
         return own | self.inner
 
 
 @jax.jit
 def statistics(array: jax.Array) -> jax.Array:
-    """Float32 [status, largest finite magnitude]; the status is FINITE, MASKED (only -inf) or 0 (NaN or inf)."""
+    """Returns float32 [status, largest finite magnitude]; the status is FINITE, MASKED (only -inf) or 0."""
     real = jnp.issubdtype(array.dtype, jnp.floating)
     finite = lax.is_finite(array) if real else jnp.isfinite(array)
     magnitude = lax.abs(array).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""`first_nonfinite`: runs a function once and measures every array in it."""
+"""`first_nonfinite`: one run of a function that measures every array in it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -63,7 +63,7 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> F
 
 
 def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
+    """Returns the leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
     return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
 
 

@@ -1,7 +1,7 @@
-"""The floating-point arrays of a traced program and the data flow between them.
+"""Floating-point arrays of a traced program, and the data flow between them.
 
-The body of a loop or of a shard_map is a frame. A tensor in it stands for one array per iteration; an index, the
-iterations of the surrounding loops from the outermost inward, selects one of them.
+The body of a loop or of a shard_map is a frame. A tensor in a frame stands for one array per iteration. An index
+selects an array: it has the iterations of the surrounding loops, outermost first.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Frame:
     tensors: list[Tensor] = dataclasses.field(default_factory=list)
 
     def chain(self) -> list[Frame]:
-        """The surrounding frames and this one, outermost first."""
+        """Returns the surrounding frames and this frame, outermost first."""
         return [*(self.parent.chain() if self.parent else []), self]
 
     def scans(self) -> list[Frame]:
-        """The scans in `chain`."""
+        """Returns the scans in `chain`."""
         return [frame for frame in self.chain() if frame.kind == SCAN]
 
 
@@ -51,23 +51,23 @@ Place = tuple["Tensor", Index]
 
 
 def nothing(index: Index) -> list[Place]:
-    """The links of an array without operands."""
+    """Returns the links of an array without operands."""
     return []
 
 
 @dataclasses.dataclass(eq=False)
 class Tensor:
-    """One array of the program.
+    """An array of the program.
 
     Attributes:
       frame, row: position of its statistics.
-      path: indices of the equations that lead to the one that computes it.
-      primitive: primitive of that equation; '' for an argument.
+      path: indices of the equations that lead to its equation.
+      primitive: primitive of its equation; '' for an argument.
       name: name of an argument; '' for a result.
-      scope: the surrounding named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
+      scope: surrounding named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
       source: 'file:line (function)' of the code of the equation; '' if unknown to JAX.
       dtype, shape: dtype and shape on one device.
-      links: function of an index to the arrays that it was computed from.
+      links: function of an index to the arrays from which this array was computed.
     """
 
     frame: Frame
@@ -82,7 +82,7 @@ class Tensor:
     name: str = ""
 
     def order(self, index: Index) -> tuple[int, ...]:
-        """A key that sorts arrays and iterations by the time of evaluation."""
+        """Returns a key that sorts arrays and iterations by the time of evaluation."""
         key: list[int] = []
         start = 0
         for frame, i in zip(self.frame.scans(), index, strict=True):
@@ -92,11 +92,11 @@ class Tensor:
 
 
 def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
-    """The place of `tensor`, None for a constant, given the index of a frame inside its own."""
+    """Yields the place of `tensor`, which is None for a constant, given the index of a frame inside its own."""
     if tensor is not None:
         yield tensor, index[: len(tensor.frame.scans())]
 
 
 def link(*tensors: Tensor | None) -> Callable[[Index], list[Place]]:
-    """The links of an array that was computed from `tensors` of its own frame or of surrounding ones."""
+    """Returns the links of an array that was computed from `tensors` of its own frame or of surrounding frames."""
     return lambda index: [found for tensor in tensors for found in place(tensor, index)]

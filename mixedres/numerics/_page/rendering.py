@@ -2,18 +2,17 @@
 
 import html
 import json
-import math
 import re
 from importlib import resources
-from typing import Any
 
-from mixedres._internal.types import Array, Record
+from mixedres._internal.files import without_nan
+from mixedres._internal.types import Record
 
 FORMAT = 1
 
 
 def render(document: Record) -> str:
-    """The HTML page of a `Report.to_json` document; numbers that are not finite become null.
+    """Returns the HTML page of a `Report.to_json` document; numbers that are not finite become null.
 
     Raises:
       ValueError: for a document of another format version.
@@ -41,17 +40,8 @@ def _escaped(text: str) -> str:
 
 
 def _embedded(document: Record) -> str:
-    """JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
-    text = json.dumps(finite(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    """Returns JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
+    text = json.dumps(without_nan(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def finite(value: Array) -> Any:
-    """A copy of a JSON-like value with None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
