@@ -4,13 +4,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
 import pathlib
 import stat
 from collections.abc import Iterator
-from typing import IO, BinaryIO
+from typing import IO
 
 from mixedres._internal import console
 from mixedres._internal.types import Json, Record
@@ -89,7 +90,7 @@ def to_disk(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Opens a regular file for reading, unbuffered: a pipe or a device, which may never end, is refused at once.
 
     Raises:

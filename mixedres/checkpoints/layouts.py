@@ -1,9 +1,9 @@
 """Names and axes of a ResNet's tensors in other libraries.
 
-'torchvision' is also timm's layout, and 'transformers' that of Hugging Face's ResNetForImageClassification. Both have
-convolutions as (out, in, height, width) and dense kernels as (out, in), where flax has (height, width, in, out) and
-(in, out). 'mixedres' is flax's own, the path of a leaf as its name. Names as of torchvision 0.20, timm 1.0 and
-transformers 5.23; only 'mixedres' has ResNets of version 2.
+'torchvision' is the layout of torchvision and timm. 'transformers' is the layout of Hugging Face's
+ResNetForImageClassification. Both store convolutions as (out, in, height, width) and dense kernels as (out, in); flax
+stores (height, width, in, out) and (in, out). In 'mixedres', the path of a leaf in flax is the name. The names are from
+torchvision 0.20, timm 1.0 and transformers 5.23. Only 'mixedres' has ResNets of version 2.
 """
 
 import dataclasses

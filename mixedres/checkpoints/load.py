@@ -22,7 +22,7 @@ _FIELDS: Record = {"norm_policy": None, "precision": None, "keep_float32": ""}
 def read_weights(path: pathlib.Path) -> WeightsFile:
     """Reads the weights of a run, of a file, of a folder that transformers saved, or of a checkpoint of TensorFlow.
 
-    The weights of a run are those of the newest undamaged checkpoint: the moving average, if the run has one.
+    For a run, reads the newest undamaged checkpoint, and the moving average of the weights if there is one.
 
     Raises:
       WeightsError: if there are no weights, or they cannot be read.

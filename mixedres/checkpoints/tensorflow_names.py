@@ -1,4 +1,4 @@
-"""Names in mixedres of the variables of TensorFlow's ResNets: the official ResNets and those of keras.applications.
+"""Names in mixedres of the variables of TensorFlow's official ResNets and of the ResNets of keras.applications.
 
 'r1'            conv2d, conv2d_1, batch_normalization ... in the order of their making (official/r1/resnet)
 'custom loop'   conv1, bn_conv1, res2a_branch2a, bn2a_branch2a ... (official/vision/image_classification)

@@ -270,7 +270,7 @@ def _read_pickle(file: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # errors are reported below, in one line
-            with open_regular(file) as raw, io.BufferedReader(raw) as opened:  # type: ignore[type-var]
+            with open_regular(file) as raw, io.BufferedReader(raw) as opened:
                 _check_zip(file, opened)
                 loaded = torch.load(opened, map_location="cpu", weights_only=True)
     except WeightsError:

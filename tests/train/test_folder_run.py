@@ -73,7 +73,7 @@ def test_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
     # The same directory: what to do with damaged pictures is no difference between two runs.
     passed = run(*arguments, "--config.data.on_error=skip", cwd=tmp_path)
     assert passed.returncode == 0, passed.stderr
-    assert "passed over an image that cannot be used" in passed.stdout
+    assert "skipped an unreadable image" in passed.stdout
     summary = json.loads((tmp_path / "runs" / "folder-fp16" / "summary.json").read_text())
     unreadable = summary["unreadable_images"]
     assert unreadable["count"] == 4 and all("truncated" in reason for reason in unreadable["first"].values())

@@ -106,7 +106,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others
         close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
         raise ValueError(
             f"{root / eval_folder} has {_count_classes(unknown)} that {root / train_folder} does not have: "
-            f"{listed(unknown, 5)}; the classes of the evaluation must be among those of the training"
+            f"{listed(unknown, 5)}; the training part must have all classes of the evaluation"
             + (f" (there is a {close})" if close else "")
         )
     names = tuple(train)

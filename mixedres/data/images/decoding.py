@@ -129,7 +129,7 @@ def decode_image(
       fast_dct: decode a JPEG with the less exact DCT of TensorFlow, which gives TensorFlow's pixels bit for bit.
 
     Returns:
-      (height, width, channels) uint8; height and width are those of `head` divided by `shrink`, rounded up.
+      (height, width, channels) uint8; height and width are `head.height` and `head.width` over `shrink`, rounded up.
 
     Raises:
       ValueError: if not all pixels can be decoded.

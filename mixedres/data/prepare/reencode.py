@@ -31,7 +31,7 @@ def upright(data: bytes) -> bytes:
     """Returns an image for decoders that read RGB and gray JPEG and PNG, and ignore EXIF.
 
     Upright JPEGs in RGB or gray and upright PNGs stay unchanged. Other images are decoded, rotated and encoded again.
-    CMYK, WebP (whose header does not say whether it is lossless) and rotated JPEG become JPEG of quality 95 without
+    CMYK, WebP (which may be lossless, but the header does not tell) and rotated JPEG become JPEG of quality 95 without
     chroma subsampling. Rotated PNG and every other format become PNG.
 
     Raises:

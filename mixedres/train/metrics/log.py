@@ -177,7 +177,7 @@ class RunLog:
         new = list(self._unreadable.items())[self._unreadable_printed :]
         self._unreadable_printed += len(new)
         for name, reason in new[:3]:
-            self.print(f"note: passed over an image that cannot be used: {name}: {reason}")
+            self.print(f"note: skipped an unreadable image: {name}: {reason}")
         if len(new) > 3:
             self.print(f"note: and {len(new) - 3} more, {self._unreadable_printed} in all so far")
         problem = self._writers.problem()

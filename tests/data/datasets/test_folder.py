@@ -204,7 +204,7 @@ def test_classes_without_images(tmp_path):
 
 
 LOOSE = "has images but no class folders; put the images in one folder a class, as in"
-AMONG = "the classes of the evaluation must be among those of the training"
+AMONG = "the training part must have all classes of the evaluation"
 REFUSED = {
     "": "{0} has no class folders; put the images in one folder a class, as in {0}/cat/1.jpg",
     "1.jpg .hidden/2.jpg": f"{{0}} {LOOSE} {{0}}/cat/1.jpg",

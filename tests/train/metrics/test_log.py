@@ -146,7 +146,7 @@ def test_unreadable_images_are_named_once(tmp_path, clock, capsys):
     unreadable["cats, example 3"] = "the file is empty"
     for step in (3, 4):
         log.train(step, step_values())
-    note = "note: passed over an image that cannot be used: cats, example 3: the file is empty\n"
+    note = "note: skipped an unreadable image: cats, example 3: the file is empty\n"
     assert capsys.readouterr().out == note
     unreadable.update({f"dogs, example {i}": "cut off" for i in range(5)})
     for step in (5, 6):
