@@ -26,7 +26,9 @@ class Range:
 
 # Whether a later start of the same run may change a key. FIXED: no. GROW: to a larger number. FREE: yes, because it
 # changes no number of the run, or because the record of the checkpoint has the old value.
-FIXED, GROW, FREE = "fixed", "grow", "free"
+FIXED = "fixed"
+GROW = "grow"
+FREE = "free"
 # Sections and keys that an evaluation of a run must share with its training; devices and batch size may differ.
 _EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "trainable")
 _EVALUATED += ("optimizer.name", "optimizer.layer_decay")

@@ -91,7 +91,7 @@ class ClutteredDigits(DataInfo):
 
     def eval_batches(self, batch_size: int, *, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields every test image once, in order; the last batch is padded with zeros and masked."""
-        return padded_batches(self.test_images, np.repeat(self.test_labels, DRAWS), batch_size, shard)
+        yield from padded_batches(self.test_images, np.repeat(self.test_labels, DRAWS), batch_size, shard)
 
     @functools.cached_property
     def test_images(self) -> np.ndarray:
