@@ -27,19 +27,20 @@ def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     huge_pages.ask()
     console.prepare()
     drop_noise()
-    quiet_libraries()
     end_at_once()
     leave(main(sys.argv))
 
 
 def drop_noise() -> None:
-    """Drops what coroutines of Orbax say long after a save or a restoration that failed, which was reported."""
+    """Drops messages of libraries about failures that a command reports in one line of its own."""
+    # Coroutines of Orbax complain long after a save or a restoration has failed.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     sys.unraisablehook, threading.excepthook = map(_without_orbax, (sys.unraisablehook, threading.excepthook))
+    quiet_libraries()
 
 
 def quiet_libraries() -> None:
-    """Drops the log records and warnings of libraries about failures that a command reports in one line of its own."""
+    """Drops log records and warnings of Pillow, TensorFlow and Orbax."""
     # Pillow warns of damage that it ignores, such as EXIF data that are cut off: two lines for each such image.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
