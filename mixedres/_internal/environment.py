@@ -28,7 +28,7 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that make the numbers; None for a package that is not installed."""
+    """Returns the versions of Python and of the packages that make the numbers; None for a missing package."""
     return {"mixedres": __version__, "python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
 
 
@@ -56,9 +56,9 @@ def processor() -> str:
 
 
 def memory(device: Any, compiled_step: Any) -> dict[str, int | None]:
-    """Bytes: the process's peak on the host, the peak on `device`, and the compiled step's own needs.
+    """Returns bytes: the peak of the process on the host, the peak on `device`, and the needs of the compiled step.
 
-    The device's peak is None where the platform does not count (the CPU).
+    The peak on the device is None where the platform does not count it (the CPU).
     """
     stats = device.memory_stats() or {}
     analysis = compiled_step.memory_analysis()
@@ -120,12 +120,12 @@ def _readable(number: float, unit: str) -> str:
 
 
 def device_memory(device: Any) -> int:
-    """Bytes that JAX may use on a `jax.Device`; 0 where it works in the host's memory."""
+    """Returns the bytes that JAX may use on a `jax.Device`; 0 if the device uses the memory of the host."""
     return (device.memory_stats() or {}).get("bytes_limit", 0)
 
 
 def host_memory() -> int:
-    """Bytes of memory that the host has, by its size and by the limit of its container (cgroup v2)."""
+    """Returns the bytes of memory of the host, by its size and by the limit of its container (cgroup v2)."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(size, int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))

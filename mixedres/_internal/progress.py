@@ -24,7 +24,10 @@ class StepProgress:
         *,
         bar: bool = True,
     ):
-        """Steps count from `first_step` to `total_steps`, `batch_size` examples each. `bar`: where it can be shown."""
+        """Counts steps from `first_step` to `total_steps`, of `batch_size` examples each.
+
+        `bar`: show a bar on a terminal.
+        """
         self._total, self._first, self._batch_size = total_steps, first_step, batch_size
         self._between = seconds_between_lines
         self._last_line = time.perf_counter()

@@ -264,7 +264,7 @@ def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[No
 
 
 def _only_broadcast(nodes: list[Node]) -> set[Node]:
-    """Nodes, such as biases and gates, whose results are only broadcast, directly or after clear ops."""
+    """Returns nodes, such as biases and gates, whose results are only broadcast, directly or after clear ops."""
     found: set[Node] = set()
 
     def spreads(node: Node, reader: Node) -> bool:

@@ -35,11 +35,11 @@ PADDINGS = ("pytorch", "tensorflow")
 
 
 def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
-    """Rows (or columns) of padding before and after a map of `extent` rows, for windows of the odd `size`.
+    """Returns the rows (or columns) of padding before and after a map, for windows of the odd `size`.
 
-    The result has ceil(extent / stride) rows in both conventions: 'pytorch' pads by size // 2 on both sides,
-    'tensorflow' (its 'SAME') by no more than the windows reach, an odd row after the map. They differ where the stride
-    does not divide extent - 1.
+    The result of the operation has ceil(extent / stride) rows in both conventions: 'pytorch' pads by size // 2 on both
+    sides, 'tensorflow' (its 'SAME') by no more than the windows reach, an odd row after the map. The conventions differ
+    where the stride does not divide extent - 1.
     """
     if padding == "pytorch":
         return size // 2, size // 2
@@ -163,7 +163,7 @@ def _taps(extent: int, size: int, stride: int, before: int) -> range:
 
 
 def _strided(extent: int, stride: int) -> int:
-    """Rows (or columns) of the result for a map of `extent` rows."""
+    """Returns the rows (or columns) of the result for a map of `extent` rows."""
     return -(-extent // stride)
 
 

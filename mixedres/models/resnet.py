@@ -192,7 +192,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        """Images (b, h, w, 3) of any float dtype -> logits (b, num_classes) in the policy's output dtype."""
+        """Maps images (b, h, w, 3) of any float dtype to logits (b, num_classes) in the output dtype of the policy."""
         conv, norms = self._conv, self._norms(train)
         compute_dtype, preactivated = self.policy.compute_dtype, self.version == "2"
 

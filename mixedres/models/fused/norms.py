@@ -101,7 +101,7 @@ def _mask(z: jax.Array, g: jax.Array) -> jax.Array:
 
 
 def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callable[..., jax.Array]) -> Any:
-    """Gradients of (y, scale, bias) from the gradient of relu(norm(y)); `mask` is used for the sums."""
+    """Returns gradients of (y, scale, bias) from the gradient of relu(norm(y)); the sums use `mask`."""
     y, vectors, scale, bias = saved
     y1, g1, v = _barrier((y, g, vectors))
     s1, s2 = sums(mask(v.applied(y1), g1.astype(accum_dtype(y))), y1, v)
@@ -114,7 +114,7 @@ def _relu_backward(config: NormConfig, saved: Array, g: jax.Array, mask: Callabl
 def _of_vectors(
     s1: jax.Array, s2: jax.Array, vectors: Vectors, scale: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of scale and bias."""
+    """Returns gradients of scale and bias."""
     return (vectors.inverse * s2).astype(scale.dtype), s1.astype(bias.dtype)
 
 
