@@ -209,8 +209,8 @@ class Report:
         if first is None or safe is None or enough is None:
             return f"All{other} gradients are zero, so the scale that they need is unknown."
         return (
-            f"Every{other} gradient keeps 99.9 % of its mass from {format_power(enough)} on, and all{others} are finite "
-            f"up to {format_power(safe)}, where the {first} is the next to overflow."
+            f"Every{other} gradient keeps 99.9 % of its mass from {format_power(enough)} on, and all{others} are "
+            f"finite up to {format_power(safe)}, where the {first} is the next to overflow."
         )
 
     def __add__(self, other: Report) -> Report:
