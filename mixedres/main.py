@@ -56,7 +56,10 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     from mixedres.config import parse_flags
 
     flags = parse_flags(arguments)
-    presets = None if flags.presets is None else _presets(flags.presets)
+    presets = None
+    if flags.presets is not None:
+        names = [*PRESETS] if flags.presets == "all" else [name.strip() for name in flags.presets.split(",")]
+        presets = command_line.presets("--presets", names, also="all, or ")
     name = flags.default_workdir if flags.workdir is None else flags.workdir
     if "://" in name:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
@@ -83,12 +86,6 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the command line, `argv[0]` being the program; returns the exit status, which `USAGE` explains."""
     return command_line.run("mixedres", train_or_evaluate, argv[1:], continues=_CONTINUES, smaller=_SMALLER)
-
-
-def _presets(text: str) -> list[str]:
-    """Returns the names in the value of --presets."""
-    names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
-    return command_line.presets("--presets", names, also="all, or ")
 
 
 def _key_help() -> list[str]:

@@ -38,7 +38,7 @@ def replay_step(given: Sequence[str]) -> None:
         state = nonfinite.restore_state(experiment, saved)
         console.say(
             f"step {saved.step} of {workdir}, {experiment.config.model.name} in {experiment.precision.name} at loss "
-            f"scale {float(state.loss_scale.loss_scale):g}; examining ...",
+            f"scale {float(state.loss_scale.loss_scale):g}; examining ..."
         )
         finding = nonfinite.examine_step(experiment, state, saved.batch)
     if finding.origin is None and preset is not None:

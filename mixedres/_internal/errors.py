@@ -56,10 +56,6 @@ class MemoryShortage(MixedresError):
     """A program that needs more memory than there is; says how much, and what to set."""
 
 
-class TrackingError(MixedresError):
-    """Weights & Biases cannot take the run."""
-
-
 class Stopped(MixedresError):
     """A run that a signal stopped; says what is saved.
 

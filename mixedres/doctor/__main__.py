@@ -95,7 +95,9 @@ def parse(given: Sequence[str]) -> Options:
     if options.workdir == "":
         raise ConfigError("--workdir= is empty; name the directory of a run")
     workdir = None if options.workdir is None else command_line.path(options.workdir)
-    return Options(_config(options, rest, workdir), workdir, _steps(options.steps), _presets(options.compare), out)
+    config, steps = _config(options, rest, workdir), _steps(options.steps)
+    presets = [name.strip() for name in options.compare.split(",") if name.strip()]
+    return Options(config, workdir, steps, command_line.presets("--compare", presets), out)
 
 
 def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path | None) -> ConfigDict:
@@ -125,10 +127,6 @@ def _steps(text: str) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise ConfigError(f"--steps={text} must be numbers of training steps, such as 0,100,1000")
     return sorted(set(map(int, parts)))
-
-
-def _presets(text: str) -> list[str]:
-    return command_line.presets("--compare", [name.strip() for name in text.split(",") if name.strip()])
 
 
 def main(argv: Sequence[str]) -> int:

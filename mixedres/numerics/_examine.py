@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -57,13 +57,18 @@ def examine(
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two of params are called {twice!r}; rename one")
-    floats = {name: leaf for name, leaf in arrays.items() if is_array(leaf) and _is_float(leaf)}
+    floats = {
+        name: leaf
+        for name, leaf in arrays.items()
+        if is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    }
     if not floats:
         raise ValueError(f"params contain no floating-point array to differentiate: {_kinds(arrays)}")
 
     def loss_of(floats: dict[str, Any], *batch: Batch) -> Any:
         tree = jax.tree.unflatten(jax.tree.structure(params), list((arrays | floats).values()))
-        return _with_modules(loss_fn)(tree, *batch)
+        tapped = tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
+        return tapped(tree, *batch)
 
     _check_scalar(jax.eval_shape(lambda *args: loss_of(*args), floats, *batch), has_aux)
     try:
@@ -77,12 +82,10 @@ def examine(
         raise ValueError(f"select={select!r} matches no name; there are {listed([*(found | floats)], 3)}")
 
     def counted(floats: dict[str, Any], *batch: Batch) -> TensorCounts:
-        _, gradients, statistics = _taps.tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])(
-            floats, *batch
-        )
-        return TensorCounts(
-            statistics, *({name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats))
-        )
+        grad_fn = _taps.tapped_value_and_grad(loss_of, has_aux=has_aux, select=[*dtypes])
+        _, gradients, statistics = grad_fn(floats, *batch)
+        counts = [{name: exponents(x[name]) for name in floats_wanted} for x in (gradients, floats)]
+        return TensorCounts(statistics, *counts)
 
     try:
         seen = jax.jit(counted, compiler_options=jax_compat.options_for_one_run())(floats, *batch)
@@ -123,20 +126,10 @@ class TensorCounts:
         gradients, parameters = jax.device_get((self.gradients, self.parameters))
         for name, gradient in gradients.items():
             dtype, shape = np.dtype(jnp.result_type(params[name])), jnp.shape(params[name])
-            row = TensorRow(
-                "parameter", name, module_of(name, modules), dtype, shape, (Exponents(parameters[name]),), 1
-            )
+            part = Exponents(parameters[name])
+            row = TensorRow("parameter", name, module_of(name, modules), dtype, shape, (part,), 1)
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
         return ordered(rows, modules)
-
-
-def _with_modules(loss_fn: Function) -> Callable[..., Any]:
-    """Returns `loss_fn` with taps on flax.linen modules, if flax.linen has been imported."""
-    return tap_modules(loss_fn) if "flax.linen" in sys.modules else loss_fn
-
-
-def _is_float(array: Array) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(array), jnp.floating))
 
 
 def _check_scalar(result: Array, has_aux: bool) -> None:

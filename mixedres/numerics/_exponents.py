@@ -52,9 +52,8 @@ def exponents(x: jax.Array, impl: Impl = "auto") -> jax.Array:
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
         # With explicit sharding every sum must state the sharding of its result: replicated.
-        whole = P()
         with jax.sharding.use_abstract_mesh(mesh):
-            counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=whole)(x)
+            counts: jax.Array = jax.sharding.auto_axes(partial(_exponents, impl=impl), out_sharding=P())(x)
         return counts
     return _exponents(x, impl)
 
@@ -130,6 +129,12 @@ class Exponents:
     def bottom(self) -> int | None:
         """Returns the smallest exponent of a finite nonzero element; None if there is none."""
         return self._end(0)
+
+    def span(self) -> tuple[int, list[int]]:
+        """Returns `bottom` and the counts of the exponents from `bottom` to `top`; (0, []) if all is zero."""
+        if self.bottom is None or self.top is None:
+            return 0, []
+        return self.bottom, self.between(self.bottom, self.top).tolist()
 
     def between(self, first: int, last: int) -> np.ndarray:
         """Counts of the finite elements with the exponents `first` to `last`, both included."""

@@ -92,11 +92,6 @@ class Report:
         """Limits of all gradients."""
         return _limits(self.scaled)
 
-    @cached_property
-    def rest_limits(self) -> Limits:
-        """Limits of the gradients of layers that may be float16."""
-        return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
-
     @property
     def limited_by(self) -> TensorRow | None:
         """Returns the gradient that overflows first; None if all are zero."""
@@ -178,10 +173,8 @@ class Report:
     @cached_property
     def keep_float32_pattern(self) -> str:
         """Returns `keep_float32` as a regular expression, such as '^/(head|stem_conv)$'; '' if it is empty."""
-        if not self.keep_float32:
-            return ""
-        names = "|".join(re.escape(name) for name in self.keep_float32)
-        return f"^/({names})$"
+        names = "|".join(map(re.escape, self.keep_float32))
+        return f"^/({names})$" if names else ""
 
     @property
     def dtype(self) -> str:
@@ -192,7 +185,33 @@ class Report:
     @property
     def advice(self) -> str:
         """Returns the recommendation and its reason, in two sentences."""
-        return _advice(self)
+        sick = [row for row in self.rows if not row.is_finite]
+        if sick:
+            more = f" and {len(sick) - 1} more" if len(sick) > 1 else ""
+            return (
+                f"The {sick[0]}{more} had infinities or NaNs already in {sick[0].dtype}, so no dtype and no scale "
+                "helps. Find where they begin with mixedres.numerics.first_nonfinite."
+            )
+        kept, scale = self.keep_float32, format_power(self.recommended_log2_scale)
+        if self.dtype == "bfloat16":
+            return (
+                f"Take bfloat16: {len(kept)} of {len(self.modules)} layers do not fit into float16 at the best loss "
+                f"scale, {scale}, first {kept[0]}. It has the range of float32, and the error of its casts is about "
+                "0.2 % of a tensor instead of 0.02 %."
+            )
+        exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
+        return f"Take float16 at loss scale {scale}{exceptions}. {self._gradient_sentence()}"
+
+    def _gradient_sentence(self) -> str:
+        """Returns the sentence about the loss scales that fit the gradients that become float16."""
+        enough, safe, first = _limits([row for row in self.scaled if row.layer not in self.keep_float32])
+        other, others = (" other", " others") if self.keep_float32 else ("", "")
+        if first is None or safe is None or enough is None:
+            return f"All{other} gradients are zero, so the scale that they need is unknown."
+        return (
+            f"Every{other} gradient keeps 99.9 % of its mass from {format_power(enough)} on, and all{others} are "
+            f"finite up to {format_power(safe)}, where the {first} is the next to overflow."
+        )
 
     def __add__(self, other: Report) -> Report:
         """Returns the report of both examinations.
@@ -279,41 +298,6 @@ def _limits(rows: Sequence[TensorRow]) -> Limits:
 
 def _power(log2_scale: int | None) -> float | None:
     return None if log2_scale is None else math.ldexp(1.0, log2_scale)
-
-
-def _advice(report: Report) -> str:
-    sick = [row for row in report.rows if not row.is_finite]
-    if sick:
-        more = f" and {len(sick) - 1} more" if len(sick) > 1 else ""
-        return (
-            f"The {sick[0]}{more} had infinities or NaNs already in {sick[0].dtype}, so no dtype and no scale helps. "
-            "Find where they begin with mixedres.numerics.first_nonfinite."
-        )
-    kept, count = report.keep_float32, len(report.modules)
-    if report.dtype == "bfloat16":
-        return (
-            f"Take bfloat16: {len(kept)} of {count} layers do not fit into float16 at the best loss scale, "
-            f"{format_power(report.recommended_log2_scale)}, first {kept[0]}. "
-            "It has the range of float32, and the error of its casts is about 0.2 % of a tensor instead of 0.02 %."
-        )
-    scale = format_power(report.recommended_log2_scale)
-    exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
-    return f"Take float16 at loss scale {scale}{exceptions}. {_gradient_sentence(report)}"
-
-
-def _gradient_sentence(report: Report) -> str:
-    """Returns the sentence about the loss scales that fit the gradients that become float16."""
-    limits = report.rest_limits
-    if report.keep_float32 and limits.limited_by is None:
-        return "All other gradients are zero, so the scale that they need is unknown."
-    if limits.limited_by is None or limits.max_safe_log2_scale is None or limits.min_sufficient_log2_scale is None:
-        return "All gradients are zero, so the scale that they need is unknown."
-    other, others = (" other", " others") if report.keep_float32 else ("", "")
-    low, high = format_power(limits.min_sufficient_log2_scale), format_power(limits.max_safe_log2_scale)
-    return (
-        f"Every{other} gradient keeps 99.9 % of its mass from {low} on, and all{others} are finite up to {high}, where "
-        f"the {limits.limited_by} is the next to overflow."
-    )
 
 
 def _enumerated(names: tuple[str, ...]) -> str:

@@ -69,9 +69,8 @@ class TensorRow:
     @cached_property
     def min_sufficient_log2_scale(self) -> int | None:
         """Returns the exponent of the smallest loss scale that keeps 99.9 % of the mass; None if all is zero."""
-        return max(
-            (s for part in self.parts if (s := part.min_sufficient_log2_scale(FLUSHING)) is not None), default=None
-        )
+        found = [part.min_sufficient_log2_scale(FLUSHING) for part in self.parts]
+        return max((log2_scale for log2_scale in found if log2_scale is not None), default=None)
 
     @property
     def is_scaled(self) -> bool:
@@ -94,8 +93,7 @@ class TensorRow:
         """
         if dtype == "bfloat16":
             return max(part.relative_error(mantissa_bits=7, smallest=None) for part in self.parts)
-        errors = [part.relative_error(self.at(log2_scale)) for part in self.parts]
-        return math.nan if any(map(math.isnan, errors)) else max(errors)
+        return float(np.max([part.relative_error(self.at(log2_scale)) for part in self.parts]))  # NaN if any is
 
     def is_near_overflow(self, log2_scale: int) -> bool:
         """Returns whether less than `MARGIN` octaves of float16 are left at the loss scale 2**log2_scale."""
@@ -132,7 +130,8 @@ class TensorRow:
             return "headroom < 4x"
         if lost > FLUSHING:
             return "flushing"
-        return "low" if any(_is_low(part, moved) for part in self.parts) else "ok"
+        low = any(part.subnormal(moved) + part.flushed(moved) > LOW * (1 - part.zeros) for part in self.parts)
+        return "low" if low else "ok"
 
     def __add__(self, other: TensorRow) -> TensorRow:
         """Returns the same tensor with the examinations of both rows."""
@@ -153,7 +152,7 @@ class TensorRow:
             "infinite": exponents.infinite,
             "nan": exponents.nan,
             **_counts(exponents),
-            "parts": [_counts(part) for part in self.parts] if len(self.parts) > 1 else [],
+            "parts": list(map(_counts, self.parts)) if len(self.parts) > 1 else [],
             "verdict": self.verdict(present),
             "recommended_verdict": self.verdict(recommended),
             "float16_error": self.cast_error("float16", recommended),
@@ -161,15 +160,8 @@ class TensorRow:
         }
 
 
-def _is_low(exponents: Exponents, moved: int) -> bool:
-    return exponents.subnormal(moved) + exponents.flushed(moved) > LOW * (1 - exponents.zeros)
-
-
 def _counts(exponents: Exponents) -> dict[str, Any]:
-    bottom, top = exponents.bottom, exponents.top
-    if bottom is None or top is None:
-        return {"first": 0, "counts": []}
-    return {"first": bottom, "counts": exponents.between(bottom, top).tolist()}
+    return dict(zip(("first", "counts"), exponents.span(), strict=True))
 
 
 def log2_of_scale(scale: Any) -> int:

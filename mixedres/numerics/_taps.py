@@ -32,13 +32,13 @@ _SHAPE = (2, 2, _SLOTS)  # (value or gradient, low or high part, bin)
 
 @dataclasses.dataclass
 class _Capture:
-    """Mode of taps: collect names, or with `dummies` return statistics as gradients of the dummies.
+    """Mode of taps: they add to `names`, and return statistics as gradients of those of them that are in `dummies`.
 
     `reached` collects the names of the taps on which the loss depends.
     """
 
     names: dict[str, np.dtype] = dataclasses.field(default_factory=dict)
-    dummies: dict[str, jax.Array] | None = None
+    dummies: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
     reached: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -96,34 +96,25 @@ def _tapped(capture: _Capture, name: str, path: Any, leaf: Array) -> Any:
         return leaf
     name += jax.tree_util.keystr(path)
     capture.names.setdefault(name, leaf.dtype)
-    if capture.dummies is None:
+    if name not in capture.dummies:
         return leaf
-    dummy = capture.dummies.get(name)
-    if dummy is None:
-        return leaf
-    return _identity(_Mark(name, capture.reached), leaf, jax_compat.vary_over(jax_compat.varying_axes(leaf), dummy))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Mark:
-    """Adds the name of a tap to `reached` when its backward pass is traced."""
-
-    name: str
-    reached: set[str]
+    dummy = jax_compat.vary_over(jax_compat.varying_axes(leaf), capture.dummies[name])
+    return _identity(partial(capture.reached.add, name), leaf, dummy)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _identity(mark: _Mark, x: jax.Array, dummy: jax.Array) -> jax.Array:
+def _identity(mark: Callable[[], None], x: jax.Array, dummy: jax.Array) -> jax.Array:
+    """Returns `x`; `mark` is called when the backward pass is traced."""
     return x
 
 
-def _forward(mark: _Mark, x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _forward(mark: Callable[[], None], x: jax.Array, dummy: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The residual is the histogram, not x; the product with the dummy makes it vary over the same mesh axes.
     return x, _counted(x) + 0.0 * dummy[0]
 
 
-def _backward(mark: _Mark, value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    mark.reached.add(mark.name)
+def _backward(mark: Callable[[], None], value: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mark()
     return gradient, jnp.stack([value, _counted(gradient)])
 
 
@@ -157,10 +148,7 @@ def names(fn: Function, *args: PyTree) -> dict[str, np.dtype]:
 
 
 def tapped_value_and_grad(
-    fn: Function,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    select: Collection[str] | None = None,
+    fn: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, select: Collection[str] | None = None
 ) -> Callable[..., tuple[Any, Any, TapStatistics]]:
     """Returns `jax.value_and_grad` of `fn` with the statistics of all taps in `fn`.
 
@@ -193,10 +181,10 @@ def tapped_value_and_grad(
         dummies = {name: jnp.zeros(_SHAPE, jnp.float32) for name in found}
         shifted = (0, *(number + 1 for number in wanted))
         value, (statistics, *gradients) = jax.value_and_grad(with_dummies, shifted, has_aux)(dummies, *args)
-        reached = [name for name in found if name in capture.reached]
-        counts = tuple(statistics[name] for name in reached)
-        seen = TapStatistics(tuple(reached), tuple(found[name] for name in reached), counts)
-        return value, gradients[0] if isinstance(argnums, int) else tuple(gradients), seen
+        reached = tuple(name for name in found if name in capture.reached)
+        dtypes, counts = tuple(found[name] for name in reached), tuple(statistics[name] for name in reached)
+        gradients = gradients[0] if isinstance(argnums, int) else tuple(gradients)
+        return value, gradients, TapStatistics(reached, dtypes, counts)
 
     return run
 

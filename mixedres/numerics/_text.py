@@ -18,7 +18,6 @@ _HEADINGS = {
     "weight gradient": "Weight gradients",
     "parameter": "Parameters (not affected by the loss scale)",
 }
-_SHORT = {"headroom < 4x": "headroom"}
 
 
 def render(report: Any, *, problems_only: bool) -> str:
@@ -72,20 +71,12 @@ def _scale(log2_scale: int | None) -> str:
 
 
 def _probes(report: Any) -> list[str]:
-    table = [("step", "largest safe", "enough", "recommended")] + [
-        (
-            str(p.step),
-            _maybe(p.max_safe_log2_scale),
-            _maybe(p.min_sufficient_log2_scale),
-            format_power(p.recommended_log2_scale),
-        )
-        for p in report.probes
-    ]
-    return ["".join(f"{cell:>14}" for cell in line) for line in table]
-
-
-def _maybe(log2_scale: int | None) -> str:
-    return "-" if log2_scale is None else format_power(log2_scale)
+    lines = ["".join(f"{cell:>14}" for cell in ("step", "largest safe", "enough", "recommended"))]
+    for probe in report.probes:
+        found = (probe.max_safe_log2_scale, probe.min_sufficient_log2_scale, probe.recommended_log2_scale)
+        cells = ["-" if log2_scale is None else format_power(log2_scale) for log2_scale in found]
+        lines.append("".join(f"{cell:>14}" for cell in (probe.step, *cells)))
+    return lines
 
 
 def _comparisons(report: Any) -> list[str]:
@@ -106,11 +97,9 @@ def _table(report: Any, heading: str, rows: list[TensorRow]) -> list[str]:
     # Gradients: a little beyond the largest. Other tensors: up to the end of float16.
     high = max(tops, default=0) + 4 if rows[0].is_scaled else max([*tops, TOP]) + 2
     low = high - _CELLS * _OCTAVES
-    present_and_recommended = (report.log2_scale, report.recommended_log2_scale)
-    log2_scales = dict.fromkeys(map(rows[0].at, present_and_recommended))
-    gap = " " * 54
+    log2_scales = dict.fromkeys(map(rows[0].at, (report.log2_scale, report.recommended_log2_scale)))
     lines = [heading, "-" * len(heading)]
-    lines += [f"{gap}|{_ruler(log2_scale, low)}| float16 at {format_power(log2_scale)}" for log2_scale in log2_scales]
+    lines += [f"{'':54}|{_ruler(log2_scale, low)}| float16 at {format_power(log2_scale)}" for log2_scale in log2_scales]
     lines.append(f"{'':<{_NAME}} {'largest':>7} {'zero %':>6} {'lost %':>6} {'then':>5}{'':>{_CELLS + 2}} now -> then")
     return lines + [_line(row, report, low) for row in rows]
 
@@ -130,11 +119,13 @@ def _line(row: TensorRow, report: Any, low: int) -> str:
     largest = "-" if exponents.top is None else f"2^{exponents.top}"
     scales = (report.log2_scale, report.recommended_log2_scale)
     verdicts = dict.fromkeys(map(row.verdict, scales))
-    mark = " *" if row.layer in report.keep_float32 else ""
+    name = row.name + " *" * (row.layer in report.keep_float32)
+    if len(name) > _NAME:
+        name = f"...{name[3 - _NAME :]}"
     lost = [f"{100 * row.lost(scale):.2f}" for scale in scales]
     return (
-        f"{_shortened(row.name + mark):<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
-        f"|{_histogram(row, low)}| {' -> '.join(_SHORT.get(verdict, verdict) for verdict in verdicts)}"
+        f"{name:<{_NAME}} {largest:>7} {100 * exponents.zeros:>6.1f} {lost[0]:>6} {lost[1]:>5} "
+        f"|{_histogram(row, low)}| {' -> '.join(verdicts).replace(' < 4x', '')}"
     )
 
 
@@ -145,8 +136,7 @@ def _histogram(row: TensorRow, low: int) -> str:
     first = low + 126
     cells = counts[first:].reshape(_CELLS, _OCTAVES).sum(1)
     cells[0] += counts[:first].sum()
-    fractions = cells / max(row.exponents.size, 1)
-    return "".join(_shade(fraction) for fraction in fractions)
+    return "".join(map(_shade, cells / max(row.exponents.size, 1)))
 
 
 def _shade(fraction: float) -> str:
@@ -154,10 +144,6 @@ def _shade(fraction: float) -> str:
         return " "
     level = len(_SHADES) - 1 + math.ceil(math.log(fraction / 0.3, 3))
     return _SHADES[min(max(level, 0), len(_SHADES) - 1)]
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:

@@ -183,17 +183,12 @@ def _optimizer(
     options = config.optimizer.to_dict()
     reference, layer_decay = options.pop("lr_reference_batch"), options.pop("layer_decay")
     peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)
+    planned = config.schedule.to_dict()
+    del planned["epoch"]  # which decided what `in_steps` does
     with errors("config.schedule"):
-        learning_rate = optimizers.schedule(
-            config.schedule.name,
-            peak=peak,
-            total_steps=total_steps,
-            warmup_steps=in_steps(config.schedule.warmup),
-            end_factor=config.schedule.end_factor,
-            boundaries=[in_steps(boundary) for boundary in config.schedule.boundaries],
-            factors=config.schedule.factors,
-            power=config.schedule.power,
-        )
+        planned["warmup_steps"] = in_steps(planned.pop("warmup"))
+        planned["boundaries"] = [in_steps(boundary) for boundary in planned["boundaries"]]
+        learning_rate = optimizers.schedule(**planned, peak=peak, total_steps=total_steps)
     with errors("config.optimizer"):
         tx = optimizers.create(options.pop("name"), learning_rate, **options)
     if layer_decay < 1:

@@ -18,7 +18,7 @@ from mixedres.train.builder import build
 from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.experiment import Experiment
-from mixedres.train.metrics.in_flight import InFlight
+from mixedres.train.metrics.log import InFlight
 from mixedres.train.step import TrainState
 
 # The preset that predictions are compared with.
@@ -114,10 +114,7 @@ def sum_over_images(
     sums = {name: steps.zero_sums(experiment) for name in eval_steps}
     in_flight = InFlight()
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
-    with (
-        data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready,
-        contextlib.suppress(data.GaveUp),
-    ):
+    with data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
         for index, batch in enumerate(ready):
             if should_stop():
                 break

@@ -18,8 +18,7 @@ from mixedres.train.debug.profiler import Profiler
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
-from mixedres.train.metrics.in_flight import InFlight
-from mixedres.train.metrics.log import RunLog
+from mixedres.train.metrics.log import InFlight, RunLog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +39,10 @@ class Parts:
     stop_signal: StopSignal
     train_step: CompiledStep
     eval_step: CompiledStep
+
+    def stops_alone(self) -> bool:
+        """Returns whether a single process was asked to stop. Several processes agree after the next step."""
+        return self.group.count == 1 and self.stop_signal.requested is not None
 
 
 @dataclasses.dataclass
@@ -97,7 +100,7 @@ class Loop:
                 self._warn(parts.saved.poll())
                 self._warn_of_compilations(compiled.take(), done)
                 self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), done)
-                must_pause = self._must_pause(done)
+                must_pause = self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
                 parts.profiler.after(done, pausing=must_pause)
                 if must_pause:
                     self._record(in_flight.drain())
@@ -148,9 +151,6 @@ class Loop:
         stands = "nothing is saved" if newest is None else f"the checkpoint of step {newest} stands"
         raise TrainingError(f"{problem}; {stands}. Make room and start the same command again to go on from there")
 
-    def _must_pause(self, done: int) -> bool:
-        return self._is_evaluation(done) or self._is_checkpoint(done) or self._stopping
-
     def _is_evaluation(self, done: int) -> bool:
         experiment = self.parts.experiment
         return done in (experiment.total_steps, self.pending_eval) or _is_due(done, experiment.eval_every)
@@ -164,8 +164,7 @@ class Loop:
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
         ended = self._is_evaluated(done) and (done == self.parts.experiment.total_steps or self._is_good_enough())
-        # A single process may be asked to stop during the evaluation; several processes agree after the next step.
-        self._stopping |= self._is_asked_to_stop() and group.count == 1
+        self._stopping |= self.parts.stops_alone()  # perhaps since the evaluation
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
         if self._stopping and not ended:
@@ -177,10 +176,8 @@ class Loop:
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether the result is the best so far; a signal leaves it for the next start."""
         parts = self.parts
-        # One of several processes must not leave the evaluation alone: they agree after the next step.
-        should_stop = self._is_asked_to_stop if parts.group.count == 1 else (lambda: False)
         by_name = evaluation.sum_over_images(
-            parts.experiment, {"": parts.eval_step}, self.state, should_stop=should_stop, group=parts.group
+            parts.experiment, {"": parts.eval_step}, self.state, should_stop=parts.stops_alone, group=parts.group
         )
         if not by_name:
             return False

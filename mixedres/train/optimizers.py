@@ -226,11 +226,10 @@ def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.G
         del params
         blocks = sorted((name for name in updates if name.startswith("block_layer")), key=_block_number, reverse=True)
         depths = {name: depth for depth, name in enumerate(blocks, start=1)}
-        stem = dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
+        depths |= dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
 
         def scaled(name: str) -> PyTree:
-            by = factor ** (depths.get(name) or stem.get(name, 0))
-            return jax.tree.map(lambda u: u * by, updates[name])
+            return jax.tree.map(lambda u: u * factor ** depths.get(name, 0), updates[name])
 
         return {name: scaled(name) for name in updates}
 

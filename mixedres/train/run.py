@@ -1,6 +1,7 @@
 """A run: config -> data, model, optimizer (`build`) -> state -> compiled steps -> loop -> summary."""
 
 import contextlib
+import datetime
 import functools
 import math
 import pathlib
@@ -18,6 +19,7 @@ from mixedres._internal import console, environment
 from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.progress import StepProgress
+from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import CompiledStep, Record
 from mixedres.checkpoints import Checkpoints, ownership, workdir
 from mixedres.train import evaluation, start, step, steps
@@ -29,7 +31,7 @@ from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
 from mixedres.train.loop import Loop, Parts
-from mixedres.train.metrics import summary, wandb_writer
+from mixedres.train.metrics import wandb_writer
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
@@ -97,7 +99,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
         with _closing(log, saved), _batches(parts, first_step) as batches, group.loop():
             result = loop.run(batches)
         _check_outcome(loop.state, result)
-        document = summary.summarize(loop, first_step, result, seconds, programs)
+        document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:
             _write_summary(directory / workdir.SUMMARY, document)
     best = document["eval"]
@@ -179,13 +181,11 @@ def _closing(log: RunLog, saved: Checkpoints) -> Iterator[None]:
 
 def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[str, jax.Array]]:
     """Returns the batches from `first_step` on, which are loaded and placed on the devices ahead of the steps."""
-    experiment, stop_signal = parts.experiment, parts.stop_signal
+    experiment = parts.experiment
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=experiment.config.seed, first_step=first_step, shard=experiment.shard
     )
-    # One of several processes must not stop alone while it waits for data; they agree after the next step.
-    give_up = (lambda: stop_signal.requested is not None) if parts.group.count == 1 else (lambda: False)
-    return data.Prefetch(batches, experiment.shard_batch, give_up=give_up)
+    return data.Prefetch(batches, experiment.shard_batch, give_up=parts.stops_alone)
 
 
 def _check_outcome(state: step.TrainState, result: Record) -> None:
@@ -195,6 +195,53 @@ def _check_outcome(state: step.TrainState, result: Record) -> None:
         raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")
     if not math.isfinite(result["loss"]):
         raise TrainingError("the test loss is not finite: the network diverged; lower config.optimizer.learning_rate")
+
+
+def _summary(
+    loop: Loop, first_step: int, result: Record, compile_seconds: float, programs: CompilationCounter
+) -> Record:
+    """Returns the content of `summary.json` for a loop from `first_step` on, whose last evaluation is `result`.
+
+    `programs` counts the programs that this start of the run compiled.
+    """
+    experiment, state, log = loop.parts.experiment, loop.state, loop.parts.log
+    done, seconds = int(state.step), log.clock.read()
+    own = next(device for device in experiment.devices if device.process_index == jax.process_index())
+    here, unreadable = done - first_step, experiment.source.unreadable
+    return {
+        "precision": experiment.precision.name,
+        "policy": str(experiment.precision.policy),
+        "keep_float32": experiment.precision.keep_float32,
+        "model": experiment.config.model.name,
+        "fused": experiment.is_fused,
+        "data": experiment.config.data.name,
+        "train": {
+            "steps": done,
+            "first_step": first_step,  # rates and seconds below count the steps since then
+            "epochs": done / experiment.steps_per_epoch,
+            "examples_per_second": here * experiment.batch_size / seconds if here else None,
+            "step_time_ms": 1e3 * seconds / here if here else None,
+            "compile_seconds": compile_seconds,
+            "programs": {"compiled": len(programs.names) - programs.from_cache, "from_cache": programs.from_cache},
+            "compiled_in_loop": loop.compilations,
+            "seconds": seconds,
+            "loss": log.epoch_loss,
+            "data_wait": log.data_wait,
+        },
+        "eval": {name: value for name, value in result.items() if name != "step"},
+        "best": loop.best,
+        "fingerprint": fingerprint(state.variables),  # equal for two runs that ended with the same bits
+        "loss_scale": {
+            "final": float(state.loss_scale.loss_scale),
+            "skipped_steps": int(state.loss_scale.total_skipped),
+        },
+        "unreadable_images": {"count": len(unreadable), "first": dict(list(unreadable.items())[:20])},
+        "resources": log.resources.summary(),
+        "memory": environment.memory(own, loop.parts.train_step),
+        "date": datetime.date.today().isoformat(),
+        "device": environment.device(experiment.devices),
+        "versions": environment.versions(),
+    }
 
 
 def _write_summary(path: pathlib.Path, document: Record) -> None:

@@ -196,11 +196,8 @@ def latest_start(
     """Returns `find_start` for the workdir `directory` without changing it; None: a start without a workdir."""
     if directory is None:
         return find_start(experiment, None, initial)
-    saved = Checkpoints((directory / workdir.CHECKPOINTS).absolute())
-    try:
+    with contextlib.closing(Checkpoints((directory / workdir.CHECKPOINTS).absolute())) as saved:
         return find_start(experiment, saved, initial)
-    finally:
-        saved.close()
 
 
 def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> TrainState:
@@ -231,12 +228,11 @@ def restore_newest(
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
     try:
         state, record, damaged = saved.restore_newest(like)
-    except OSError as error:
-        todo = "Put back a copy of one, or start over with --clean"
-        raise ConfigError(f"{error}; nothing was changed. {todo}") from error
-    except OtherModelError as error:
-        todo = "Put back the right ones, or name another --workdir"
-        raise ConfigError(f"{error}; nothing was changed. {todo}") from error
+    except (OSError, OtherModelError) as error:
+        todo = "a copy of one, or start over with --clean"
+        if isinstance(error, OtherModelError):
+            todo = "the right ones, or name another --workdir"
+        raise ConfigError(f"{error}; nothing was changed. Put back {todo}") from error
     if int(state.step) > experiment.total_steps:
         raise ConfigError(
             f"the newest checkpoint is of step {int(state.step)}, beyond the {experiment.total_steps} of this config"

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mixedres.numerics._nonfinite.tensors import DEVICES, FINITE, MASKED, SCAN, Frame, Index, Path, Place, Tensor
+from mixedres.numerics._nonfinite.tensors import FINITE, MASKED, Frame, Index, Path, Place, Tensor
 
-FORWARD, BACKWARD = "forward", "backward"
 # These compute nothing: infinities in their results were written by the program.
 _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
@@ -173,7 +172,7 @@ class Measurements:
         tensor, index = place
         iterations = iter(index)
         chain = tensor.frame.chain()[1:]
-        chosen = tuple(next(iterations) if frame.kind == SCAN else slice(None) for frame in chain)
+        chosen = tuple(next(iterations) if frame.kind == "scan" else slice(None) for frame in chain)
         return self._numbers[tensor.frame.path][(*chosen, tensor.row)].reshape(-1, 2)
 
     def _finite(self, place: Place) -> bool:
@@ -186,7 +185,7 @@ class Measurements:
         return written and bool((self._at(place)[:, 0] >= MASKED).all())
 
     def _bad_devices(self, place: Place) -> tuple[int, ...]:
-        if not any(frame.kind == DEVICES for frame in place[0].frame.chain()):
+        if not any(frame.kind == "devices" for frame in place[0].frame.chain()):
             return ()
         return tuple(np.flatnonzero(self._at(place)[:, 0] != FINITE).tolist())
 
@@ -194,7 +193,7 @@ class Measurements:
         argument = tensor if tensor.name or tensor.primitive else next(_outside(tensor), tensor)
         return ArrayRecord(
             path=argument.name or module_path(argument.scope),
-            direction=BACKWARD if "transpose(" in argument.scope else FORWARD,
+            direction="backward" if "transpose(" in argument.scope else "forward",
             primitive=argument.primitive,
             source=argument.source,
             dtype=tensor.dtype,

@@ -1,4 +1,4 @@
-"""Evaluation of a traced program that measures every floating-point array in it, in one compiled program.
+"""`first_nonfinite`: evaluation of a traced program that measures every floating-point array, compiled as one program.
 
 Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
 are single operations; of a `lax.platform_dependent` the branch of the platform is inlined.
@@ -6,7 +6,7 @@ are single operations; of a `lax.platform_dependent` the branch of the platform 
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,22 +16,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, Jaxpr
-from mixedres.numerics._nonfinite.tensors import (
-    DEVICES,
-    FINITE,
-    MASKED,
-    PROGRAM,
-    SCAN,
-    Frame,
-    Index,
-    Path,
-    Place,
-    Tensor,
-    link,
-    nothing,
-    place,
-)
+from mixedres._internal.tree import is_array, leaves_by_path
+from mixedres._internal.types import Array, Function, Jaxpr, PyTree
+from mixedres.numerics._nonfinite.finding import Finding, Measurements
+from mixedres.numerics._nonfinite.tensors import FINITE, MASKED, Frame, Index, Links, Path, Place, Tensor, link, place
 
 _INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # Their results have the elements of their operand, so one measurement is enough.
@@ -103,18 +91,16 @@ class Recorder:
 
     def program(self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]) -> tuple[list[Value], Statistics]:
         """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
-        tape = self._tape(Frame(PROGRAM, ()))
-        args = [
-            self._argument(tape, array, (-1, i), name=name)
-            for i, (array, name) in enumerate(zip(arrays, names, strict=True))
-        ]
+        tape = self._tape(Frame("program", ()))
+        named = enumerate(zip(arrays, names, strict=True))
+        args = [self._argument(tape, array, (-1, i), link(), name) for i, (array, name) in named]
         return self._body(jaxpr, tape, _Site(), args), tape.collected()
 
     def _tape(self, frame: Frame) -> _Tape:
         self.frames[frame.path] = frame  # JAX may trace a body twice; the frames are the same then
         return _Tape(frame)
 
-    def _measured(self, tape: _Tape, array: Array, links: Callable[[Index], list[Place]], **about: Any) -> Value:
+    def _measured(self, tape: _Tape, array: Array, links: Links, **about: Any) -> Value:
         dtype = jnp.result_type(array)
         if not jnp.issubdtype(dtype, jnp.inexact):
             return Value(array)
@@ -123,14 +109,12 @@ class Recorder:
         tape.frame.tensors.append(tensor)
         return Value(array, tensor)
 
-    def _argument(
-        self, tape: _Tape, array: Array, path: Path, links: Callable[[Index], list[Place]] = nothing, name: str = ""
-    ) -> Value:
+    def _argument(self, tape: _Tape, array: Array, path: Path, links: Links, name: str = "") -> Value:
         return self._measured(tape, array, links, path=path, primitive="", scope="", source="", name=name)
 
     def _body(self, jaxpr: Jaxpr, tape: _Tape, site: _Site, args: Sequence[Value]) -> list[Value]:
         inner, consts = jax_compat.opened(jaxpr)
-        constants = [self._argument(tape, x, (*site.path, -2, i), name="a constant") for i, x in enumerate(consts)]
+        constants = [self._argument(tape, x, (*site.path, -2, i), link(), "a constant") for i, x in enumerate(consts)]
 
         def equation(i: int, eqn: jax_compat.Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
@@ -156,9 +140,7 @@ class Recorder:
         links = link(*(arg.tensor for arg in args))
         return [self._result(tape, eqn, result, site, links) for result in results]
 
-    def _result(
-        self, tape: _Tape, eqn: jax_compat.Equation, array: Array, site: _Site, links: Callable[[Index], list[Place]]
-    ) -> Value:
+    def _result(self, tape: _Tape, eqn: jax_compat.Equation, array: Array, site: _Site, links: Links) -> Value:
         return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
 
     def _shard_map(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
@@ -166,11 +148,9 @@ class Recorder:
         tensors: list[Tensor | None] = []
 
         def function(*arrays: Array) -> tuple[tuple[Any, ...], Statistics]:
-            inner = self._tape(Frame(DEVICES, path, tape.frame))
-            values = [
-                self._argument(inner, array, (*path, -1, i), link(arg.tensor))
-                for i, (array, arg) in enumerate(zip(arrays, args, strict=True))
-            ]
+            inner = self._tape(Frame("devices", path, tape.frame))
+            pairs = enumerate(zip(arrays, args, strict=True))
+            values = [self._argument(inner, array, (*path, -1, i), link(arg.tensor)) for i, (array, arg) in pairs]
             results = self._body(params["jaxpr"], inner, site, values)
             tensors[:] = [result.tensor for result in results]
             return tuple(r.array for r in results), {path: x[None] for path, x in inner.collected().items()}
@@ -189,7 +169,7 @@ class Recorder:
         first, last = (length - 1, 0) if reverse else (0, length - 1)
         tensors: list[Tensor | None] = []  # of the results of the body: the next carry, and slices
 
-        def carried(number: int) -> Callable[[Index], list[Place]]:
+        def carried(number: int) -> Links:
             def links(index: Index) -> list[Place]:
                 *outside, i = index
                 if i == first:
@@ -199,12 +179,10 @@ class Recorder:
             return links
 
         def step(carry: Array, slices: Array) -> Any:
-            inner = self._tape(Frame(SCAN, path, tape.frame, length, reverse))
+            inner = self._tape(Frame("scan", path, tape.frame, length, reverse))
             state = [self._argument(inner, array, (*path, -1, i), carried(i)) for i, array in enumerate(carry)]
-            parts = [
-                self._argument(inner, array, (*path, -1, i), link(x.tensor))
-                for i, (array, x) in enumerate(zip(slices, xs, strict=True), start=num_carry)
-            ]
+            pairs = enumerate(zip(slices, xs, strict=True), start=num_carry)
+            parts = [self._argument(inner, array, (*path, -1, i), link(x.tensor)) for i, (array, x) in pairs]
             results = self._body(params["jaxpr"], inner, site, [*consts, *state, *parts])
             tensors[:] = [result.tensor for result in results]
             arrays = [result.array for result in results]
@@ -214,9 +192,65 @@ class Recorder:
         carry, (stacked, numbers) = lax.scan(step, start, slices, length, reverse=reverse)
         tape.inner |= numbers
 
-        def result_of(number: int) -> Callable[[Index], list[Place]]:
+        def result_of(number: int) -> Links:
             iterations = [last] if number < num_carry else range(length)
             return lambda index: [found for i in iterations for found in place(tensors[number], (*index, i))]
 
         after = site._replace(path=(*path, sys.maxsize))  # after all of the body
         return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate((*carry, *stacked))]
+
+
+def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> Finding:
+    """Runs `fn(*args)` and finds the first array that is not finite.
+
+    For every floating-point array it measures whether it is finite and its largest finite magnitude, in called
+    functions, derivatives and the bodies of scan and shard_map too; a `while` loop or a `cond` counts as one operation.
+    Results are rounded to their dtype after every operation, as the program is written; compiled normally, it may
+    compute intermediate values with more digits and a larger range.
+
+    Args:
+      fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax modules open, become paths.
+      *args: its arguments, which may be sharded; leaves that are no arrays, such as the functions in an Equinox module,
+        are passed unchanged. What `fn` changes in an nnx module is lost.
+      names: names of the arguments in the finding, such as ('params', 'batch'); default: 'argument 0' and so on.
+
+    Returns:
+      A `Finding`.
+
+    Raises:
+      ValueError: if the number of names is not that of the arguments.
+    """
+    names = list(names) or [f"argument {i}" for i in range(len(args))]
+    if len(names) != len(args):
+        raise ValueError(f"names must have one name for each of the {len(args)} arguments, got {names!r}")
+    leaves = [leaf for name, arg in zip(names, args, strict=True) for leaf in _named(arg, name)]
+    arrays = [leaf for _, leaf in leaves if is_array(leaf)]
+
+    def of_arrays(*arrays: Array) -> Any:
+        remaining = iter(arrays)
+        full = [next(remaining) if is_array(leaf) else leaf for _, leaf in leaves]
+        return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
+
+    jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+    recorder, tensors = Recorder(_platform(arrays)), list[Tensor | None]()
+
+    def measured(*arrays: Array) -> Statistics:
+        results, numbers = recorder.program(jaxpr, [name for name, leaf in leaves if is_array(leaf)], arrays)
+        tensors[:] = [result.tensor for result in results]
+        return numbers
+
+    options = {"xla_allow_excess_precision": False, **jax_compat.options_for_one_run()}
+    numbers = jax.device_get(jax.jit(measured).lower(*arrays).compile(options)(*arrays))
+    results = [name for name, _ in _named(shapes)]
+    return Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
+
+
+def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
+    """Returns the leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
+    return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
+
+
+def _platform(arrays: Sequence[Array]) -> str:
+    """Returns the platform of the devices that hold the arrays, or the default one for arrays on the host."""
+    held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
+    return next(held, jax.default_backend())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 Path = tuple[int, ...]
 Index = tuple[int, ...]
-PROGRAM, SCAN, DEVICES = "program", "scan", "devices"
 # The status of an array in its statistics; 0 is neither.
 FINITE, MASKED = 1.0, 0.5
 
@@ -24,14 +23,14 @@ class Frame:
     """The program, the body of a scan, or the body of a shard_map.
 
     Attributes:
-      kind: PROGRAM, SCAN or DEVICES.
+      kind: 'program', 'scan', or 'devices' for a shard_map.
       path: indices of the equations that lead to the call.
       parent: the surrounding frame; None for the program.
       length, reverse: number and order of the iterations of a scan.
       tensors: the measured arrays in order of evaluation.
     """
 
-    kind: str
+    kind: Literal["program", "scan", "devices"]
     path: Path
     parent: Frame | None = None
     length: int = 1
@@ -44,15 +43,11 @@ class Frame:
 
     def scans(self) -> list[Frame]:
         """Returns the scans in `chain`."""
-        return [frame for frame in self.chain() if frame.kind == SCAN]
+        return [frame for frame in self.chain() if frame.kind == "scan"]
 
 
 Place = tuple["Tensor", Index]
-
-
-def nothing(index: Index) -> list[Place]:
-    """Returns the links of an array without operands."""
-    return []
+Links = Callable[[Index], list[Place]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,7 +73,7 @@ class Tensor:
     source: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    links: Callable[[Index], list[Place]] = nothing
+    links: Links
     name: str = ""
 
     def order(self, index: Index) -> tuple[int, ...]:
@@ -97,6 +92,6 @@ def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
         yield tensor, index[: len(tensor.frame.scans())]
 
 
-def link(*tensors: Tensor | None) -> Callable[[Index], list[Place]]:
+def link(*tensors: Tensor | None) -> Links:
     """Returns the links of an array that was computed from `tensors` of its own frame or of surrounding frames."""
     return lambda index: [found for tensor in tensors for found in place(tensor, index)]

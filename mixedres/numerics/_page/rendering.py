@@ -42,6 +42,4 @@ def _escaped(text: str) -> str:
 def _embedded(document: Record) -> str:
     """Returns JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
     text = json.dumps(without_nan(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})

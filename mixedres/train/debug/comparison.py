@@ -24,15 +24,10 @@ def in_wide_range(experiment: Experiment, name: str = FLOAT32) -> Experiment:
     return experiment.in_precision(precision.get(name))
 
 
-def floor_log2(loss_scale: float) -> int:
-    """Returns the exponent of the largest power of two <= `loss_scale`."""
-    return math.floor(math.log2(float(loss_scale)))
-
-
 def report_on_step(experiment: Experiment, counts: TensorCounts, loss_scale: float, title: str) -> Report:
     """Returns the report on the `counts` of a step of `experiment` with this loss scale."""
     rows = counts.rows(named_leaves(steps.variable_shapes(experiment)["params"]))
-    return Report(rows, floor_log2(loss_scale), title)
+    return Report(rows, math.floor(math.log2(float(loss_scale))), title)
 
 
 def compare_gradients(
@@ -57,12 +52,8 @@ def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_sca
     """Returns the unscaled float32 gradients of a step at the loss scale 2**log2_scale."""
     scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, log2_scale)), experiment.replicated_sharding)
     state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
-    compiled = (
-        steps.loss_and_grads(experiment)
-        .lower(state, batch)
-        .compile(jax_compat.options_for_one_run(experiment.devices[0].platform))
-    )
-    _, grads = compiled(state, batch)
+    quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
+    _, grads = steps.loss_and_grads(experiment).lower(state, batch).compile(quick)(state, batch)
     return named_leaves(jax.device_get(grads))
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from mixedres import precision
 from mixedres._internal.types import DType
-from mixedres.numerics import ArrayRecord, Finding, Origin
+from mixedres.numerics import ArrayRecord, Finding
 
 # Primitives that are not finite for some finite operands in every dtype, such as 0 / 0 or log 0.
 _PARTIAL = {"div", "rem", "log", "log1p", "log2", "rsqrt", "sqrt", "pow", "integer_pow", "atanh", "acos", "asin", "tan"}
@@ -46,18 +46,21 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
         )
     if origin.is_argument:
         return _cause_in_argument(origin.array)
-    if origin.array.primitive in _PARTIAL and not _near_the_limit(origin):
+    limit = _largest(origin.array.dtype)
+    inputs_are_large = any(row.largest > limit / 1e3 for row in origin.inputs)
+    if origin.array.primitive in _PARTIAL and not inputs_are_large:
         return f"For these operands {origin.array.primitive} has no finite result; {_SMALLER_STEPS}"
-    half = _largest(origin.array.dtype) < _largest(jnp.bfloat16)
+    half = limit < _largest(jnp.bfloat16)
     if half and origin.array.direction == "forward":
         return (
-            f"The forward pass outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, and no loss scale "
+            f"The forward pass outgrew {origin.array.dtype}, which ends at {limit:.0f}, and no loss scale "
             f"changes that; {_wider(chosen)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
         )
     if half:
-        return _cause_in_gradient(origin, chosen, loss_scale)
-    return f"Numbers beyond {_limit(origin):.2g} mean that training diverged, not that {origin.array.dtype} is too " + (
-        f"narrow; {_SMALLER_STEPS}"
+        return _cause_in_gradient(origin.array, chosen, loss_scale)
+    return (
+        f"Numbers beyond {limit:.2g} mean that training diverged, not that {origin.array.dtype} is too narrow; "
+        f"{_SMALLER_STEPS}"
     )
 
 
@@ -70,9 +73,9 @@ def _cause_in_argument(row: ArrayRecord) -> str:
     return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
 
 
-def _cause_in_gradient(origin: Origin, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
+def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
     scale = float(loss_scale.loss_scale)
-    text = f"A gradient outgrew {origin.array.dtype}, which ends at {_limit(origin):.0f}, at loss scale {scale:g}; "
+    text = f"A gradient outgrew {row.dtype}, which ends at {_largest(row.dtype):.0f}, at loss scale {scale:g}; "
     if isinstance(loss_scale, precision.NoOpLossScale):
         return text + f"{_wider(chosen)}, or {_SMALLER_STEPS}"
     if isinstance(loss_scale, precision.StaticLossScale):
@@ -95,13 +98,5 @@ def _keep_layer(row: ArrayRecord) -> str:
     return f", keep the layer in float32 with config.precision.keep_float32=^/{path}$" if slash else ""
 
 
-def _limit(origin: Origin) -> float:
-    return _largest(origin.array.dtype)
-
-
 def _largest(dtype: DType) -> float:
     return float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
-
-
-def _near_the_limit(origin: Origin) -> bool:
-    return max((row.largest for row in origin.inputs), default=0.0) > _limit(origin) / 1e3

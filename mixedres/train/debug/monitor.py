@@ -60,13 +60,11 @@ class Sampler:
         chosen = self._experiment.precision
         if jnp.dtype(chosen.policy.compute_dtype) != jnp.float16:
             return []
-        keep_float32 = re.compile(chosen.keep_float32) if chosen.keep_float32 else None
         found: dict[str, str] = {}
         for row in report.relevant:
-            if row.layer not in self._warned and not (keep_float32 and keep_float32.search(f"/{row.layer}")):
-                warning = self._warning(row, report)
-                if warning:
-                    found.setdefault(row.layer, warning)
+            kept = bool(chosen.keep_float32) and re.search(chosen.keep_float32, f"/{row.layer}")
+            if row.layer not in self._warned and not kept and (warning := self._warning(row, report)):
+                found.setdefault(row.layer, warning)
         self._warned |= found.keys()
         lines = [f"warning: step {step}: {warning}" for warning in list(found.values())[:_MOST_LINES]]
         if found:
@@ -99,21 +97,14 @@ def scalars(report: Report) -> dict[str, float | None]:
         "recommended_log2": report.recommended_log2_scale,
     }
     for row in report.rows:
-        name = _tag(row)
-        values[f"{name}/largest_log2"] = row.exponents.top
-        values[f"{name}/zeros"] = row.exponents.zeros
-        values[f"{name}/lost"] = row.lost(report.log2_scale)
+        found = {"largest_log2": row.exponents.top, "zeros": row.exponents.zeros, "lost": row.lost(report.log2_scale)}
+        values |= {f"{_tag(row)}/{name}": value for name, value in found.items()}
     return values
 
 
 def histograms(report: Report) -> dict[str, Histogram]:
     """Returns histograms of log2 |x| for every tensor that is not all zero."""
-    by_tag = {}
-    for row in report.rows:
-        bottom, top = row.exponents.bottom, row.exponents.top
-        if bottom is not None and top is not None:
-            by_tag[_tag(row)] = Histogram(bottom, [int(count) for count in row.exponents.between(bottom, top)])
-    return by_tag
+    return {_tag(row): Histogram(*row.exponents.span()) for row in report.rows if row.exponents.top is not None}
 
 
 def _tag(row: TensorRow) -> str:

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from mixedres import numerics
 from mixedres._internal.errors import ConfigError, NonFiniteError, one_line
-from mixedres._internal.files import parse_json, read_regular, write_json
+from mixedres._internal.files import parse_json, read_regular, to_disk, write_json
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, Record
 from mixedres.checkpoints import workdir as names
@@ -58,7 +58,8 @@ def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainStat
       batch: the batch of the first step that halted.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
-    batch = _gather(batch)
+    if jax.process_count() > 1:  # the global batch in every process
+        batch = multihost_utils.process_allgather(batch, tiled=True)
     found = _explain(experiment, state, batch)
     try:
         save_step(directory, experiment, state, batch, found)
@@ -101,7 +102,13 @@ def save_step(
     partial.mkdir(parents=True)
     _write_arrays(partial / STATE, {name: _local(leaf) for name, leaf in named_leaves(state).items()})
     _write_arrays(partial / BATCH, {name: np.asarray(array) for name, array in batch.items()})
-    write_json(partial / DOCUMENT, _document(experiment, state, batch, found))
+    document = {
+        "step": int(state.step) + 1,
+        "found": found,
+        "config": experiment.resolved | {"num_devices": len(experiment.devices)},
+        "batch": {name: str(array.dtype) for name, array in batch.items()},
+    }
+    write_json(partial / DOCUMENT, document)
     shutil.rmtree(directory, ignore_errors=True)
     os.replace(partial, directory)
 
@@ -148,30 +155,14 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     return state
 
 
-def _document(experiment: Experiment, state: TrainState, batch: Batch, found: str | None) -> Record:
-    return {
-        "step": int(state.step) + 1,
-        "found": found,
-        "config": experiment.resolved | {"num_devices": len(experiment.devices)},
-        "batch": {name: str(array.dtype) for name, array in batch.items()},
-    }
-
-
-def _gather(batch: Batch) -> Batch:
-    """Returns the global batch in every process, from the parts of all processes."""
-    return batch if jax.process_count() == 1 else multihost_utils.process_allgather(batch, tiled=True)
-
-
 def _local(array: jax.Array | np.ndarray) -> np.ndarray:
     """Returns the local copy of a replicated array."""
     return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
 
 
 def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    to_disk(path)
 
 
 def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

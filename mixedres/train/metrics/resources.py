@@ -59,7 +59,8 @@ class Resources:
     def _sample(self) -> None:
         processes = self._processes()
         cpu, now = _cpu_seconds(processes), time.monotonic()
-        sample = {"cpu_percent": 100 * (cpu - self._cpu) / max(now - self._at, 1e-9), "rss_bytes": _rss(processes)}
+        resident = sum(info.rss for process in processes if (info := _read(process, "memory_info")))
+        sample = {"cpu_percent": 100 * (cpu - self._cpu) / max(now - self._at, 1e-9), "rss_bytes": resident}
         self._cpu, self._at = cpu, now
         used = [stats["bytes_in_use"] for device in self._devices if (stats := device.memory_stats())]
         if used:
@@ -78,10 +79,6 @@ class Resources:
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
     """Returns the processor time of these processes and of their children that have ended."""
     return sum(sum(times[:4]) for process in processes if (times := _read(process, "cpu_times")))
-
-
-def _rss(processes: list[psutil.Process]) -> int:
-    return sum(info.rss for process in processes if (info := _read(process, "memory_info")))
 
 
 def _read(process: psutil.Process, method: str) -> Any:

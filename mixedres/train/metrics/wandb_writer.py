@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from mixedres._internal import console
-from mixedres._internal.errors import ConfigError, TrackingError, TrainingError
+from mixedres._internal.errors import ConfigError, TrainingError, one_line
 from mixedres._internal.files import read_json, without_nan, write_json
 from mixedres._internal.types import Json
 from mixedres.checkpoints import workdir
@@ -24,22 +24,11 @@ def check_installed(project: str | None) -> None:
 
 @contextlib.contextmanager
 def tracker(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> Iterator["WandbWriter | None"]:
-    """Yields the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0.
-
-    Raises:
-      TrainingError: if Weights & Biases does not take the run.
-    """
+    """Yields the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0."""
     if not (group.is_primary and experiment.config.wandb):
         yield None
         return
-    try:
-        writer = WandbWriter(experiment.config.wandb, directory, experiment.resolved)
-    except TrackingError as error:
-        raise TrainingError(
-            f"Weights & Biases does not take the run ({error}); type 'wandb login', set WANDB_MODE=offline, or leave "
-            "config.wandb out"
-        ) from error
-    with writer:
+    with WandbWriter(experiment.config.wandb, directory, experiment.resolved) as writer:
         yield writer
 
 
@@ -58,7 +47,7 @@ class WandbWriter:
           config: flat config, shown beside the metrics.
 
         Raises:
-          TrackingError: if nobody is logged in, or the service cannot be reached.
+          TrainingError: if nobody is logged in, or the service cannot be reached.
         """
         import wandb
 
@@ -74,7 +63,10 @@ class WandbWriter:
                 settings=wandb.Settings(console="off", x_disable_stats=True),
             )
         except Exception as error:  # wandb's own errors, and those of the libraries below it
-            raise TrackingError(_first_line(error)) from error
+            raise TrainingError(
+                f"Weights & Biases does not take the run ({one_line(error)}); type 'wandb login', set "
+                "WANDB_MODE=offline, or leave config.wandb out"
+            ) from error
         # A crash can repeat steps, and wandb's own step count must grow. So our step is the axis of the curves.
         self._run.define_metric("*", step_metric="step")
 
@@ -97,7 +89,7 @@ class WandbWriter:
             action()
         except Exception as error:
             self._run = None
-            console.say(f"warning: Weights & Biases takes no metrics any more ({_first_line(error)})")
+            console.say(f"warning: Weights & Biases takes no metrics any more ({one_line(error)})")
 
 
 def _run_id(path: pathlib.Path) -> str:
@@ -108,8 +100,3 @@ def _run_id(path: pathlib.Path) -> str:
     new = uuid.uuid4().hex[:12]
     write_json(path, {"id": new})
     return new
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -22,6 +22,8 @@ NOT_PLOTTED = {"epoch", "examples"}
 _FLUSH_SECONDS = 10
 # Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
+# tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
+_SCHEME = "mixedres"
 
 
 class Histogram(NamedTuple):
@@ -61,7 +63,14 @@ class MetricWriter:
             if remaining != old:
                 replace_text(jsonl, remaining)
         self._lines = _Lines(jsonl)
-        self._curves = _Curves(jsonl.parent, first_step)
+        register_writer_factory(_SCHEME, _LosableFile)
+        self._events = SummaryWriter(  # which writes in a thread of its own
+            f"{_SCHEME}:{jsonl.parent.absolute()}",
+            purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
+            max_queue=0,  # no limit, so that the loop never waits for the disk
+            flush_secs=_FLUSH_SECONDS,
+            filename_suffix=f".{os.getpid()}.{next(_COUNT)}",
+        )
         self._tracker = tracker
 
     def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
@@ -70,13 +79,21 @@ class MetricWriter:
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
         plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
         curves = {f"{kind}/{name}": value for name, value in plotted.items()}
-        self._curves.write(step, curves)
+        for name, value in curves.items():
+            self._events.add_scalar(name, value, step)
         if self._tracker:
             self._tracker.write(step, curves)
 
     def histograms(self, step: int, kind: str, found: Mapping[str, Histogram]) -> None:
         """Writes histograms after `step` steps, for TensorBoard alone."""
-        self._curves.histograms(step, {f"{kind}/{name}": histogram for name, histogram in found.items()})
+        for name, (first, counts) in found.items():
+            limits = [float(first + 1 + i) for i in range(len(counts))]
+            middles = [limit - 0.5 for limit in limits]
+            total = sum(c * m for c, m in zip(counts, middles, strict=True))
+            squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
+            self._events.add_histogram_raw(
+                f"{kind}/{name}", first, limits[-1], sum(counts), total, squares, limits, counts, global_step=step
+            )
 
     def problem(self) -> str | None:
         """Returns why lines wait in memory; None if no line waits."""
@@ -89,7 +106,7 @@ class MetricWriter:
     def close(self) -> None:
         """Flushes and closes the files."""
         self._lines.close()
-        self._curves.close()
+        self._events.close()
 
 
 class NullMetricWriter:
@@ -141,41 +158,6 @@ class _Lines:
     def close(self) -> None:
         self.write("")
         self._opened.close()
-
-
-# tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
-_SCHEME = "mixedres"
-
-
-class _Curves:
-    """TensorBoard events through tensorboardX, which writes them in a thread of its own."""
-
-    def __init__(self, directory: pathlib.Path, first_step: int):
-        register_writer_factory(_SCHEME, _LosableFile)
-        self._writer = SummaryWriter(
-            f"{_SCHEME}:{directory.absolute()}",
-            purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
-            max_queue=0,  # no limit, so that the loop never waits for the disk
-            flush_secs=_FLUSH_SECONDS,
-            filename_suffix=f".{os.getpid()}.{next(_COUNT)}",
-        )
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
-        for name, (first, counts) in found.items():
-            limits = [float(first + 1 + i) for i in range(len(counts))]
-            middles = [limit - 0.5 for limit in limits]
-            total = sum(c * m for c, m in zip(counts, middles, strict=True))
-            squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
-            self._writer.add_histogram_raw(
-                name, first, limits[-1], sum(counts), total, squares, limits, counts, global_step=step
-            )
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _LosableFile:

@@ -7,7 +7,6 @@ import pytest
 
 from mixedres._internal.progress import StepProgress
 from mixedres.train.metrics import log as run_log
-from mixedres.train.metrics.in_flight import InFlight
 from mixedres.train.metrics.writers import MetricWriter
 from tests.train.run_cases import lines, without_timings
 
@@ -162,7 +161,7 @@ def test_newest_step_tells_whether_the_device_is_busy():
         def __init__(self, ready):
             self.is_ready = lambda: ready
 
-    flight = InFlight()
+    flight = run_log.InFlight()
     assert not flight.busy()
     flight.push(1, {"loss": Value(True)}, {})
     assert not flight.busy()
