@@ -28,8 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
         """Takes `prog` as a user types it, and a `description` that is printed unchanged."""
-        options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
-        super().__init__(prog=prog, description=description, **options)
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""

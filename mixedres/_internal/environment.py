@@ -121,7 +121,7 @@ def _readable(number: float, unit: str) -> str:
 
 def device_memory(device: Any) -> int:
     """Returns the bytes that JAX may use on a `jax.Device`; 0 if the device uses the memory of the host."""
-    return (device.memory_stats() or {}).get("bytes_limit", 0)
+    return int((device.memory_stats() or {}).get("bytes_limit", 0))
 
 
 def host_memory() -> int:

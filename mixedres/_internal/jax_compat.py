@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax._src import source_info_util
 from jax._src.distributed import global_state as global_state
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 
 # Primitives that do nothing but call their one body, in all versions.
 SIMPLE_CALLS = frozenset(

@@ -35,7 +35,8 @@ def drop_noise() -> None:
     """Drops messages of libraries about failures that a command reports in one line of its own."""
     # Coroutines of Orbax complain long after a save or a restoration has failed.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    sys.unraisablehook, threading.excepthook = map(_without_orbax, (sys.unraisablehook, threading.excepthook))
+    sys.unraisablehook = _without_orbax(sys.unraisablehook)
+    threading.excepthook = _without_orbax(threading.excepthook)
     quiet_libraries()
 
 

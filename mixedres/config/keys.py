@@ -30,8 +30,10 @@ FIXED = "fixed"
 GROW = "grow"
 FREE = "free"
 # Sections and keys that an evaluation of a run must share with its training; devices and batch size may differ.
-_EVALUATED = ("model.", "batch_norm.", "data.", "precision.", "ema_decay", "trainable")
-_EVALUATED += ("optimizer.name", "optimizer.layer_decay")
+_EVALUATED = (
+    *("model.", "batch_norm.", "data.", "precision."),
+    *("ema_decay", "trainable", "optimizer.name", "optimizer.layer_decay"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
