@@ -55,7 +55,7 @@ commands = {
 for name, arguments in commands.items():
     done = subprocess.run([sys.executable, "-m", f"mixedres.{name}", *arguments], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, (name, done)
-    assert "pip install 'mixedres[train]'" in done.stderr, (name, done.stderr)
+    assert "pip install '.[train]'" in done.stderr, (name, done.stderr)
     print(done.stderr, end="")
     shown = subprocess.run([sys.executable, "-m", f"mixedres.{name}", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 or "pip install" in shown.stderr, (name, shown)

@@ -13,7 +13,7 @@ plain ones alone. Prints a table and writes experiments/results/aot_GPU.json: by
 kernel, kernels, temporary memory, dtypes of the convolutions, transposes, and results as large as an activation that a
 half-precision step should not have: float32, integers, booleans, and what is scattered, copied or transposed.
 
---tpu compiles for the chips of a topology, such as v5e:2x2 or v6e:2x2, and needs pip install 'mixedres[tpu]' instead.
+--tpu compiles for the chips of a topology, such as v5e:2x2 or v6e:2x2, and needs pip install -e '.[tpu]' instead.
 It tells of every preset whether the step compiles, what the chips sum up, memory, and XLA's own estimates of the bytes
 and of the time of a step (its 'optimal_seconds'): nothing of it is measured. It writes
 experiments/results/aot_tpu_TPU.json.

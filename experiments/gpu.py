@@ -203,7 +203,7 @@ def find_device(options: argparse.Namespace, out: pathlib.Path, environment: dic
     platform = result["device"]["platform"]
     if options.device == "gpu" and platform != "gpu":
         raise ConfigError(
-            f"JAX has no GPU here, but {platform}; pip install 'mixedres[cuda13]' on a machine with one, or try the "
+            f"JAX has no GPU here, but {platform}; pip install -e '.[cuda13]' on a machine with one, or try the "
             "command with --device=cpu --name=try"
         )
     return result

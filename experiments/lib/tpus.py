@@ -40,7 +40,7 @@ def chips(name: str) -> list[Any]:
     except Exception as error:  # of a plugin that is not there, or of libtpu
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         if any(words in reason for words in ("libtpu", "not installed", "Unknown backend", "not found")):
-            raise ConfigError(f"--tpu needs libtpu; pip install 'mixedres[tpu]' ({reason})") from None
+            raise ConfigError(f"--tpu needs libtpu; pip install -e '.[tpu]' ({reason})") from None
         raise ConfigError(f"--tpu={name} is not known to libtpu ({reason}); try v5e:2x2 or v6e:2x2") from None
 
 

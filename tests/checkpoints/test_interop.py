@@ -16,8 +16,8 @@ from mixedres._internal.errors import WeightsError
 from mixedres.checkpoints import load
 from tests.data import made
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'mixedres[interop]'")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'mixedres[interop]'")
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[interop]'")
 pytestmark = pytest.mark.interop
 
 DEPTHS = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}

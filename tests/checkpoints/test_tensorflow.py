@@ -183,7 +183,7 @@ keras.applications.ResNet50V2(weights=None).save_weights(sys.argv[1] + "/v2.weig
 
 @pytest.mark.slow
 def test_weights_of_keras_applications_predict_the_same(tmp_path, monkeypatch):
-    pytest.importorskip("keras", reason="needs Keras: pip install 'mixedres[examples]'")
+    pytest.importorskip("keras", reason="needs Keras: pip install -e '.[examples]'")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     command = [sys.executable, "-c", APPLICATIONS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

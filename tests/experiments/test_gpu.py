@@ -54,7 +54,7 @@ def test_tiny_form_runs_every_part(tmp_path):
 def test_without_a_gpu(tmp_path):
     done = command(f"--out={tmp_path}")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "JAX has no GPU here, but cpu; pip install 'mixedres[cuda13]'" in done.stderr
+    assert "JAX has no GPU here, but cpu; pip install -e '.[cuda13]'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from mixedres._internal import console
+from mixedres._internal.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, TrainingError, one_line
 from mixedres._internal.files import read_json, without_nan, write_json
 from mixedres._internal.types import Json
@@ -19,7 +20,7 @@ from mixedres.train.experiment import Experiment
 def check_installed(project: str | None) -> None:
     """Raises ConfigError if the metrics go to a `project` and the package wandb is missing."""
     if project and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
+        raise ConfigError(f"config.wandb needs the package wandb; {how_to_install('wandb')}, or leave out config.wandb")
 
 
 @contextlib.contextmanager
