@@ -56,10 +56,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     from mixedres.config import parse_flags
 
     flags = parse_flags(arguments)
-    presets = None
-    if flags.presets is not None:
-        names = [*PRESETS] if flags.presets == "all" else [name.strip() for name in flags.presets.split(",")]
-        presets = command_line.presets("--presets", names, also="all, or ")
+    presets = None if flags.presets is None else _presets(flags.presets)
     name = flags.default_workdir if flags.workdir is None else flags.workdir
     if "://" in name:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
@@ -88,14 +85,18 @@ def main(argv: Sequence[str]) -> int:
     return command_line.run("mixedres", train_or_evaluate, argv[1:], continues=_CONTINUES, smaller=_SMALLER)
 
 
+def _presets(text: str) -> list[str]:
+    """Returns the names in the value of --presets."""
+    names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
+    return command_line.presets("--presets", names, also="all, or ")
+
+
 def _key_help() -> list[str]:
     try:
         from mixedres.config import KEYS
     except ModuleNotFoundError as error:
-        return [
-            "",
-            f"the keys of the config are listed here when this is installed: {command_line.missing_package(error)}",
-        ]
+        missing = command_line.missing_package(error)
+        return ["", f"the keys of the config are listed here when this is installed: {missing}"]
     lines = ["", "keys of the config, with their defaults before the config file sets them:"]
     for key in KEYS:
         default = "not set" if key.default is None else repr(key.default)

@@ -32,7 +32,7 @@ from mixedres._internal.errors import ConfigError
 from mixedres.config import parse_flags
 from mixedres.train import optimizers, start, steps
 from mixedres.train.builder import build
-from mixedres.train.debug import comparison
+from mixedres.train.debug import monitor
 from mixedres.train.experiment import Experiment
 
 NETWORK = {"model.name": "cifar_resnet20", "data.name": "synthetic", "data.image_size": 32, "data.num_classes": 10}
@@ -95,7 +95,7 @@ def prepare(given: Experiment) -> tuple[list[Step], list[str]]:
     sgd = optimizers.create("sgd", optimizers.schedule("constant", peak=0.01, total_steps=1), weight_decay=1e-4)
     batch = given.shard_batch(next(iter(given.source.train_batches(given.batch_size, seed=0, first_step=0))))
     on_cpu = given.devices[0].platform == "cpu"
-    shadow = comparison.in_wide_range(given, comparison.FLOAT32 if on_cpu else comparison.BFLOAT16)
+    shadow = monitor.in_wide_range(given, monitor.FLOAT32 if on_cpu else monitor.BFLOAT16)
     programs, failed = [], []
 
     def attempt(kind: type[Step], name: str, function: Any, state: Any, options: dict[str, Any] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 import shlex
 import time
@@ -9,15 +10,17 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
 from mixedres._internal import console, environment, jax_compat
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.progress import StepProgress
+from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch
-from mixedres.numerics import Report
-from mixedres.train import Experiment, TrainState, build, comparison, compilation_cache, distributed, start
+from mixedres.numerics import Comparison, Report
+from mixedres.train import Experiment, TrainState, build, compilation_cache, distributed, monitor, start
 from mixedres.train import steps as jitted
 
 
@@ -51,14 +54,14 @@ def examine_network(
         comparisons = []
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
-            comparisons = comparison.compare_gradients(experiment, state, batch, _compared(experiment, report, presets))
+            comparisons = _compare_gradients(experiment, state, batch, _compared(experiment, report, presets))
     return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
 
 def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Batch]:
     """Returns the sum of the reports, and state and batch of the last examination; trains between the steps."""
     quick, first, last = jax_compat.options_for_one_run(experiment.devices[0].platform), int(state.step), steps[-1]
-    count = jitted.numerics_step(comparison.in_wide_range(experiment))
+    count = jitted.numerics_step(monitor.in_wide_range(experiment))
     count = count.lower(state.variables, jitted.batch_shapes(experiment)).compile(quick)
     environment.check_memory(count, experiment.devices, "a smaller --config.batch_size")
     train_step = jitted.train_step(experiment) if last else None
@@ -70,7 +73,7 @@ def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int])
             if done in steps:
                 scale = float(state.loss_scale.loss_scale)
                 seen = count(state.variables, batch)
-                new = comparison.report_on_step(experiment, seen, scale, "").at_step(first + done)
+                new = monitor.report_on_step(experiment, seen, scale, "").at_step(first + done)
                 report = new if report is None else dataclasses.replace(report + new, log2_scale=new.log2_scale)
                 progress.print(f"step {first + done}: examined; its loss scale is {scale:g}")
             if train_step is None or done == last:
@@ -98,8 +101,7 @@ def _halted(experiment: Experiment, step: int, report: Report | None) -> Report:
 
 def _state(experiment: Experiment, run: pathlib.Path | None) -> TrainState:
     if run is None:
-        initial = start.initial_weights(experiment, None, distributed.SINGLE)
-        return start.latest_start(experiment, None, initial).state
+        return start.new_state(experiment, start.initial_weights(experiment, None, distributed.SINGLE))
     if not run.is_dir():
         raise ConfigError(f"--workdir={run} is not there; leave it out to examine a fresh network")
     begun = start.latest_start(experiment, run)
@@ -122,6 +124,42 @@ def _compared(
             kept = precision.get(name, keep_float32=report.keep_float32_pattern)
             chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = (kept, log2_scale)
     return chosen
+
+
+def _compare_gradients(
+    experiment: Experiment, state: TrainState, batch: Batch, presets: dict[str, tuple[precision.Precision, int]]
+) -> list[Comparison]:
+    """Returns the errors of a step's gradients in several precisions, against float32.
+
+    `presets` is {name for the report: (precision, exponent of the loss scale)}; `batch` is on the devices.
+    """
+    exact = _gradients(monitor.in_wide_range(experiment), state, batch, 0)
+    return [
+        _comparison(name, log2_scale, _gradients(experiment.in_precision(chosen), state, batch, log2_scale), exact)
+        for name, (chosen, log2_scale) in presets.items()
+    ]
+
+
+def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_scale: int) -> dict[str, np.ndarray]:
+    """Returns the unscaled float32 gradients of a step at the loss scale 2**log2_scale."""
+    scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, log2_scale)), experiment.replicated_sharding)
+    state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
+    quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
+    _, grads = jitted.loss_and_grads(experiment).lower(state, batch).compile(quick)(state, batch)
+    return named_leaves(jax.device_get(grads))
+
+
+def _comparison(preset: str, log2_scale: int, found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Comparison:
+    """Returns the relative errors by parameter; a parameter whose gradient is 0 in float32 has no error."""
+    norms = {name: float(np.linalg.norm(x.astype(np.float64))) for name, x in exact.items()}
+    errors = {
+        name: float(np.linalg.norm(found[name].astype(np.float64) - exact[name])) / norm
+        for name, norm in norms.items()
+        if norm
+    }
+    errors = {name: error if math.isfinite(error) else math.inf for name, error in errors.items()}
+    worst = max(errors, key=lambda name: errors[name], default="")
+    return Comparison(preset, log2_scale, errors.get(worst, 0.0), worst, float(np.median([*errors.values()] or [0.0])))
 
 
 def overrides(report: Report, config: ConfigDict) -> list[str]:

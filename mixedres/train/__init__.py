@@ -3,7 +3,7 @@
 from mixedres.train import distributed, start, steps
 from mixedres.train.builder import build
 from mixedres.train.compilation import compilation_cache
-from mixedres.train.debug import comparison, diagnosis, nonfinite
+from mixedres.train.debug import diagnosis, monitor, nonfinite
 from mixedres.train.evaluation import compare_presets, evaluate
 from mixedres.train.experiment import Experiment
 from mixedres.train.run import fit
@@ -14,12 +14,12 @@ __all__ = [
     "TrainState",
     "build",
     "compare_presets",
-    "comparison",
     "compilation_cache",
     "diagnosis",
     "distributed",
     "evaluate",
     "fit",
+    "monitor",
     "nonfinite",
     "start",
     "steps",

@@ -39,9 +39,8 @@ def _devices(wanted: int | None) -> list[jax.Device]:
 def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
     """Returns the mesh and the global batch size.
 
-    Raises:
-      ConfigError: if devices are missing or not equally many in every process, or if devices and microbatches do not
-        divide the batch.
+    Raises ConfigError if devices are missing or not equally many in every process, or if devices and microbatches do
+    not divide the batch.
     """
     devices = _devices(config.num_devices)
     count = len(devices)
@@ -139,16 +138,9 @@ def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, 
 
 
 def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
-    """Returns whether batch norms are fused with the operations after them.
+    """Returns whether batch norms are fused with the operations after them, on this kind of device.
 
-    Args:
-      given: 'auto', 'true' or 'false'.
-      config: the config of the run.
-      chosen: the precision of the network.
-      kind: kind of device, a key of `FUSED_IS_FASTER`.
-
-    Raises:
-      ConfigError: if batch norms must be fused and cannot be.
+    `given` is 'auto', 'true' or 'false'. Raises ConfigError if batch norms must be fused and cannot be.
     """
     obstacle = chosen.why_not_fusable
     if config.batch_norm.frozen:

@@ -100,10 +100,9 @@ def sum_over_images(
     """Returns the sums of every step over all test images, each image counted once.
 
     Args:
-      experiment: has the images.
+      experiment, state: the images and the state to evaluate.
       eval_steps: evaluation steps by name, jitted or compiled; the classes that the first step predicts are the
         baseline of the others.
-      state: the state to evaluate.
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
       group: the processes that evaluate together.
 

@@ -58,8 +58,6 @@ def scaled_grads(
     Args:
       variables: {'params', 'batch_stats'}, float32, replicated.
       batch: as `mixedres.train.step.train_step` takes it.
-      loss_scale: scales the loss.
-      options: options of the step.
 
     Returns:
       Gradients in the dtype of the all-reduce, new batch statistics, and the float32 metrics 'loss' (unscaled) and

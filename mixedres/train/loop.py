@@ -67,10 +67,7 @@ class Loop:
     _stopping: bool = False
 
     def run(self, batches: data.Prefetch[data.Batch, Batch]) -> Record:
-        """Runs to the end and returns the last evaluation.
-
-        Args:
-          batches: the batches from the next step on.
+        """Runs to the end, over `batches`, which begin with the next step, and returns the last evaluation.
 
         Raises:
           Stopped: after a signal; everything up to the last step is saved.

@@ -171,31 +171,18 @@ def initial_weights(
 
 
 def find_start(
-    experiment: Experiment, saved: Checkpoints | None, initial: InitialWeights | None, *, set_aside: bool = False
+    experiment: Experiment, saved: Checkpoints, initial: InitialWeights | None, *, set_aside: bool = False
 ) -> Start:
     """Returns the start from the newest checkpoint, else from `initial`, else from random weights.
 
-    Args:
-      experiment: of the run.
-      saved: its checkpoints, or None.
-      initial: the result of `initial_weights`.
-      set_aside: the run continues here: rename damaged checkpoints and print changes of the config.
-
-    Raises:
-      ConfigError: as for `restore_newest`.
+    Args and errors: as for `restore_newest`; `initial` is the result of `initial_weights`.
     """
-    restored = None if saved is None else restore_newest(experiment, saved, set_aside=set_aside)
-    if restored is not None:
-        return Start(*restored)
-    return Start(new_state(experiment, initial), initial=initial)
+    restored = restore_newest(experiment, saved, set_aside=set_aside)
+    return Start(*restored) if restored else Start(new_state(experiment, initial), initial=initial)
 
 
-def latest_start(
-    experiment: Experiment, directory: pathlib.Path | None, initial: InitialWeights | None = None
-) -> Start:
-    """Returns `find_start` for the workdir `directory` without changing it; None: a start without a workdir."""
-    if directory is None:
-        return find_start(experiment, None, initial)
+def latest_start(experiment: Experiment, directory: pathlib.Path, initial: InitialWeights | None = None) -> Start:
+    """Returns `find_start` for the workdir `directory` without changing it."""
     with contextlib.closing(Checkpoints((directory / workdir.CHECKPOINTS).absolute())) as saved:
         return find_start(experiment, saved, initial)
 
@@ -217,7 +204,8 @@ def restore_newest(
 ) -> tuple[TrainState, Record] | None:
     """Returns the newest undamaged state and its record; None without a checkpoint.
 
-    Prints which newer checkpoints are damaged, and with `set_aside` renames them.
+    Prints which newer checkpoints are damaged. With `set_aside` the run continues here: the damaged checkpoints are
+    renamed, and changes of the config are printed.
 
     Raises:
       ConfigError: if all are damaged, are of another network, or lie beyond the end of the run.
@@ -261,12 +249,10 @@ def _print_changes(experiment: Experiment, record: Record) -> None:
 
 
 def load_weights(given: str, like: Variables, model: models.Network, spec: InputSpec | None = None) -> InitialWeights:
-    """Reads the weights that ``config.init_from`` names; see `mixedres.checkpoints.read_weights`.
+    """Reads the weights at the path `given`, which ``config.init_from`` names; see `mixedres.checkpoints.read_weights`.
 
     Args:
-      given: the path.
-      like: {'params', 'batch_stats'} of the network, as shapes.
-      model: the network.
+      like: {'params', 'batch_stats'} of the network `model`, as shapes.
       spec: input of the network. If the weights were trained with another normalization, the note says so.
 
     Raises:

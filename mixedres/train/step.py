@@ -95,7 +95,6 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
     Args:
       state: replicated.
       batch: 'image' (b, h, w, c) uint8 or float and 'label' (b,) int32, this device's examples.
-      options: options of the step, with `tx`.
 
     Returns:
       The new state, and float32 scalar metrics over the global batch: 'loss' (mean, unscaled, smoothed), 'top1'
@@ -152,8 +151,7 @@ def eval_step(
       batch: as in `train_step`, and 'mask' (b,) bool: false for the padding of the last batch.
       baseline: (b,) int32, predicted classes to compare with, or None.
       sums: as `zero_sums` returns them, replicated.
-      apply_fn: the model's `apply`.
-      normalize: function from the images of a batch to the float32 input of the network.
+      apply_fn, normalize: as in `StepOptions`.
 
     Returns:
       The new sums, and the predicted classes (b,) int32 of this device's images.
@@ -210,7 +208,7 @@ def jit_train_step(
 
     Args:
       mesh: has the one axis `AXIS`.
-      options: options of the step; `ohwi` follows from `state_format`.
+      options: of the step; `ohwi` follows from `state_format`.
       donate: the new state takes the memory of the old one; None: except on the CPU. There XLA writes parameters and
         momentum in loops that read both, and would first copy a donated state: 7 % of a step of ResNet-50 with 16
         images of 64 pixels.

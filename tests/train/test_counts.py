@@ -9,7 +9,7 @@ from mixedres._internal.tree import named_leaves
 from mixedres.numerics import _taps
 from mixedres.train import start, steps
 from mixedres.train.builder import build
-from mixedres.train.debug import comparison
+from mixedres.train.debug import monitor
 from mixedres.train.losses import cross_entropy
 from tests.train import run_cases
 
@@ -23,7 +23,7 @@ def experiment_and_batch(**overrides):
 
 
 def rows_of(experiment, state, batch):
-    step = steps.numerics_step(comparison.in_wide_range(experiment))
+    step = steps.numerics_step(monitor.in_wide_range(experiment))
     counted = jax.device_get(step(state.variables, experiment.shard_batch(batch)))
     return counted.rows(named_leaves(steps.variable_shapes(experiment)["params"]))
 
@@ -33,7 +33,7 @@ def rows_of(experiment, state, batch):
 def test_devices_and_microbatches_are_counted_separately(overrides):
     experiment, state, batch = experiment_and_batch(**overrides)
     rows = rows_of(experiment, state, batch)
-    model = comparison.in_wide_range(experiment).model
+    model = monitor.in_wide_range(experiment).model
     variables = jax.device_get(state.variables)
 
     def loss(params, images, labels):
@@ -74,10 +74,10 @@ def test_frozen_network_has_only_head_gradients():
 
 def test_synchronized_statistics_and_the_rewrite():
     experiment, state, _ = experiment_and_batch(batch_norm__sync=True)
-    step = steps.numerics_step(comparison.in_wide_range(experiment))
+    step = steps.numerics_step(monitor.in_wide_range(experiment))
     assert len(jax.eval_shape(step, state.variables, steps.batch_shapes(experiment)).taps.names) == 8
     rewritten = build(run_cases.tiny("fp16_rewrite"))
-    in_float32 = comparison.in_wide_range(rewritten)
-    assert in_float32.model.policy == comparison.in_wide_range(experiment).model.policy
+    in_float32 = monitor.in_wide_range(rewritten)
+    assert in_float32.model.policy == monitor.in_wide_range(experiment).model.policy
     counts = jax.eval_shape(steps.numerics_step(in_float32), state.variables, steps.batch_shapes(rewritten))
     assert isinstance(counts.taps, _taps.TapStatistics)

@@ -120,10 +120,10 @@ class Measurements:
     def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
         """Returns the finding of a program with these named results."""
         tensors = [tensor for frame in self._frames.values() for tensor in frame.tensors]
-        tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda tensor: tensor.path)
+        tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda t: t.path)
         bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
         return Finding(
-            arrays=tuple(self._row(tensor, self._all(tensor)) for tensor in tensors),
+            arrays=tuple(self._row(t, self._numbers[t.frame.path][..., t.row, :].reshape(-1, 2)) for t in tensors),
             nonfinite_results=tuple(name for name, _ in bad),
             origin=self._origin([(tensor, ()) for _, tensor in bad], tensors),
         )
@@ -162,10 +162,6 @@ class Measurements:
             iterations=where[1],
             position=tensors.index(tensor) if tensor in tensors else 0,
         )
-
-    def _all(self, tensor: Tensor) -> np.ndarray:
-        """Returns the statistics of a tensor, (devices and iterations, 2)."""
-        return self._numbers[tensor.frame.path][..., tensor.row, :].reshape(-1, 2)
 
     def _at(self, place: Place) -> np.ndarray:
         """Returns the statistics of a tensor in one iteration, (devices, 2)."""

@@ -1,21 +1,36 @@
 """Statistics of the tensors of every layer, at every K-th step of a run."""
 
+import math
 import re
 
 import jax
 import jax.numpy as jnp
 
+from mixedres import precision
+from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, CompiledStep, Metrics
 from mixedres.numerics import LOST, Report, TensorCounts, TensorRow
 from mixedres.train import steps
-from mixedres.train.debug import comparison
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import Histogram
 from mixedres.train.step import TrainState
 
+# The presets in which a step is examined. bfloat16 has the range of float32, and is faster where float32 is slow.
+FLOAT32, BFLOAT16 = "fp32", "bf16"
 # Number of layers named at a step.
 _MOST_LINES = 3
+
+
+def in_wide_range(experiment: Experiment, name: str = FLOAT32) -> Experiment:
+    """Returns the experiment in a preset with the range of float32, which loses no value before it is counted."""
+    return experiment.in_precision(precision.get(name))
+
+
+def report_on_step(experiment: Experiment, counts: TensorCounts, loss_scale: float, title: str) -> Report:
+    """Returns the report on the `counts` of a step of `experiment` with this loss scale."""
+    rows = counts.rows(named_leaves(steps.variable_shapes(experiment)["params"]))
+    return Report(rows, math.floor(math.log2(float(loss_scale))), title)
 
 
 class Sampler:
@@ -36,8 +51,8 @@ class Sampler:
     def compile(self, state: TrainState) -> None:
         """Compiles the counting step, if the run is long enough for a sample."""
         if 0 < self._every <= self._experiment.total_steps:
-            name = comparison.FLOAT32 if self._experiment.devices[0].platform == "cpu" else comparison.BFLOAT16
-            count = steps.numerics_step(comparison.in_wide_range(self._experiment, name))
+            name = FLOAT32 if self._experiment.devices[0].platform == "cpu" else BFLOAT16
+            count = steps.numerics_step(in_wide_range(self._experiment, name))
             self._count = count.lower(state.variables, steps.batch_shapes(self._experiment)).compile()
 
     def look(self, step: int, state: TrainState, batch: Batch) -> None:
@@ -50,7 +65,7 @@ class Sampler:
         if step not in self._pending:
             return
         counts = jax.device_get(self._pending.pop(step))
-        report = comparison.report_on_step(self._experiment, counts, values["loss_scale"], f"step {step}")
+        report = report_on_step(self._experiment, counts, values["loss_scale"], f"step {step}")
         log.numerics(step, scalars(report), histograms(report))
         for line in self._warnings(step, report):
             log.print(line)

@@ -51,11 +51,7 @@ class Saved:
 def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
     """Saves a step that halted under ``workdir/nonfinite``, examines it, and returns the error to raise.
 
-    Args:
-      experiment: the experiment of the run.
-      workdir: the directory of the run.
-      state: the result of the halted step, which is the state before the step.
-      batch: the batch of the first step that halted.
+    `state` is the result of the halted step, which is the state before the step, and `batch` the batch of this step.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     if jax.process_count() > 1:  # the global batch in every process
@@ -63,8 +59,8 @@ def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainStat
     found = _explain(experiment, state, batch)
     try:
         save_step(directory, experiment, state, batch, found)
-        saved = f"State and batch are in {directory}; repeat the step with python -m mixedres.replay {workdir}"
-        saved += " [--precision=PRESET]"
+        command = f"python -m mixedres.replay {workdir} [--precision=PRESET]"
+        saved = f"State and batch are in {directory}; repeat the step with {command}"
     except OSError as error:
         saved = f"State and batch could not be saved in {directory} ({error.strerror})"
     return NonFiniteError(f"step {number} was not taken: {found}. {saved}")

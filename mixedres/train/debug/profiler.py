@@ -20,8 +20,7 @@ from mixedres.train.step import TrainState
 def traced_steps(experiment: Experiment) -> range:
     """Returns the numbers of the steps that ``config.profile`` names, from 1 as in the metrics; empty without it.
 
-    Raises:
-      ConfigError: if the first of these steps lies beyond the end of the run.
+    Raises ConfigError if the first of these steps lies beyond the end of the run.
     """
     given, total = experiment.config.profile, experiment.total_steps
     if given is None:
@@ -44,13 +43,9 @@ class Profiler:
     """
 
     def __init__(self, window: range, directory: pathlib.Path, log: RunLog, group: SingleProcess):
-        """Prepares the trace; `step` starts it.
+        """Prepares the trace of the steps in `window`, in the workdir `directory`; `step` starts the trace.
 
-        Args:
-          window: numbers of the steps to trace; empty: no trace.
-          directory: the workdir.
-          log: receives lines; the log's clock stops while a trace begins or ends.
-          group: the processes of the run.
+        The clock of `log` stops while a trace begins or ends. Without steps in `window` nothing is traced.
         """
         self._window, self._directory, self._log, self._group = window, directory / workdir.PROFILE, log, group
         self._trace = self._directory / workdir.TRACES  # of this start; "*" stands for the first step

@@ -79,11 +79,8 @@ class ProcessGroup(SingleProcess):
     def __init__(self, index: int, count: int, address: str, timeout: float):
         """Starts the threads that watch the other processes.
 
-        Args:
-          index: number of this process, from 0.
-          count: number of processes.
-          address: 'HOST:PORT' of process 0.
-          timeout: seconds without a heartbeat after which a process counts as lost.
+        This is process `index` of `count`, from 0; `address` is 'HOST:PORT' of process 0. A process counts as lost
+        after `timeout` seconds without a heartbeat.
         """
         self.index, self.count, self._address = index, count, address
         self._client: Any = global_state.client

@@ -39,14 +39,10 @@ class LivenessMonitor:
     """Heartbeats of all processes, which `threads` exchange and judge; the caller starts and joins the threads."""
 
     def __init__(self, client: Any, index: int, count: int, timeout: float, end: Callable[[str, int], None]):
-        """Makes the threads.
+        """Makes the threads of process `index` of `count`, from 0; `client` is JAX's key-value store.
 
-        Args:
-          client: JAX's key-value store.
-          index: number of this process, from 0.
-          count: number of processes.
-          timeout: seconds without a heartbeat, or without progress in the loop, after which a process is lost.
-          end: called with a line and an exit status if a process is lost.
+        A process is lost after `timeout` seconds without a heartbeat, or without progress in the loop. Then `end` is
+        called with a line and an exit status.
         """
         self._client, self._index, self._timeout, self._end = client, index, timeout, end
         self._interval, self.closed = min(2.0, timeout / 10), threading.Event()
@@ -55,9 +51,8 @@ class LivenessMonitor:
         watched = range(count) if index == 0 else [0]
         self.heartbeats = {other: {"name": f"process {other}", "armed": False} for other in watched}
         self._heard = {other: self._progressed for other in watched if other != index}
-        self.threads = [
-            threading.Thread(target=job, daemon=True) for job in (self._exchange, self._judge, self._follow)
-        ]
+        jobs = (self._exchange, self._judge, self._follow)
+        self.threads = [threading.Thread(target=job, daemon=True) for job in jobs]
 
     def note(self, **changes: float) -> None:
         """Changes 'step' or 'armed' (no progress counts as a hang) of the heartbeat; the change counts as progress."""
@@ -105,8 +100,8 @@ class LivenessMonitor:
             # Only process 0 sees all heartbeats. A silent process may have died, which is reported below.
             line = hanging(self.heartbeats, self._timeout) if self._index == 0 and silence < 3 * self._interval else ""
             if silence > self._timeout:
-                line = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s: it died, was "
-                line += "stopped or cannot be reached"
+                silent = f"{self.heartbeats[other]['name']} gave no sign of life for {self._timeout:g} s"
+                line = f"{silent}: it died, was stopped or cannot be reached"
             if line and not self.closed.is_set():
                 line += f"; {RESTART}"
                 if self._index == 0:  # a call to a lost process 0 would block

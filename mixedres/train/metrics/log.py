@@ -122,11 +122,9 @@ class RunLog:
         state: Record | None = None,
         resources: Resources | None = None,
     ):
-        """Starts the log.
+        """Starts the log, which passes metrics to `writers` and lines to `progress`.
 
         Args:
-          writers: receives metrics.
-          progress: receives lines for the terminal.
           total_skipped: skipped steps before this start.
           batch_size: examples per step.
           log_every: steps between two lines of metrics.

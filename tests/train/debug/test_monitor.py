@@ -10,7 +10,7 @@ from mixedres import train
 from mixedres.checkpoints import workdir
 from mixedres.train import start, steps
 from mixedres.train.builder import build
-from mixedres.train.debug import comparison
+from mixedres.train.debug import monitor
 from mixedres.train.debug.monitor import Sampler
 from tests.train import run_cases
 from tests.train.run_cases import events, lines
@@ -63,14 +63,14 @@ def counts(one_block):
     """The experiment, and the counts of its first step."""
     experiment = build(run_cases.tiny("fp16_static"))
     batch = experiment.shard_batch(next(iter(experiment.source.train_batches(16, seed=0, first_step=0))))
-    step = steps.numerics_step(comparison.in_wide_range(experiment))
+    step = steps.numerics_step(monitor.in_wide_range(experiment))
     return experiment, jax.device_get(step(start.new_state(experiment).variables, batch))
 
 
 @pytest.fixture(scope="module")
 def report(counts):
     """A function from a loss scale to the report on that step."""
-    return lambda loss_scale: comparison.report_on_step(*counts, loss_scale, "step 1")
+    return lambda loss_scale: monitor.report_on_step(*counts, loss_scale, "step 1")
 
 
 def test_monitor_warns_once_for_each_layer(report):
