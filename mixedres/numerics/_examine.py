@@ -51,9 +51,8 @@ def examine(
         a float scalar, a `select` that matches no name, and a tap that was never executed.
     """
     log2_scale = log2_of_scale(scale)
-    leaves = leaves_by_path(params)
-    names = [path or "params" for path, _ in leaves]
-    arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    leaves = [(path or "params", leaf) for path, leaf in leaves_by_path(params)]
+    names, arrays = [name for name, _ in leaves], dict(leaves)
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two of params are called {twice!r}; rename one")
@@ -115,8 +114,7 @@ class TensorCounts:
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
         """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes.
 
-        Raises:
-          ValueError: for a tap that was never executed.
+        Raises ValueError for a tap that was never executed.
         """
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in _taps.read(self.taps).items():

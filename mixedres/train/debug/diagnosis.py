@@ -44,8 +44,13 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
             "The compiled step rounds differently where the compiler fuses operations; if this happens again, "
             "set config.precision.name to a preset with bf16, and test the machine's memory"
         )
+    if origin.is_argument and origin.array.path.startswith("batch/"):
+        return (
+            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at the data "
+            "that config.data.name names"
+        )
     if origin.is_argument:
-        return _cause_in_argument(origin.array)
+        return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
     limit = _largest(origin.array.dtype)
     inputs_are_large = any(row.largest > limit / 1e3 for row in origin.inputs)
     if origin.array.primitive in _PARTIAL and not inputs_are_large:
@@ -62,15 +67,6 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
         f"Numbers beyond {limit:.2g} mean that training diverged, not that {origin.array.dtype} is too narrow; "
         f"{_SMALLER_STEPS}"
     )
-
-
-def _cause_in_argument(row: ArrayRecord) -> str:
-    if row.path.startswith("batch/"):
-        return (
-            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at the data "
-            "that config.data.name names"
-        )
-    return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
 
 
 def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:

@@ -110,11 +110,7 @@ def save_step(
 
 
 def load_step(directory: pathlib.Path) -> Saved:
-    """Reads the step that `save_step` wrote into `directory`.
-
-    Raises:
-      ConfigError: if there is no step, or the step cannot be read.
-    """
+    """Reads the step that `save_step` wrote into `directory`; raises ConfigError if there is none or it is damaged."""
     try:
         document = parse_json(read_regular(directory / DOCUMENT))
         state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
@@ -132,9 +128,7 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     """Returns the saved state on the devices of `experiment`, which may have another preset.
 
     If the loss scale of `experiment` is of another kind than the saved loss scale, it begins as at the start of a run.
-
-    Raises:
-      ConfigError: if the saved arrays do not fit this network.
+    Raises ConfigError if the saved arrays do not fit this network.
     """
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})

@@ -41,13 +41,8 @@ class WandbWriter:
     def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Json]):
         """Starts or continues the run of `directory`, offline if the environment has WANDB_MODE=offline.
 
-        Args:
-          project: project of the run; the run has the name of the directory.
-          directory: the workdir; gets ``wandb.json`` and ``wandb/``.
-          config: flat config, shown beside the metrics.
-
-        Raises:
-          TrainingError: if nobody is logged in, or the service cannot be reached.
+        The run has the name of the directory, which gets ``wandb.json`` and ``wandb/``. The flat `config` is shown
+        beside the metrics. Raises TrainingError if nobody is logged in, or the service cannot be reached.
         """
         import wandb
 
