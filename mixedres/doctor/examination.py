@@ -165,15 +165,14 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     if jnp.dtype(chosen.policy.compute_dtype) != jnp.dtype(report.dtype):
         name = precision.preset_of(report.dtype, chosen.implementation)
     flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
+    kept = report.keep_float32_pattern
     if report.dtype == "bfloat16":
         flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
+    elif kept != config.precision.keep_float32:
+        flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
+    if report.dtype == "bfloat16" or report.limited_by is None:  # no tensor limits the scale
         return [" ".join(flags) or "nothing: the config does so already"]
     scale = f"{report.recommended_scale:.12g}"
-    kept = report.keep_float32_pattern
-    if kept != config.precision.keep_float32:
-        flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
-    if report.limited_by is None:  # no tensor limits the scale
-        return [" ".join(flags) or "nothing: the config does so already"]
     lines = [" ".join([*flags, f"--config.precision.loss_scale={scale}"])]
     if precision.get(name).loss_scale == "dynamic":
         dynamic = ["--config.precision.loss_scale=dynamic"] * (config.precision.loss_scale not in (None, "dynamic"))

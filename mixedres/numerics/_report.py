@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from mixedres._internal.errors import listed
 from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
@@ -187,10 +188,9 @@ class Report:
         """Returns the recommendation and its reason, in two sentences."""
         sick = [row for row in self.rows if not row.is_finite]
         if sick:
-            more = f" and {len(sick) - 1} more" if len(sick) > 1 else ""
             return (
-                f"The {sick[0]}{more} had infinities or NaNs already in {sick[0].dtype}, so no dtype and no scale "
-                "helps. Find where they begin with mixedres.numerics.first_nonfinite."
+                f"The {listed([*map(str, sick)], 1)} had infinities or NaNs already in {sick[0].dtype}, so no dtype "
+                "and no scale helps. Find where they begin with mixedres.numerics.first_nonfinite."
             )
         kept, scale = self.keep_float32, format_power(self.recommended_log2_scale)
         if self.dtype == "bfloat16":

@@ -106,8 +106,7 @@ def sum_over_images(
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
       group: the processes that evaluate together.
 
-    Raises:
-      DataError: if no image can be read.
+    Raises DataError if no image can be read.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: steps.zero_sums(experiment) for name in eval_steps}

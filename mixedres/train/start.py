@@ -113,9 +113,8 @@ def open_run(
     Yields the weights of ``config.init_from`` (None if the run does not start from them), the summary of the run if it
     is finished, else None, and the claim of the directory (None in a process that does not write).
 
-    Raises:
-      ConfigError: if processes disagree, the weights do not fit, or the directory holds something else than this run.
-        Nothing has been written then.
+    Raises ConfigError if processes disagree, the weights do not fit, or the directory holds something else than this
+    run. Nothing has been written then.
     """
     ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)

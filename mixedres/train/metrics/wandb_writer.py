@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import pathlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from mixedres._internal import console
@@ -22,14 +22,13 @@ def check_installed(project: str | None) -> None:
         raise ConfigError("config.wandb needs the package wandb; pip install 'mixedres[wandb]', or leave it out")
 
 
-@contextlib.contextmanager
-def tracker(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> Iterator["WandbWriter | None"]:
-    """Yields the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0."""
-    if not (group.is_primary and experiment.config.wandb):
-        yield None
-        return
-    with WandbWriter(experiment.config.wandb, directory, experiment.resolved) as writer:
-        yield writer
+def tracker(
+    experiment: Experiment, directory: pathlib.Path, group: SingleProcess
+) -> contextlib.AbstractContextManager["WandbWriter | None"]:
+    """Returns the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0."""
+    if group.is_primary and experiment.config.wandb:
+        return WandbWriter(experiment.config.wandb, directory, experiment.resolved)
+    return contextlib.nullcontext()
 
 
 class WandbWriter:

@@ -50,8 +50,7 @@ class MetricWriter:
           evaluated: whether `first_step` was evaluated before its checkpoint; if not, its evaluation is removed.
           tracker: receives the curves too; not closed with this writer. None: no tracker.
 
-        Raises:
-          OSError: if `jsonl` cannot be opened.
+        Raises OSError if `jsonl` cannot be opened.
         """
         if jsonl.exists():
             # Bytes that are not UTF-8 are damage, and a line without its end would be joined to the next line.
