@@ -52,19 +52,12 @@ def compare_presets(
 ) -> dict[str, Record]:
     """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
-    Args:
-      config: the config of the run.
-      directory: the workdir; see `evaluate`.
-      presets: names; `BASELINE` is added if it is missing.
-      group: the processes that evaluate together.
+    Args and errors: as for `evaluate`; to the `presets` `BASELINE` is added if it is missing.
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
-
-    Raises:
-      ConfigError: as for `evaluate`.
     """
     experiment = build(config)
     with compilation_cache(config.compilation_cache, directory, group):

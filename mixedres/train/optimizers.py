@@ -219,7 +219,8 @@ def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.G
     """
 
     def scale(updates: PyTree, _: PyTree) -> PyTree:
-        blocks = sorted((name for name in updates if name.startswith("block_layer")), key=_block_number, reverse=True)
+        blocks = [name for name in updates if name.startswith("block_layer")]  # such as 'block_layer1_2'
+        blocks.sort(key=lambda name: tuple(map(int, name.removeprefix("block_layer").split("_"))), reverse=True)
         depths = {name: depth for depth, name in enumerate(blocks, start=1)}
         depths |= dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
 
@@ -243,8 +244,3 @@ def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.Gradient
         return jax.tree.map(lambda trainable, u: u if trainable else jnp.full_like(u, -0.0), mask(updates), updates)
 
     return optax.chain(optax.masked(tx, mask), optax.stateless(select))
-
-
-def _block_number(name: str) -> tuple[int, ...]:
-    """Returns (1, 2) for 'block_layer1_2'."""
-    return tuple(map(int, name.removeprefix("block_layer").split("_")))

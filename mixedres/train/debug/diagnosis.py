@@ -57,9 +57,11 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
         return f"For these operands {origin.array.primitive} has no finite result; {_SMALLER_STEPS}"
     half = limit < _largest(jnp.bfloat16)
     if half and origin.array.direction == "forward":
+        _, slash, layer = origin.array.path.partition("/")  # no slash: the layer is the whole network
+        keep = f", keep the layer in float32 with config.precision.keep_float32=^/{layer}$" if slash else ""
         return (
             f"The forward pass outgrew {origin.array.dtype}, which ends at {limit:.0f}, and no loss scale "
-            f"changes that; {_wider(chosen)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(chosen)}{keep}, or {_SMALLER_STEPS}"
         )
     if half:
         return _cause_in_gradient(origin.array, chosen, loss_scale)
@@ -86,12 +88,6 @@ def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale
 
 def _wider(chosen: precision.Precision) -> str:
     return f"set config.precision.name={chosen.wider or 'bf16'}"
-
-
-def _keep_layer(row: ArrayRecord) -> str:
-    """Returns the advice to keep the layer in float32; '' if the layer is the whole network."""
-    _, slash, path = row.path.partition("/")
-    return f", keep the layer in float32 with config.precision.keep_float32=^/{path}$" if slash else ""
 
 
 def _largest(dtype: DType) -> float:
