@@ -17,7 +17,7 @@ from mixedres._internal.types import Array, Batch, Function, Params
 from mixedres.numerics import _taps
 from mixedres.numerics._exponents import Exponents, exponents
 from mixedres.numerics._linen import tap_modules
-from mixedres.numerics._report import Report, ordered
+from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 
 
@@ -127,7 +127,8 @@ class TensorCounts:
             part = Exponents(parameters[name])
             row = TensorRow("parameter", name, module_of(name, modules), dtype, shape, (part,), 1)
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
-        return ordered(rows, modules)
+        place = {module: index for index, module in enumerate(modules)}
+        return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))  # rows without a module last
 
 
 def _check_scalar(result: Array, has_aux: bool) -> None:

@@ -17,9 +17,6 @@ from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
 from mixedres.numerics._rows import FLUSHING, LOST, LOW, MARGIN, TensorRow, format_power
 
-# With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
-_MANY = 0.1
-_FEW = 3
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
 LOG2_SCALES = range(-24, 25)
 # Names of parameters that are added, not multiplied.
@@ -181,7 +178,8 @@ class Report:
     def dtype(self) -> str:
         """Returns 'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
         kept, count = len(self.keep_float32), len(self.modules)
-        return "bfloat16" if kept > max(_FEW, _MANY * count) or 0 < kept == count else "float16"
+        # With more layers in float32, float16 saves little and bfloat16 is the simpler choice.
+        return "bfloat16" if kept > max(3, 0.1 * count) or 0 < kept == count else "float16"
 
     @property
     def advice(self) -> str:
@@ -279,12 +277,6 @@ class Report:
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def ordered(rows: Sequence[TensorRow], modules: Sequence[str]) -> tuple[TensorRow, ...]:
-    """Rows in the order in which their modules are executed, rows without a module last."""
-    place = {module: index for index, module in enumerate(modules)}
-    return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))
 
 
 def _limits(rows: Sequence[TensorRow]) -> Limits:

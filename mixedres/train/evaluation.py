@@ -90,10 +90,9 @@ def sum_over_images(
     should_stop: Callable[[], bool] = lambda: False,
     group: SingleProcess = SINGLE,
 ) -> dict[str, Metrics]:
-    """Returns the sums of every step over all test images, each image counted once.
+    """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
     Args:
-      experiment, state: the images and the state to evaluate.
       eval_steps: evaluation steps by name, jitted or compiled; the classes that the first step predicts are the
         baseline of the others.
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
