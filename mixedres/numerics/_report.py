@@ -178,7 +178,7 @@ class Report:
     def dtype(self) -> str:
         """Returns 'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
         kept, count = len(self.keep_float32), len(self.modules)
-        # With more layers in float32, float16 saves little and bfloat16 is the simpler choice.
+        # With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
         return "bfloat16" if kept > max(3, 0.1 * count) or 0 < kept == count else "float16"
 
     @property

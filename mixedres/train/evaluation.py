@@ -28,7 +28,8 @@ BASELINE = "fp32"
 def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE) -> Record:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
-    If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs.
+    If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs. The
+    processes of `group` evaluate together.
 
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
@@ -52,7 +53,7 @@ def compare_presets(
 ) -> dict[str, Record]:
     """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
-    Args and errors: as for `evaluate`; to the `presets` `BASELINE` is added if it is missing.
+    Args and errors: as for `evaluate`. If `BASELINE` is not among the `presets`, it is added.
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the

@@ -241,8 +241,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
       like: {'params', 'batch_stats'} of the network `model`, as shapes.
       spec: input of the network. If the weights were trained with another normalization, the note says so.
 
-    Raises:
-      ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
+    Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
     """
     with errors("config.init_from"):
         file = checkpoints.read(pathlib.Path(os.path.expanduser(given)))

@@ -232,7 +232,8 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> f
         return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
 
     jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-    recorder, tensors = Recorder(_platform(arrays)), list[Tensor | None]()
+    held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
+    recorder, tensors = Recorder(next(held, jax.default_backend())), list[Tensor | None]()
 
     def measured(*arrays: Array) -> Statistics:
         results, numbers = recorder.program(jaxpr, [name for name, leaf in leaves if is_array(leaf)], arrays)
@@ -248,9 +249,3 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> f
 def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
     """Returns the leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
     return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
-
-
-def _platform(arrays: Sequence[Array]) -> str:
-    """Returns the platform of the devices that hold the arrays, or the default one for arrays on the host."""
-    held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
-    return next(held, jax.default_backend())
