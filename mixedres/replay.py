@@ -23,9 +23,8 @@ exit status: 0 replayed, whatever was found; 1 the replay failed; 2 a mistake in
 def replay_step(given: Sequence[str]) -> None:
     """Runs the command with these arguments: repeats the step that a workdir holds, and prints the result.
 
-    Raises:
-      ConfigError: for a mistake in the arguments, if there is no such step, or if the step cannot be built on this
-        machine.
+    Raises ConfigError for a mistake in the arguments, and if there is no such step or it cannot be built on this
+    machine.
     """
     workdir, preset = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
@@ -55,11 +54,7 @@ def replay_step(given: Sequence[str]) -> None:
 
 
 def parse(given: Sequence[str]) -> tuple[pathlib.Path, str | None]:
-    """Returns (workdir, preset or None) from the arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments.
-    """
+    """Returns (workdir, preset or None) from the arguments; raises ConfigError for a mistake in them."""
     parser = command_line.Parser("python -m mixedres.replay", DESCRIPTION)
     parser.add_argument("workdir", metavar="WORKDIR", help="directory of the run")
     parser.add_argument("--precision", choices=PRESETS, help="repeat the step in another preset")

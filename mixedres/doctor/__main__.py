@@ -40,11 +40,7 @@ class Options(NamedTuple):
 
 
 def examine_numerics(given: Sequence[str]) -> None:
-    """Runs the command with these arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments; nothing has been written then.
-    """
+    """Runs the command with these arguments; raises ConfigError for a mistake in them before anything is written."""
     options = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
     from mixedres.doctor.examination import examine_network, overrides
@@ -61,11 +57,7 @@ def examine_numerics(given: Sequence[str]) -> None:
 
 
 def parse(given: Sequence[str]) -> Options:
-    """Returns the options in the arguments.
-
-    Raises:
-      ConfigError: for a mistake in the arguments.
-    """
+    """Returns the options in the arguments; raises ConfigError for a mistake in them."""
     parser = command_line.Parser("python -m mixedres.doctor", DESCRIPTION)
     parser.add_argument("--config", metavar="FILE[:PRESET]", help="as for mixedres.main; --config.KEY=VALUE too")
     where = parser.add_mutually_exclusive_group()

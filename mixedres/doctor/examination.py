@@ -54,7 +54,7 @@ def examine_network(
         comparisons = []
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
-            comparisons = _compare_gradients(experiment, state, batch, _compared(experiment, report, presets))
+            comparisons = _compare_gradients(experiment, state, batch, report, presets)
     return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
 
 
@@ -110,34 +110,26 @@ def _state(experiment: Experiment, run: pathlib.Path | None) -> TrainState:
     return begun.state
 
 
-def _compared(
-    experiment: Experiment, report: Report, presets: Sequence[str]
-) -> dict[str, tuple[precision.Precision, int]]:
-    """Returns {name: (precision, log2 of the loss scale)}: every preset, and float16 presets with kept layers too."""
-    chosen: dict[str, tuple[precision.Precision, int]] = {}
-    for name in presets:
-        preset = precision.get(name)
-        is_half = jnp.dtype(preset.policy.compute_dtype) == jnp.float16
-        log2_scale = report.recommended_log2_scale if is_half else 0
-        chosen[name] = (preset, log2_scale)
-        if is_half and report.keep_float32:
-            kept = precision.get(name, keep_float32=report.keep_float32_pattern)
-            chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = (kept, log2_scale)
-    return chosen
-
-
 def _compare_gradients(
-    experiment: Experiment, state: TrainState, batch: Batch, presets: dict[str, tuple[precision.Precision, int]]
+    experiment: Experiment, state: TrainState, batch: Batch, report: Report, presets: Sequence[str]
 ) -> list[Comparison]:
-    """Returns the errors of a step's gradients in several precisions, against float32.
+    """Returns the errors of a step's gradients against float32, in every preset at the recommended loss scale.
 
-    `presets` is {name for the report: (precision, exponent of the loss scale)}; `batch` is on the devices.
+    A preset with float16 is compared with the advised layers in float32 too. `batch` is on the devices.
     """
     exact = _gradients(monitor.in_wide_range(experiment), state, batch, 0)
-    return [
-        _comparison(name, log2_scale, _gradients(experiment.in_precision(chosen), state, batch, log2_scale), exact)
-        for name, (chosen, log2_scale) in presets.items()
-    ]
+    comparisons = []
+    for name in presets:
+        chosen = {name: precision.get(name)}
+        is_half = jnp.dtype(chosen[name].policy.compute_dtype) == jnp.float16
+        if is_half and report.keep_float32:
+            kept = precision.get(name, keep_float32=report.keep_float32_pattern)
+            chosen[f"{name}, {len(report.keep_float32)} layers in float32"] = kept
+        log2_scale = report.recommended_log2_scale if is_half else 0
+        for title, one in chosen.items():
+            found = _gradients(experiment.in_precision(one), state, batch, log2_scale)
+            comparisons.append(_comparison(title, log2_scale, found, exact))
+    return comparisons
 
 
 def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_scale: int) -> dict[str, np.ndarray]:
@@ -173,15 +165,14 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     if jnp.dtype(chosen.policy.compute_dtype) != jnp.dtype(report.dtype):
         name = precision.preset_of(report.dtype, chosen.implementation)
     flags = [f"--config.precision.name={name}"] if name != config.precision.name else []
+    kept = report.keep_float32_pattern
     if report.dtype == "bfloat16":
         flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
+    elif kept != config.precision.keep_float32:
+        flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
+    if report.dtype == "bfloat16" or report.limited_by is None:  # no tensor limits the scale
         return [" ".join(flags) or "nothing: the config does so already"]
     scale = f"{report.recommended_scale:.12g}"
-    kept = report.keep_float32_pattern
-    if kept != config.precision.keep_float32:
-        flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
-    if report.limited_by is None:  # no tensor limits the scale
-        return [" ".join(flags) or "nothing: the config does so already"]
     lines = [" ".join([*flags, f"--config.precision.loss_scale={scale}"])]
     if precision.get(name).loss_scale == "dynamic":
         dynamic = ["--config.precision.loss_scale=dynamic"] * (config.precision.loss_scale not in (None, "dynamic"))

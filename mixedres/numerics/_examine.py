@@ -17,7 +17,7 @@ from mixedres._internal.types import Array, Batch, Function, Params
 from mixedres.numerics import _taps
 from mixedres.numerics._exponents import Exponents, exponents
 from mixedres.numerics._linen import tap_modules
-from mixedres.numerics._report import Report, ordered
+from mixedres.numerics._report import Report
 from mixedres.numerics._rows import TensorRow, log2_of_scale
 
 
@@ -51,9 +51,8 @@ def examine(
         a float scalar, a `select` that matches no name, and a tap that was never executed.
     """
     log2_scale = log2_of_scale(scale)
-    leaves = leaves_by_path(params)
-    names = [path or "params" for path, _ in leaves]
-    arrays = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    leaves = [(path or "params", leaf) for path, leaf in leaves_by_path(params)]
+    names, arrays = [name for name, _ in leaves], dict(leaves)
     if len(arrays) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two of params are called {twice!r}; rename one")
@@ -115,8 +114,7 @@ class TensorCounts:
     def rows(self, params: Mapping[str, Any]) -> tuple[TensorRow, ...]:
         """Returns the rows of a report in the order of execution; `params` maps names to arrays or shapes.
 
-        Raises:
-          ValueError: for a tap that was never executed.
+        Raises ValueError for a tap that was never executed.
         """
         rows, modules = [], list(dict.fromkeys(map(_module, self.taps.names)))
         for name, tapped in _taps.read(self.taps).items():
@@ -129,7 +127,8 @@ class TensorCounts:
             part = Exponents(parameters[name])
             row = TensorRow("parameter", name, module_of(name, modules), dtype, shape, (part,), 1)
             rows += [dataclasses.replace(row, kind="weight gradient", parts=(Exponents(gradient),)), row]
-        return ordered(rows, modules)
+        place = {module: index for index, module in enumerate(modules)}
+        return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))  # rows without a module last
 
 
 def _check_scalar(result: Array, has_aux: bool) -> None:

@@ -76,9 +76,6 @@ def _compare(bins: jax.Array) -> jax.Array:
     return jnp.sum(bins[None, :] == jnp.arange(BINS, dtype=jnp.int32)[:, None], axis=1, dtype=jnp.uint32)
 
 
-_count = jax.jit(exponents)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exponents:
     """Histogram of exponents on the host, with the effects of a cast to half precision after scaling.
@@ -94,7 +91,7 @@ class Exponents:
     @classmethod
     def from_array(cls, x: Array) -> Exponents:
         """Counts the elements of an array."""
-        return cls(np.asarray(_count(jnp.asarray(x))))
+        return cls(np.asarray(jax.jit(exponents)(jnp.asarray(x))))
 
     def __add__(self, other: Exponents) -> Exponents:
         """Returns the counts of the elements of both."""

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from mixedres._internal.errors import listed
 from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
 from mixedres.numerics._rows import FLUSHING, LOST, LOW, MARGIN, TensorRow, format_power
 
-# With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
-_MANY = 0.1
-_FEW = 3
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
 LOG2_SCALES = range(-24, 25)
 # Names of parameters that are added, not multiplied.
@@ -180,17 +178,17 @@ class Report:
     def dtype(self) -> str:
         """Returns 'float16' if all but a few layers fit into it at one loss scale, else 'bfloat16'."""
         kept, count = len(self.keep_float32), len(self.modules)
-        return "bfloat16" if kept > max(_FEW, _MANY * count) or 0 < kept == count else "float16"
+        # With a larger fraction of the layers in float32, float16 saves little and bfloat16 is the simpler choice.
+        return "bfloat16" if kept > max(3, 0.1 * count) or 0 < kept == count else "float16"
 
     @property
     def advice(self) -> str:
         """Returns the recommendation and its reason, in two sentences."""
         sick = [row for row in self.rows if not row.is_finite]
         if sick:
-            more = f" and {len(sick) - 1} more" if len(sick) > 1 else ""
             return (
-                f"The {sick[0]}{more} had infinities or NaNs already in {sick[0].dtype}, so no dtype and no scale "
-                "helps. Find where they begin with mixedres.numerics.first_nonfinite."
+                f"The {listed([*map(str, sick)], 1)} had infinities or NaNs already in {sick[0].dtype}, so no dtype "
+                "and no scale helps. Find where they begin with mixedres.numerics.first_nonfinite."
             )
         kept, scale = self.keep_float32, format_power(self.recommended_log2_scale)
         if self.dtype == "bfloat16":
@@ -279,12 +277,6 @@ class Report:
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def ordered(rows: Sequence[TensorRow], modules: Sequence[str]) -> tuple[TensorRow, ...]:
-    """Rows in the order in which their modules are executed, rows without a module last."""
-    place = {module: index for index, module in enumerate(modules)}
-    return tuple(sorted(rows, key=lambda row: place.get(row.module, len(place))))
 
 
 def _limits(rows: Sequence[TensorRow]) -> Limits:

@@ -165,11 +165,7 @@ def _counts(exponents: Exponents) -> dict[str, Any]:
 
 
 def log2_of_scale(scale: Any) -> int:
-    """Returns the base-2 logarithm of a loss scale.
-
-    Raises:
-      ValueError: for a scale that is not a power of two.
-    """
+    """Returns the base-2 logarithm of a loss scale; raises ValueError for a scale that is not a power of two."""
     try:
         value = float(scale)
     except (TypeError, ValueError):

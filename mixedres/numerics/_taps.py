@@ -192,8 +192,7 @@ def tapped_value_and_grad(
 def read(statistics: TapStatistics) -> dict[str, Tapped]:
     """Converts the statistics of `tapped_value_and_grad`, or sums of them, to {name: `Tapped`} on the host.
 
-    Raises:
-      ValueError: for a tap that was never executed, for example in a branch that was not taken.
+    Raises ValueError for a tap that was never executed, for example in a branch that was not taken.
     """
     read = {}
     for name, dtype, parts in zip(statistics.names, statistics.dtypes, jax.device_get(statistics.counts), strict=True):

@@ -19,8 +19,6 @@ from mixedres.train.distributed import SINGLE, SingleProcess
 
 # The directory beside the workdir: runs that differ in a seed share their programs.
 NAME = "compiled"
-_COMPILED = "/jax/core/compile/backend_compile_duration"
-_FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 
 @contextlib.contextmanager
@@ -143,8 +141,8 @@ class CompilationCounter:
         return f", {self.from_cache} of {len(self.names)} programs from the cache" if self.from_cache else ""
 
     def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
-        if event == _COMPILED:
+        if event == "/jax/core/compile/backend_compile_duration":
             self.names.append(str(details.get("fun_name", "a program")))
 
     def _count(self, event: str, **_: str | int) -> None:
-        self.from_cache += event == _FROM_CACHE
+        self.from_cache += event == "/jax/compilation_cache/cache_hits"

@@ -28,7 +28,8 @@ BASELINE = "fp32"
 def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE) -> Record:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
-    If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs.
+    If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs. The
+    processes of `group` evaluate together.
 
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
@@ -52,19 +53,12 @@ def compare_presets(
 ) -> dict[str, Record]:
     """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
-    Args:
-      config: the config of the run.
-      directory: the workdir; see `evaluate`.
-      presets: names; `BASELINE` is added if it is missing.
-      group: the processes that evaluate together.
+    Args and errors: as for `evaluate`. If `BASELINE` is not among the `presets`, it is added.
 
     Returns:
       {preset: {'top1', 'top5', 'loss', 'examples', 'changed', 'nonfinite'}}, the baseline first; 'changed' is the
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
-
-    Raises:
-      ConfigError: as for `evaluate`.
     """
     experiment = build(config)
     with compilation_cache(config.compilation_cache, directory, group):
@@ -97,17 +91,15 @@ def sum_over_images(
     should_stop: Callable[[], bool] = lambda: False,
     group: SingleProcess = SINGLE,
 ) -> dict[str, Metrics]:
-    """Returns the sums of every step over all test images, each image counted once.
+    """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
     Args:
-      experiment, state: the images and the state to evaluate.
       eval_steps: evaluation steps by name, jitted or compiled; the classes that the first step predicts are the
         baseline of the others.
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
       group: the processes that evaluate together.
 
-    Raises:
-      DataError: if no image can be read.
+    Raises DataError if no image can be read.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: steps.zero_sums(experiment) for name in eval_steps}

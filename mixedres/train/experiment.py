@@ -114,14 +114,13 @@ class Experiment:
     def step_options(self) -> StepOptions:
         """Returns the options of the training step."""
         config = self.config
-        in_half = config.allreduce_dtype == "compute"
         return StepOptions(
             apply_fn=self.precision.rewrite(self.model.apply),
             normalize=self.normalize_fn,
             tx=self.tx,
             label_smoothing=config.label_smoothing,
             microbatches=config.microbatches,
-            allreduce_dtype=self.precision.policy.compute_dtype if in_half else None,
+            allreduce_dtype=self.precision.policy.compute_dtype if config.allreduce_dtype == "compute" else None,
             trainable=optimizers.path_mask(config.trainable) if config.trainable else None,
             frozen_statistics=config.batch_norm.frozen,
             ema_decay=config.ema_decay,

@@ -41,7 +41,10 @@ class Parts:
     eval_step: CompiledStep
 
     def stops_alone(self) -> bool:
-        """Returns whether a single process was asked to stop. Several processes agree after the next step."""
+        """Returns whether a single process was asked to stop.
+
+        One of several processes must not leave an evaluation or a wait for data alone: they agree after the next step.
+        """
         return self.group.count == 1 and self.stop_signal.requested is not None
 
 

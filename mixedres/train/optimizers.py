@@ -82,11 +82,7 @@ def schedule(
 def path_mask(pattern: str) -> MaskFn:
     """Returns a function that maps a pytree to booleans: true where `pattern` is found in the path of the leaf.
 
-    Args:
-      pattern: regular expression; paths look like '/block_layer1_1/conv1/kernel'.
-
-    Raises:
-      ValueError: if the pattern is no regular expression.
+    Paths look like '/block_layer1_1/conv1/kernel'. Raises ValueError if the pattern is no regular expression.
     """
     try:
         compiled = re.compile(pattern)
@@ -222,9 +218,9 @@ def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.G
     block (Howard and Ruder, arXiv 1801.06146, scale every layer so, by 1/2.6).
     """
 
-    def scale(updates: PyTree, params: PyTree = None) -> PyTree:
-        del params
-        blocks = sorted((name for name in updates if name.startswith("block_layer")), key=_block_number, reverse=True)
+    def scale(updates: PyTree, _: PyTree) -> PyTree:
+        blocks = [name for name in updates if name.startswith("block_layer")]  # such as 'block_layer1_2'
+        blocks.sort(key=lambda name: tuple(map(int, name.removeprefix("block_layer").split("_"))), reverse=True)
         depths = {name: depth for depth, name in enumerate(blocks, start=1)}
         depths |= dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
 
@@ -240,20 +236,11 @@ def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.Gradient
     """Returns `tx` for the parameters whose paths match `pattern`; the other parameters stay as they are.
 
     The other parameters have no optimizer state, and their updates are -0.0, which change no bit of any number;
-    optax.selective_transform would give them +0.0.
-
-    Raises:
-      ValueError: if the pattern is no regular expression.
+    optax.selective_transform would give them +0.0. Raises ValueError if the pattern is no regular expression.
     """
     mask = path_mask(pattern)
 
-    def select(updates: PyTree, params: PyTree = None) -> PyTree:
-        del params
+    def select(updates: PyTree, _: PyTree) -> PyTree:
         return jax.tree.map(lambda trainable, u: u if trainable else jnp.full_like(u, -0.0), mask(updates), updates)
 
     return optax.chain(optax.masked(tx, mask), optax.stateless(select))
-
-
-def _block_number(name: str) -> tuple[int, ...]:
-    """Returns (1, 2) for 'block_layer1_2'."""
-    return tuple(map(int, name.removeprefix("block_layer").split("_")))

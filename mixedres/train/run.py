@@ -59,10 +59,10 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
     window = profiler.traced_steps(experiment)
     wandb_writer.check_installed(config.wandb)
     opening = start.open_run(experiment, directory, group, clean=clean)
-    with opening as opened, contextlib.ExitStack() as stack:
-        if opened.finished is not None:
+    with opening as (initial, finished, claim), contextlib.ExitStack() as stack:
+        if finished is not None:
             console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
-            return opened.finished
+            return finished
         start.print_header(experiment, directory)
         stop_signal = StopSignal()
         if group.count > 1:  # several processes stop together; a single one has nothing to save before its first step
@@ -70,7 +70,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
         console.say("compiling ...")
         programs = stack.enter_context(CompilationCounter())
         saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
-        begun = start.find_start(experiment, saved, opened.initial, set_aside=True)
+        begun = start.find_start(experiment, saved, initial, set_aside=True)
         saved.remove_partial()
         if group.is_primary:
             ownership.begin(directory, experiment.resolved, experiment.data)
@@ -84,7 +84,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
             experiment=experiment,
             directory=directory,
             group=group,
-            claim=opened.claim,
+            claim=claim,
             saved=saved,
             log=log,
             sampler=sampler,
@@ -130,8 +130,8 @@ def _open_log(
     record: Record,
 ) -> RunLog:
     """Returns the log of a run that goes on from `state`, whose checkpoint has this `record`."""
-    first_step, evaluated = int(state.step), record.get("evaluated")
-    done = evaluated is not None and evaluated["step"] == first_step
+    first_step = int(state.step)
+    done = (record.get("evaluated") or {}).get("step") == first_step
     metrics = directory / workdir.METRICS
     writer: MetricWriter | NullMetricWriter = NullMetricWriter()
     try:

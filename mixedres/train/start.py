@@ -7,7 +7,6 @@ import pathlib
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -105,27 +104,17 @@ def assert_same(experiment: Experiment, directory: pathlib.Path, group: SinglePr
     group.assert_equal("workdir", workdir.contents(directory))
 
 
-class Opened(NamedTuple):
-    """The directory of a run, opened for it.
-
-    Attributes:
-      initial: the weights of ``config.init_from``; None if the run does not start from them.
-      finished: the summary of the run if it is finished, else None.
-      claim: the claim of the directory; None in a process that does not write.
-    """
-
-    initial: InitialWeights | None
-    finished: Record | None
-    claim: Claim | None
-
-
 @contextlib.contextmanager
-def open_run(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool) -> Iterator[Opened]:
+def open_run(
+    experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool
+) -> Iterator[tuple[InitialWeights | None, Record | None, Claim | None]]:
     """Checks that the run may start in `directory`, claims it for the block, and enables the compilation cache.
 
-    Raises:
-      ConfigError: if processes disagree, the weights do not fit, or the directory holds something else than this run.
-        Nothing has been written then.
+    Yields the weights of ``config.init_from`` (None if the run does not start from them), the summary of the run if it
+    is finished, else None, and the claim of the directory (None in a process that does not write).
+
+    Raises ConfigError if processes disagree, the weights do not fit, or the directory holds something else than this
+    run. Nothing has been written then.
     """
     ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
@@ -134,7 +123,7 @@ def open_run(experiment: Experiment, directory: pathlib.Path, group: SingleProce
     with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
-        yield Opened(initial, group.broadcast("finished", finished), claimed)
+        yield initial, group.broadcast("finished", finished), claimed
 
 
 def _claim(
@@ -157,8 +146,7 @@ def initial_weights(
 ) -> InitialWeights | None:
     """Returns the weights of ``config.init_from``; None if the key is not set or `directory` has a checkpoint.
 
-    Raises:
-      ConfigError: as for `load_weights`, and in all processes if they read different weights.
+    Raises ConfigError as for `load_weights`, and in all processes if they read different weights.
     """
     continues = directory is not None and workdir.contents(directory)["checkpoints"] and not clean
     given = experiment.config.init_from
@@ -205,10 +193,8 @@ def restore_newest(
     """Returns the newest undamaged state and its record; None without a checkpoint.
 
     Prints which newer checkpoints are damaged. With `set_aside` the run continues here: the damaged checkpoints are
-    renamed, and changes of the config are printed.
-
-    Raises:
-      ConfigError: if all are damaged, are of another network, or lie beyond the end of the run.
+    renamed, and changes of the config are printed. Raises ConfigError if all are damaged, are of another network, or
+    lie beyond the end of the run.
     """
     if saved.latest_step() is None:
         return None
@@ -255,8 +241,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
       like: {'params', 'batch_stats'} of the network `model`, as shapes.
       spec: input of the network. If the weights were trained with another normalization, the note says so.
 
-    Raises:
-      ConfigError: if they cannot be read or are of another network; the message lists what does not fit.
+    Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
     """
     with errors("config.init_from"):
         file = checkpoints.read_weights(pathlib.Path(os.path.expanduser(given)))
@@ -265,7 +250,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
         _check_options(given, file, found, model)
     with errors(f"config.init_from={given} is {checkpoints.describe_weights(file)}, not the network of this config"):
         variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
-    note = f"weights: {file.path} ({checkpoints.describe_weights(file)})" + (f"; {file.note}" if file.note else "")
+    note = "; ".join(filter(None, (f"weights: {file.path} ({checkpoints.describe(file)})", file.note)))
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"
         note += f"; the head is new: {model.num_classes} classes instead of {before}"

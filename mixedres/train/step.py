@@ -220,11 +220,6 @@ def jit_train_step(
     return jit_sharded(step, mesh, (P(), P(AXIS)), donate=0 if donates else (), first_format=state_format)
 
 
-def jit_loss_and_grads(mesh: Mesh, options: StepOptions) -> JittedStep:
-    """Returns the jitted, sharded (state, batch) -> (loss, gradients) of `loss_and_grads` with `options`."""
-    return jit_sharded(partial(loss_and_grads, options=options), mesh, (P(), P(AXIS)))
-
-
 def jit_eval_step(mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> JittedStep:
     """Returns the jitted, sharded (variables, batch, baseline, sums) -> (sums, classes) of `eval_step`."""
     step = partial(eval_step, apply_fn=apply_fn, normalize=normalize)

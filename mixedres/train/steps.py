@@ -25,7 +25,8 @@ def train_step(experiment: Experiment) -> JittedStep:
 
 def loss_and_grads(experiment: Experiment) -> JittedStep:
     """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
-    return step.jit_loss_and_grads(experiment.mesh, experiment.step_options)
+    loss_and_grads = partial(step.loss_and_grads, options=experiment.step_options)
+    return step.jit_sharded(loss_and_grads, experiment.mesh, (P(), P(AXIS)))
 
 
 def eval_step(experiment: Experiment) -> JittedStep:

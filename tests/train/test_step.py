@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mixedres import precision
-from mixedres._internal.mesh import make_mesh
+from mixedres._internal.mesh import AXIS, make_mesh
 from mixedres.train import losses, step
 from mixedres.train.gradients import StepOptions
 from tests.train import step_cases as cases
@@ -111,7 +112,8 @@ def test_infinite_loss_with_finite_gradients_is_no_step():
     mesh, options, state, data = of_one_weight(
         lambda w, _: (w - 3e38, jnp.float32(3e38)), precision.NoOpLossScale(), w=1.0
     )
-    loss, grads = step.jit_loss_and_grads(mesh, options)(state, data)
+    loss_and_grads = partial(step.loss_and_grads, options=options)
+    loss, grads = step.jit_sharded(loss_and_grads, mesh, (P(), P(AXIS)))(state, data)
     assert loss == np.inf and grads["w"] == -1.0
     state, metrics = step.jit_train_step(mesh, options)(state, data)
     assert metrics["halted"] == 1 and state.params["w"] == 1.0 and state.step == 0

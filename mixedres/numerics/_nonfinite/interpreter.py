@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import is_array, leaves_by_path
 from mixedres._internal.types import Array, Function, Jaxpr, PyTree
-from mixedres.numerics._nonfinite.finding import Finding, Measurements
-from mixedres.numerics._nonfinite.tensors import FINITE, MASKED, Frame, Index, Links, Path, Place, Tensor, link, place
+from mixedres.numerics._nonfinite import finding
+from mixedres.numerics._nonfinite.finding import Frame, Index, Links, Path, Place, Tensor, link, place
 
 _INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
 # Their results have the elements of their operand, so one measurement is enough.
@@ -55,8 +55,8 @@ def statistics(array: jax.Array) -> jax.Array:
     real = jnp.issubdtype(array.dtype, jnp.floating)
     finite = lax.is_finite(array) if real else jnp.isfinite(array)
     magnitude = lax.abs(array).astype(jnp.float32)
-    masked = MASKED * (array.astype(jnp.float32) == -jnp.inf) if real else jnp.zeros(array.shape, jnp.float32)
-    operands = jnp.where(finite, FINITE, masked), jnp.where(finite, magnitude, 0.0)
+    masked = finding.MASKED * (array.astype(jnp.float32) == -jnp.inf) if real else jnp.zeros(array.shape, jnp.float32)
+    operands = jnp.where(finite, finding.FINITE, masked), jnp.where(finite, magnitude, 0.0)
     # One reduction with two results: with thousands of arrays compilation takes most of the time.
     both = lax.reduce(operands, (np.float32(1), np.float32(0)), _smaller_and_larger, tuple(range(array.ndim)))
     return jnp.stack(both)
@@ -200,7 +200,7 @@ class Recorder:
         return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate((*carry, *stacked))]
 
 
-def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> Finding:
+def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> finding.Finding:
     """Runs `fn(*args)` and finds the first array that is not finite.
 
     For every floating-point array it measures whether it is finite and its largest finite magnitude, in called
@@ -232,7 +232,8 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> F
         return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
 
     jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-    recorder, tensors = Recorder(_platform(arrays)), list[Tensor | None]()
+    held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
+    recorder, tensors = Recorder(next(held, jax.default_backend())), list[Tensor | None]()
 
     def measured(*arrays: Array) -> Statistics:
         results, numbers = recorder.program(jaxpr, [name for name, leaf in leaves if is_array(leaf)], arrays)
@@ -242,15 +243,9 @@ def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> F
     options = {"xla_allow_excess_precision": False, **jax_compat.options_for_one_run()}
     numbers = jax.device_get(jax.jit(measured).lower(*arrays).compile(options)(*arrays))
     results = [name for name, _ in _named(shapes)]
-    return Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
+    return finding.Measurements(recorder.frames, numbers).finding(list(zip(results, tensors, strict=True)))
 
 
 def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
     """Returns the leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
     return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]
-
-
-def _platform(arrays: Sequence[Array]) -> str:
-    """Returns the platform of the devices that hold the arrays, or the default one for arrays on the host."""
-    held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
-    return next(held, jax.default_backend())

@@ -14,8 +14,7 @@ FORMAT = 1
 def render(document: Record) -> str:
     """Returns the HTML page of a `Report.to_json` document; numbers that are not finite become null.
 
-    Raises:
-      ValueError: for a document of another format version.
+    Raises ValueError for a document of another format version.
     """
     if document.get("format") != FORMAT:
         raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")

@@ -44,17 +44,24 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
             "The compiled step rounds differently where the compiler fuses operations; if this happens again, "
             "set config.precision.name to a preset with bf16, and test the machine's memory"
         )
+    if origin.is_argument and origin.array.path.startswith("batch/"):
+        return (
+            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at the data "
+            "that config.data.name names"
+        )
     if origin.is_argument:
-        return _cause_in_argument(origin.array)
+        return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
     limit = _largest(origin.array.dtype)
     inputs_are_large = any(row.largest > limit / 1e3 for row in origin.inputs)
     if origin.array.primitive in _PARTIAL and not inputs_are_large:
         return f"For these operands {origin.array.primitive} has no finite result; {_SMALLER_STEPS}"
     half = limit < _largest(jnp.bfloat16)
     if half and origin.array.direction == "forward":
+        _, slash, layer = origin.array.path.partition("/")  # no slash: the layer is the whole network
+        keep = f", keep the layer in float32 with config.precision.keep_float32=^/{layer}$" if slash else ""
         return (
             f"The forward pass outgrew {origin.array.dtype}, which ends at {limit:.0f}, and no loss scale "
-            f"changes that; {_wider(chosen)}{_keep_layer(origin.array)}, or {_SMALLER_STEPS}"
+            f"changes that; {_wider(chosen)}{keep}, or {_SMALLER_STEPS}"
         )
     if half:
         return _cause_in_gradient(origin.array, chosen, loss_scale)
@@ -62,15 +69,6 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
         f"Numbers beyond {limit:.2g} mean that training diverged, not that {origin.array.dtype} is too narrow; "
         f"{_SMALLER_STEPS}"
     )
-
-
-def _cause_in_argument(row: ArrayRecord) -> str:
-    if row.path.startswith("batch/"):
-        return (
-            "The input is not finite, so no setting of the training helps; look at nonfinite/batch.npz and at the data "
-            "that config.data.name names"
-        )
-    return f"The tensor was not finite before the step, after an update that was too large; {_SMALLER_STEPS}"
 
 
 def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale: precision.LossScale) -> str:
@@ -90,12 +88,6 @@ def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale
 
 def _wider(chosen: precision.Precision) -> str:
     return f"set config.precision.name={chosen.wider or 'bf16'}"
-
-
-def _keep_layer(row: ArrayRecord) -> str:
-    """Returns the advice to keep the layer in float32; '' if the layer is the whole network."""
-    _, slash, path = row.path.partition("/")
-    return f", keep the layer in float32 with config.precision.keep_float32=^/{path}$" if slash else ""
 
 
 def _largest(dtype: DType) -> float:

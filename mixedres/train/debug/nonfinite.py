@@ -51,7 +51,8 @@ class Saved:
 def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
     """Saves a step that halted under ``workdir/nonfinite``, examines it, and returns the error to raise.
 
-    `state` is the result of the halted step, which is the state before the step, and `batch` the batch of this step.
+    `state` is the result of the halted step, which is the state before the step, and `batch` the batch of the first
+    step that halted.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     if jax.process_count() > 1:  # the global batch in every process
@@ -110,11 +111,7 @@ def save_step(
 
 
 def load_step(directory: pathlib.Path) -> Saved:
-    """Reads the step that `save_step` wrote into `directory`.
-
-    Raises:
-      ConfigError: if there is no step, or the step cannot be read.
-    """
+    """Reads the step that `save_step` wrote into `directory`; raises ConfigError if there is none or it is damaged."""
     try:
         document = parse_json(read_regular(directory / DOCUMENT))
         state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
@@ -132,9 +129,7 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     """Returns the saved state on the devices of `experiment`, which may have another preset.
 
     If the loss scale of `experiment` is of another kind than the saved loss scale, it begins as at the start of a run.
-
-    Raises:
-      ConfigError: if the saved arrays do not fit this network.
+    Raises ConfigError if the saved arrays do not fit this network.
     """
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})

@@ -167,8 +167,7 @@ class RunLog:
 
     def _write_resources(self, step: int) -> None:
         self._step = step
-        sample = self.resources.take()
-        if sample is not None:
+        if (sample := self.resources.take()) is not None:
             self._writers.write(step, "resources", sample)
 
     def _line(self, step: int, learning_rate: float) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import pathlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from mixedres._internal import console
@@ -23,14 +23,13 @@ def check_installed(project: str | None) -> None:
         raise ConfigError(f"config.wandb needs the package wandb; {how_to_install('wandb')}, or leave out config.wandb")
 
 
-@contextlib.contextmanager
-def tracker(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> Iterator["WandbWriter | None"]:
-    """Yields the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0."""
-    if not (group.is_primary and experiment.config.wandb):
-        yield None
-        return
-    with WandbWriter(experiment.config.wandb, directory, experiment.resolved) as writer:
-        yield writer
+def tracker(
+    experiment: Experiment, directory: pathlib.Path, group: SingleProcess
+) -> contextlib.AbstractContextManager["WandbWriter | None"]:
+    """Returns the writer of the run at Weights & Biases; None without ``config.wandb`` and in all processes but 0."""
+    if group.is_primary and experiment.config.wandb:
+        return WandbWriter(experiment.config.wandb, directory, experiment.resolved)
+    return contextlib.nullcontext()
 
 
 class WandbWriter:
@@ -42,13 +41,8 @@ class WandbWriter:
     def __init__(self, project: str, directory: pathlib.Path, config: Mapping[str, Json]):
         """Starts or continues the run of `directory`, offline if the environment has WANDB_MODE=offline.
 
-        Args:
-          project: project of the run; the run has the name of the directory.
-          directory: the workdir; gets ``wandb.json`` and ``wandb/``.
-          config: flat config, shown beside the metrics.
-
-        Raises:
-          TrainingError: if nobody is logged in, or the service cannot be reached.
+        The run has the name of the directory, which gets ``wandb.json`` and ``wandb/``. The flat `config` is shown
+        beside the metrics. Raises TrainingError if nobody is logged in, or the service cannot be reached.
         """
         import wandb
 

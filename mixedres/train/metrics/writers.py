@@ -16,10 +16,6 @@ from tensorboardX.record_writer import register_writer_factory
 from mixedres._internal.files import open_own, parse_json, read_regular, replace_text, without_nan
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
-# Values without a curve.
-NOT_PLOTTED = {"epoch", "examples"}
-# Seconds between two flushes of the events.
-_FLUSH_SECONDS = 10
 # Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
 # tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
@@ -50,8 +46,7 @@ class MetricWriter:
           evaluated: whether `first_step` was evaluated before its checkpoint; if not, its evaluation is removed.
           tracker: receives the curves too; not closed with this writer. None: no tracker.
 
-        Raises:
-          OSError: if `jsonl` cannot be opened.
+        Raises OSError if `jsonl` cannot be opened.
         """
         if jsonl.exists():
             # Bytes that are not UTF-8 are damage, and a line without its end would be joined to the next line.
@@ -68,7 +63,7 @@ class MetricWriter:
             f"{_SCHEME}:{jsonl.parent.absolute()}",
             purge_step=first_step + 1,  # TensorBoard drops later points: those that were lost with an earlier process
             max_queue=0,  # no limit, so that the loop never waits for the disk
-            flush_secs=_FLUSH_SECONDS,
+            flush_secs=10,
             filename_suffix=f".{os.getpid()}.{next(_COUNT)}",
         )
         self._tracker = tracker
@@ -77,8 +72,8 @@ class MetricWriter:
         """Writes `values` of `kind` ('train', 'eval', 'resources' or 'numerics') after `step` steps."""
         plain = without_nan(dict(values))
         self._lines.write(json.dumps({"step": step, "kind": kind} | plain) + "\n")
-        plotted = {name: value for name, value in plain.items() if name not in NOT_PLOTTED and value is not None}
-        curves = {f"{kind}/{name}": value for name, value in plotted.items()}
+        plotted = {name: value for name, value in plain.items() if value is not None}
+        curves = {f"{kind}/{name}": value for name, value in plotted.items() if name not in ("epoch", "examples")}
         for name, value in curves.items():
             self._events.add_scalar(name, value, step)
         if self._tracker:
