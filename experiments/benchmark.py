@@ -40,7 +40,8 @@ from experiments.lib.gpus import GPUS
 from experiments.timing import costs, versus
 from experiments.timing.turns import Timed, paired_ratio, take_turns, told
 from mixedres import data
-from mixedres._internal import environment, huge_pages
+from mixedres._internal import environment
+from mixedres._internal.cli import huge_pages
 from mixedres._internal.errors import ConfigError, MemoryShortage
 from mixedres.config import parse_flags
 from mixedres.train import start, steps

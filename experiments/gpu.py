@@ -34,7 +34,7 @@ from typing import Any
 
 from experiments.lib import runs
 from experiments.on_gpu import page
-from mixedres._internal import command_line, console
+from mixedres._internal.cli import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import write_json
 

@@ -31,7 +31,7 @@ import rich.table
 from experiments.lib import jobs, plan, runs
 from experiments.lib.plan import RESULTS, SWEEP
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
-from mixedres._internal import command_line, console
+from mixedres._internal.cli import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import lock, write_json
 from mixedres.checkpoints import workdir

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Sequence
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 
 USAGE = """\
 mixedres COMMAND ...

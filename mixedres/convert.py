@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres._internal.files import write_json
 from mixedres._internal.names import LAYOUTS

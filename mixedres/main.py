@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 from mixedres._internal.types import Record

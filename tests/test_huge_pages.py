@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mixedres._internal import huge_pages
+from mixedres._internal.cli import huge_pages
 from tests import ROOT
 
 
@@ -60,7 +60,7 @@ def test_process_goes_on_as_itself(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import json, os, pathlib, sys\n"
-        "from mixedres._internal import huge_pages\n"
+        "from mixedres._internal.cli import huge_pages\n"
         "huge_pages._would_help = lambda: 'GLIBC_TUNABLES' not in os.environ\n"
         "with pathlib.Path('starts').open('a') as file: print(os.getpid(), file=file)\n"
         "huge_pages.ask()\n"

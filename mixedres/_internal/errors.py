@@ -77,7 +77,7 @@ class Stopped(MixedresError):
 
 
 @contextlib.contextmanager
-def errors(where: str) -> Iterator[None]:
+def config_errors(where: str) -> Iterator[None]:
     """Turns a ValueError or WeightsError inside the block into a `ConfigError` that begins with `where`."""
     try:
         yield

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO
 
-from mixedres._internal import console
+from mixedres._internal.cli import console
 from mixedres._internal.types import Json, Record
 
 # Largest JSON file that is read, in bytes: many times what the names of a million classes take.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mixedres._internal.command_line import how_to_install
+from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import WeightsError, one_line
 from mixedres._internal.files import open_regular
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ml_collections import ConfigDict
 
-from mixedres._internal.command_line import Parser
+from mixedres._internal.cli.command_line import Parser
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import open_regular
 from mixedres._internal.names import PROCESS_FLAGS

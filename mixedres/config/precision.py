@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mixedres import amp, precision
-from mixedres._internal.errors import errors
+from mixedres._internal.errors import config_errors
 
 
 def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.LossScale]:
@@ -15,9 +15,9 @@ def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.Los
     Raises:
       ConfigError: for a mistake in the keys of the sections precision, autocast and loss_scale.
     """
-    with errors("config.autocast"):
+    with config_errors("config.autocast"):
         rewrite = _rewrite_options(config)
-    with errors("config.precision"):
+    with config_errors("config.precision"):
         chosen = precision.get(**config.precision, **rewrite)
         for policy in (chosen.policy, chosen.norm_policy):
             if jnp.dtype(policy.param_dtype) != jnp.float32:
@@ -31,7 +31,7 @@ def precision_of(config: ConfigDict) -> tuple[precision.Precision, precision.Los
                 f"write output={jnp.dtype(chosen.policy.compute_dtype).name}"
             )
     options = config.loss_scale
-    with errors("config.loss_scale"):
+    with config_errors("config.loss_scale"):
         scale = chosen.make_loss_scale(
             loss_scale=options.initial,
             period=options.period,

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import read_json
 

@@ -14,9 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
-from mixedres._internal import console, environment, jax_compat
+from mixedres._internal import environment, jax_compat
+from mixedres._internal.cli import console
+from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.progress import StepProgress
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch
 from mixedres.numerics import Comparison, Report

@@ -5,7 +5,7 @@ import datetime
 import importlib.util
 from collections.abc import Sequence
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, reason
 from mixedres.predict import add_arguments
 

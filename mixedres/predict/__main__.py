@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, DataError, reason
 from mixedres.predict.arguments import add_arguments
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mixedres._internal import command_line
+from mixedres._internal.cli import command_line
 from mixedres._internal.names import PREPROCESSINGS, PRESETS
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from mixedres import checkpoints, models, precision
-from mixedres._internal import command_line
-from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.cli import command_line
+from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import parse_json, read_regular
 from mixedres._internal.mesh import check_devices
 from mixedres._internal.names import MOST_SIDE
@@ -60,7 +60,7 @@ def read_classifier(options: argparse.Namespace) -> Classifier:
     """
     check_devices()
     path = command_line.path(options.source)
-    with errors("--from"):
+    with config_errors("--from"):
         file = checkpoints.read_weights(path)
         variables = checkpoints.variables(file)
     chosen = _precision(file, options.precision)

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from mixedres._internal.console import printable
+from mixedres._internal.cli.console import printable
 
 # Pixels.
 _SIDE, _GAP, _LINE, _MOST_IN_A_ROW = 176, 14, 17, 6

@@ -12,7 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data, models, precision
-from mixedres._internal.errors import ConfigError, errors, nearest
+from mixedres._internal.errors import ConfigError, config_errors, nearest
 from mixedres._internal.mesh import AXIS, check_devices, make_mesh
 from mixedres.config import KEYS, duration_in_steps, flatten, precision_of, validate
 from mixedres.train import optimizers, steps
@@ -74,7 +74,7 @@ def build(config: ConfigDict) -> Experiment:
     check_devices()
     chosen, loss_scale = precision_of(config)
     mesh, batch_size = devices_and_batch(config)
-    with errors("config.data"):
+    with config_errors("config.data"):
         source = data.load(**config.data, batch_size=batch_size)
     if source.train_examples < batch_size:
         raise ConfigError(
@@ -115,7 +115,7 @@ def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, 
     if make is None:
         options = config.model.to_dict()
         fused = _is_fused(options.pop("fused"), config, chosen, kind)
-        with errors("config.model"):
+        with config_errors("config.model"):
             return models.create(
                 **options,
                 num_classes=num_classes,
@@ -133,7 +133,7 @@ def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, 
                 f"config.{key.path}={flat[key.path]} is about ResNets, and model.name={config.model.name} is none; "
                 f"leave it out, or set it to its default, {key.default}"
             )
-    with errors("config.model"):
+    with config_errors("config.model"):
         return make(num_classes=num_classes, **chosen.network_options)
 
 
@@ -177,15 +177,15 @@ def _optimizer(
     peak = options.pop("learning_rate") * (batch_size / reference if reference else 1.0)
     planned = config.schedule.to_dict()
     del planned["epoch"]  # which decided what `in_steps` does
-    with errors("config.schedule"):
+    with config_errors("config.schedule"):
         planned["warmup_steps"] = in_steps(planned.pop("warmup"))
         planned["boundaries"] = [in_steps(boundary) for boundary in planned["boundaries"]]
         learning_rate = optimizers.schedule(**planned, peak=peak, total_steps=total_steps)
-    with errors("config.optimizer"):
+    with config_errors("config.optimizer"):
         tx = optimizers.create(options.pop("name"), learning_rate, **options)
     if layer_decay < 1:
         tx = optimizers.with_layer_decay(tx, layer_decay)
     if config.trainable:
-        with errors("config.trainable"):
+        with config_errors("config.trainable"):
             tx = optimizers.train_only(tx, config.trainable)
     return learning_rate, tx

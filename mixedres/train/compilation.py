@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from mixedres._internal import console
-from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.cli import console
+from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, nearest_existing
 from mixedres.train.distributed import SINGLE, SingleProcess
 
@@ -76,7 +76,7 @@ def _directory(setting: str, workdir: pathlib.Path) -> str | None:
         return None
     if setting == "auto":
         return _own_directory(workdir.absolute().parent / NAME)
-    with errors("config.compilation_cache"):
+    with config_errors("config.compilation_cache"):
         directory = expanded(setting).absolute()
     existing = nearest_existing(directory)
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):

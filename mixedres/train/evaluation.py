@@ -8,7 +8,8 @@ import jax
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
-from mixedres._internal import console, environment
+from mixedres._internal import environment
+from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.types import CompiledStep, Metrics, Record
 from mixedres.checkpoints import workdir

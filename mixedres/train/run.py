@@ -15,10 +15,11 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data
-from mixedres._internal import console, environment
+from mixedres._internal import environment
+from mixedres._internal.cli import console
+from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
-from mixedres._internal.progress import StepProgress
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import CompiledStep, Record
 from mixedres.checkpoints import Checkpoints, ownership, workdir

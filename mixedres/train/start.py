@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from mixedres import __version__, checkpoints, models
-from mixedres._internal import console, jax_compat
-from mixedres._internal.errors import ConfigError, OtherModelError, errors
+from mixedres._internal import jax_compat
+from mixedres._internal.cli import console
+from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Checkpoints, Claim, WeightsFile, ownership, workdir
@@ -243,14 +244,15 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
 
     Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
     """
-    with errors("config.init_from"):
+    with config_errors("config.init_from"):
         file = checkpoints.read_weights(pathlib.Path(os.path.expanduser(given)))
     found = checkpoints.architecture(file.tensors, file.layout)
     if isinstance(model, models.ResNet):
         _check_options(given, file, found, model)
-    with errors(f"config.init_from={given} is {checkpoints.describe_weights(file)}, not the network of this config"):
+    described = checkpoints.describe_weights(file)
+    with config_errors(f"config.init_from={given} is {described}, not the network of this config"):
         variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
-    note = "; ".join(filter(None, (f"weights: {file.path} ({checkpoints.describe(file)})", file.note)))
+    note = "; ".join(filter(None, (f"weights: {file.path} ({described})", file.note)))
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"
         note += f"; the head is new: {model.num_classes} classes instead of {before}"

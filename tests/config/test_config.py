@@ -9,7 +9,7 @@ import pytest
 from mixedres import checkpoints, precision
 from mixedres import config as base
 from mixedres._internal import names
-from mixedres._internal.errors import ConfigError, errors
+from mixedres._internal.errors import ConfigError, config_errors
 from mixedres.checkpoints import recorded
 from mixedres.config import parse_flags
 from mixedres.config.keys import KEYS, duration_in_steps
@@ -89,9 +89,9 @@ def test_override_is_parsed_by_the_type_of_the_key():
 
 
 def test_value_error_of_the_library_names_the_key():
-    with pytest.raises(base.ConfigError, match=r"^config\.model: no such thing$"), errors("config.model"):
+    with pytest.raises(base.ConfigError, match=r"^config\.model: no such thing$"), config_errors("config.model"):
         raise ValueError("no such thing")
-    with pytest.raises(KeyError), errors("config.model"):
+    with pytest.raises(KeyError), config_errors("config.model"):
         raise KeyError("a defect of ours stays what it is")
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from unittest import mock
 
-from mixedres._internal import process
+from mixedres._internal.cli import process
 from tests.fuzz import blind
 from tests.fuzz.judge import Verdict, judge
 

@@ -7,8 +7,8 @@ import tempfile
 import numpy as np
 
 from mixedres import data
-from mixedres._internal import console
-from mixedres._internal.errors import ConfigError, DataError, errors
+from mixedres._internal.cli import console
+from mixedres._internal.errors import ConfigError, DataError, config_errors
 from mixedres.data.datasets.folder import ImageFolder
 from mixedres.data.images import chunks, crops, preprocessing
 
@@ -47,7 +47,7 @@ def cifar(corpus):
 
 def load_cifar(place):
     """Loads the data set as `mixedres.main` does."""
-    with errors("config.data"):
+    with config_errors("config.data"):
         data.load("cifar10", dir=str(place), image_size=32, batch_size=1)
 
 
@@ -75,7 +75,7 @@ def records(corpus):
 
 def train_on_records(place):
     """Loads the data set as `mixedres.main` does, and reads every image; those that are skipped are printed."""
-    with errors("config.data"):
+    with config_errors("config.data"):
         source = data.load("tfds:toy", dir=str(place), image_size=_SIZE, batch_size=1, on_error="skip")
         source.fingerprint  # noqa: B018  (it reads records)
     unreadable = {}

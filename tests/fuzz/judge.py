@@ -8,7 +8,7 @@ import traceback
 import warnings
 from typing import NamedTuple
 
-from mixedres._internal import command_line
+from mixedres._internal.cli import command_line
 
 # Characters that move a terminal's cursor or end a line, except the newline.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
 
 
 def judge(command):
-    """Calls what a command does as `mixedres._internal.command_line.run` would, and returns the `Verdict`.
+    """Calls what a command does as `mixedres._internal.cli.command_line.run` would, and returns the `Verdict`.
 
     The command fails if an exception is not turned into a line, if the line is more than one or has control
     characters, if something is printed that a terminal cannot show, if a warning would be printed, or if a library

@@ -8,7 +8,7 @@ import time
 
 import jax
 
-from mixedres._internal import console
+from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import checksums_hold
 from mixedres.checkpoints import load, ownership, recorded, workdir

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres._internal import console
+from mixedres._internal.cli import console
 from mixedres.data.datasets import folder
 from mixedres.data.images import chunks, preprocessing
 from mixedres.predict import __main__ as predict

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from mixedres import main
-from mixedres._internal import command_line
+from mixedres._internal.cli import command_line
 from mixedres._internal.errors import ConfigError, TrainingError
 from mixedres.checkpoints import load, ownership, workdir
 from mixedres.train import compilation, evaluation, run

@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict
 import cv2
 import numpy as np
 
-from mixedres._internal.console import printable
+from mixedres._internal.cli.console import printable
 from mixedres._internal.errors import DataError, reason
 from mixedres.data.examples import Examples
 from mixedres.data.images import decoding, squares

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from mixedres._internal import process
+from mixedres._internal.cli import process
 from mixedres._internal.errors import DataError
 
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal import command_line, console, process
+from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError
 from mixedres.data.datasets.imagenet import NAME, TARS
 

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.errors import ConfigError, DataError
-from mixedres._internal.progress import ImageProgress
 from mixedres.data.datasets.imagenet import COUNTS, NAME, TARS, class_names, read_lines
 from mixedres.data.prepare.spans import ImageSpans
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mixedres._internal.cli.progress import say
 from mixedres._internal.errors import DataError
-from mixedres._internal.progress import say
 from mixedres.data.prepare.reencode import Convert
 from mixedres.data.prepare.writer import Split
 

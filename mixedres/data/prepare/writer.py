@@ -13,9 +13,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TypeVar
 
+from mixedres._internal.cli.progress import ImageProgress
 from mixedres._internal.errors import ConfigError, DataError, one_line
 from mixedres._internal.files import lock, read_json, to_disk, write_json, write_whole
-from mixedres._internal.progress import ImageProgress
 from mixedres._internal.types import Json, Record
 
 PLAN, WRITTEN, LOCK = "plan.json", "written.json", ".lock"

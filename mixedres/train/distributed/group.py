@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from mixedres._internal import console
+from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped, listed
 from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from mixedres._internal import process
+from mixedres._internal.cli import process
 
 
 class StopSignal:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import jax
 
-from mixedres._internal.progress import StepProgress
+from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.types import Batch, Metrics, Record
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import Histogram, MetricWriter, NullMetricWriter

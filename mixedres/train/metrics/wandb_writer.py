@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from mixedres._internal import console
-from mixedres._internal.command_line import how_to_install
+from mixedres._internal.cli import console
+from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, TrainingError, one_line
 from mixedres._internal.files import read_json, without_nan, write_json
 from mixedres._internal.types import Json

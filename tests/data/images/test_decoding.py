@@ -151,7 +151,7 @@ def test_damaged_exif_data_are_passed_over_in_silence(tmp_path):
     assert data[entry : entry + 2] == b"\x01\x12"
     cut = data[: entry + 2] + b"\0\2" + b"\x7f" * 8 + data[entry + 12 :]
     made.write_files(tmp_path, {"0": data, "1": data[:place] + b"XX*\0" + data[place + 4 :], "2": cut})
-    code = "import pathlib; from mixedres._internal import process; from mixedres.data.images import decoding\n"
+    code = "import pathlib; from mixedres._internal.cli import process; from mixedres.data.images import decoding\n"
     code += "process.quiet_libraries()\n"
     code += f"for path in sorted(pathlib.Path({str(tmp_path)!r}).iterdir()):\n"
     code += "    print(decoding.read_header(path.read_bytes(), apply_exif=True).orientation)"

@@ -8,7 +8,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from mixedres._internal import progress
+from mixedres._internal.cli import progress
 from mixedres.data.images import decoding
 from mixedres.data.prepare import reencode, spans
 from tests.data import made

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from mixedres._internal.progress import StepProgress
+from mixedres._internal.cli.progress import StepProgress
 from mixedres.train.metrics import log as run_log
 from mixedres.train.metrics.writers import MetricWriter
 from tests.train.run_cases import lines, without_timings

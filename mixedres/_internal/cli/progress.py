@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import tqdm
 
-from mixedres._internal import console
+from mixedres._internal.cli import console
 
 
 class StepProgress:

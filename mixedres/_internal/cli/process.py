@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from mixedres._internal import console, huge_pages
+from mixedres._internal.cli import console, huge_pages
 
 # SIGHUP: the terminal is gone.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

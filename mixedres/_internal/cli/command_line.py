@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mixedres._internal import console, environment, files
+from mixedres._internal import environment, files
+from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MixedresError
 from mixedres._internal.names import PRESETS
 
