@@ -70,9 +70,9 @@ def cifar():
 def run(place):
     """Writes a run of two steps, and its weights in three layouts; mutants take the name of the last."""
     from mixedres import convert
-    from mixedres.train.run import train
+    from mixedres.train import fit
 
-    train(config(), place / "run")
+    fit(config(), place / "run")
     (place / "safetensors").mkdir()
     for layout, name in (("torchvision", "first"), ("transformers", "second"), ("mixedres", "mutant")):
         target = place / "safetensors" / f"{name}.safetensors"
