@@ -120,7 +120,7 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
     np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
     # The version survives torchvision's layout, which has no place for it, with a warning.
     assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
-    assert "warning: these are of version 1" in capsys.readouterr().out
+    assert "warning: these weights are of version 1" in capsys.readouterr().out
     assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'back'}"]) == 0
     assert json.loads((tmp_path / "back" / "config.json").read_text())["downsample_in_bottleneck"]
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
