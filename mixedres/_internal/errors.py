@@ -86,7 +86,7 @@ def config_errors(where: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the text of an exception in one line of at most 300 characters; its type where it has no text."""
+    """Returns the text of an exception in one line of at most 300 characters; for an empty text, the type."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

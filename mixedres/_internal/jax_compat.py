@@ -124,7 +124,10 @@ def without_consts(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
 
 
 def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
-    """Evaluates one equation on `operands`, with the parameters in `changed` replaced; a list of results."""
+    """Evaluates an equation on `operands` and returns its results as a list, also if there is one result.
+
+    The parameters in `changed` replace those of the equation.
+    """
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
@@ -132,7 +135,10 @@ def bind(eqn: Equation, *operands: Any, **changed: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def as_written(eqn: Equation) -> Iterator[None]:
-    """Gives everything evaluated inside the source line, name stack and context of `eqn`, for errors and profiles."""
+    """Assigns the source line, name stack and JAX context of `eqn` to all operations evaluated in the block.
+
+    Errors and profiles of these operations then name the line of the original program.
+    """
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         yield

@@ -28,7 +28,11 @@ _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
 class PrecisionWarning(UserWarning):
-    """Warning that no product was cast because all ask for full precision, or that rounding may stop a loop late."""
+    """Warning that autocast casts no product, or that rounding may delay the end of a while loop.
+
+    Autocast casts no product if all products ask for float32, for example by jax_default_matmul_precision. A while loop
+    whose condition depends on products in half may meet its tolerance late or never.
+    """
 
 
 def autocast(

@@ -156,7 +156,10 @@ def _check_layout(variables: Variables, layout: str) -> None:
 
 
 def _has_other_classes(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], layout: str) -> bool:
-    """Returns whether the head has the right number of features, and another number of classes."""
+    """Returns whether the head in `tensors` differs from the network's only in the number of classes.
+
+    Returns False if the file or the network has no head.
+    """
     kernel, bias = _head(layout)
     if not {kernel, bias} <= tensors.keys() & shapes.keys():
         return False

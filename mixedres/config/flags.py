@@ -182,7 +182,7 @@ def config_of_run(workdir: str | pathlib.Path) -> str:
 
 
 def _check(flags: Flags) -> None:
-    """Raises ConfigError for flags that do not go together."""
+    """Raises ConfigError if a flag has an invalid value, or if flags exclude or require each other."""
     index, count, timeout, evaluates = (
         flags.process_id,
         flags.num_processes,

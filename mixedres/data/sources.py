@@ -45,8 +45,8 @@ _UINT8 = np.dtype(np.uint8)
 class Source(Protocol):
     """A data set for image classification, in batches.
 
-    Any object with these attributes and methods can be trained on. `DataInfo` as a base class brings the attributes, so
-    that a source of one's own has its batches and a fingerprint:
+    Any object with these attributes and methods can be trained on. A subclass of `DataInfo` inherits the
+    attributes, and defines only `fingerprint`, `train_batches` and `eval_batches`:
 
         class Ramps(data.DataInfo):
             fingerprint = "ramps, version 1"
@@ -58,8 +58,10 @@ class Source(Protocol):
                     yield {"image": ramps(labels[rows.start : rows.stop]), "label": labels[rows.start : rows.stop]}
 
             def eval_batches(self, batch_size, *, shard=data.Shard()):
-                labels = np.arange(batch_size, dtype=np.int32)[list(shard.rows(batch_size))] % 2
-                yield {"image": ramps(labels), "label": labels, "mask": np.ones(len(labels), bool)}
+                for first in range(0, self.eval_examples, batch_size):
+                    rows = first + np.asarray(shard.rows(batch_size))
+                    labels = (rows % 2).astype(np.int32)
+                    yield {"image": ramps(labels), "label": labels, "mask": rows < self.eval_examples}
 
         def ramps(labels):
             return np.where(labels[:, None, None], np.arange(8), 7 - np.arange(8)).astype(np.uint8)[..., None]

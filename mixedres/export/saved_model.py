@@ -87,7 +87,11 @@ def _square(data: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
 
 
 def _official(image: "tf.Tensor", spec: InputSpec) -> "tf.Tensor":
-    """Returns the central square as the official ResNet makes it; see `mixedres.data.images.official`."""
+    """Returns the central square of an image in float32, resized as in TensorFlow's official ResNet.
+
+    The square has the shape `spec.shape`. See `mixedres.data.images.official` for the same operation without
+    TensorFlow.
+    """
     import tensorflow as tf
 
     size = spec.shape[0]

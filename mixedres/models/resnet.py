@@ -66,7 +66,7 @@ class BasicBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps (b, h, w, c) to (b, h / stride, w / stride, filters)."""
+        """Maps (b, h, w, c) to (b, ceil(h / stride), ceil(w / stride), filters)."""
         y = self.conv(self.filters, 3, self.stride, name="conv1")(x)
         y = self.norms.relu("norm1", y)
         y = self.conv(self.filters, 3, name="conv2")(y)
@@ -80,7 +80,7 @@ class BottleneckBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps (b, h, w, c) to (b, h / stride, w / stride, 4 * filters)."""
+        """Maps (b, h, w, c) to (b, ceil(h / stride), ceil(w / stride), 4 * filters)."""
         stride1, stride2 = (self.stride, 1) if self.stride_first else (1, self.stride)
         y = self.conv(self.filters, 1, stride1, name="conv1")(x)
         y = self.norms.relu("norm1", y)
@@ -95,7 +95,7 @@ class PreactBasicBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps (b, h, w, c) to (b, h / stride, w / stride, filters)."""
+        """Maps (b, h, w, c) to (b, ceil(h / stride), ceil(w / stride), filters)."""
         activated = self.norms.relu("norm1", x)
         y = self.conv(self.filters, 3, self.stride, name="conv1")(activated)
         y = self.norms.relu("norm2", y)
@@ -108,7 +108,7 @@ class PreactBottleneckBlock(Block):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps (b, h, w, c) to (b, h / stride, w / stride, 4 * filters)."""
+        """Maps (b, h, w, c) to (b, ceil(h / stride), ceil(w / stride), 4 * filters)."""
         activated = self.norms.relu("norm1", x)
         y = self.conv(self.filters, 1, name="conv1")(activated)
         y = self.norms.relu("norm2", y)

@@ -94,7 +94,7 @@ class Exponents:
         return cls(np.asarray(jax.jit(exponents)(jnp.asarray(x))))
 
     def __add__(self, other: Exponents) -> Exponents:
-        """Returns the counts of the elements of both."""
+        """Returns the sum of the counts of `self` and `other`, bin by bin."""
         return Exponents(self.counts.astype(np.uint64) + other.counts.astype(np.uint64))
 
     @cached_property

@@ -65,12 +65,12 @@ class Report:
     """Result of `examine`. Loss scales are powers of two; `log2_...` attributes are their exponents.
 
     Attributes:
-      rows: the tensors in order of execution; those of a module follow each other.
-      log2_scale: exponent of the loss scale in use; 0 for none.
+      rows: the tensors in order of execution; the tensors of a module follow each other.
+      log2_scale: exponent of the loss scale in use; 0 for no loss scale.
       title: heading of the report.
       notes: limits of the examination.
-      probes: limits by step, if the report is a sum of several examinations.
-      comparisons: errors of real gradients in half precision, if they were computed.
+      probes: limits of the loss scale at each examined step, set by `at_step`; empty if no step was given.
+      comparisons: errors of real gradients in half precision; empty unless they were computed.
     """
 
     rows: tuple[TensorRow, ...]

@@ -63,11 +63,12 @@ class TapStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Tapped:
-    """Statistics of one tap on the host.
+    """Statistics of one tap on the host. A tap is a call of `numerics.tap`, which gives a name to a value.
 
     Attributes:
       dtype: dtype of the value.
-      value, gradient: exponents of the elements over all executions.
+      value: histogram of the exponents of the value's elements, over all executions.
+      gradient: histogram of the exponents of the elements of the value's gradient, over all executions.
       executions: number of executions; every iteration, device and example of a vmap counts.
     """
 

@@ -130,7 +130,10 @@ def _line(row: TensorRow, report: Any, low: int) -> str:
 
 
 def _histogram(row: TensorRow, low: int) -> str:
-    """Returns one character per cell; the first cell includes all smaller exponents."""
+    """Returns the histogram of the exponents as `_CELLS` characters; a denser character is a larger fraction.
+
+    A character stands for `_OCTAVES` exponents, the first for those from `low` on and for all smaller exponents.
+    """
     high = low + _CELLS * _OCTAVES
     counts = row.exponents.between(-126, high - 1).astype(np.float64)
     first = low + 126

@@ -128,7 +128,7 @@ class NoOpLossScale(_Counted, jmp.NoOpLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """Returns True, a boolean scalar: skipping a step does not help if gradients overflow without a scale."""
+        """Returns True, a boolean scalar: a step that is not finite halts the run, as there is no scale to lower."""
         return jnp.asarray(True)
 
     def scale(self, tree: T) -> T:

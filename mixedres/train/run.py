@@ -154,9 +154,10 @@ def _open_log(
 
 
 def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
-    """Returns the schedule as a function on the host, computed for 4096 updates at a time.
+    """Returns a function on the host from the number of updates to the learning rate, a float.
 
-    A single number from the device would wait for the steps in flight.
+    The function evaluates the schedule on the device for 4096 updates at a time, and keeps the results. An
+    evaluation for each update would wait for the steps that the device has not finished.
     """
     size = 4096
 

@@ -204,14 +204,14 @@ def jit_sharded(
 def jit_train_step(
     mesh: Mesh, options: StepOptions, *, donate: bool | None = None, state_format: PyTree = None
 ) -> JittedStep:
-    """Returns the jitted, sharded (state, batch) -> (state, metrics) of `train_step` with `options`.
+    """Returns `train_step` with `options` as a jitted, sharded function (state, batch) -> (state, metrics).
 
     Args:
       mesh: has the one axis `AXIS`.
       options: of the step; `ohwi` follows from `state_format`.
-      donate: the new state takes the memory of the old one; None: except on the CPU. There XLA writes parameters and
-        momentum in loops that read both, and would first copy a donated state: 7 % of a step of ResNet-50 with 16
-        images of 64 pixels.
+      donate: whether the new state takes the memory of the old state; None: yes, except on the CPU. XLA for CPUs writes
+        parameters and momentum in loops that read both, and would first copy a donated state. The copy costs 7 % of a
+        step of ResNet-50 with 16 images of 64 pixels.
       state_format: memory layout of the state if not the default; see `mixedres.models.kernel_layout.formats`.
     """
     donates = mesh.devices.flat[0].platform != "cpu" if donate is None else donate

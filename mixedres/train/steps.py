@@ -95,7 +95,10 @@ def variable_shapes(experiment: Experiment) -> Variables:
 
 
 def state_shapes(experiment: Experiment) -> step.TrainState:
-    """Returns the state that the training step takes as shapes, for compiling ahead."""
+    """Returns the shapes, dtypes and placement of the state of a training step, for compiling ahead.
+
+    Each leaf of the state is a `jax.ShapeDtypeStruct`.
+    """
     state: step.TrainState = jax.eval_shape(experiment.init_state)
     placement = _state_format(experiment) or jax.tree.map(lambda _: experiment.replicated_sharding, state)
     state = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), state, placement)

@@ -49,7 +49,7 @@ def _glibc() -> tuple[int, ...]:
 
 
 def _on_request() -> bool:
-    """Returns whether programs get huge pages if they ask, and only then."""
+    """Returns whether Linux gives huge pages only to programs that ask for them (the mode 'madvise')."""
     try:
         return "[madvise]" in _MODE.read_text()
     except OSError:

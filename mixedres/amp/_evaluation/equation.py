@@ -81,7 +81,11 @@ class Kind:
 
 
 def kinds(graph: Graph) -> dict[Node, Kind]:
-    """Returns the kind of every node that is an equation; `same` is None if fewer than `ENOUGH` nodes have the kind."""
+    """Returns the `Kind` of every node of the graph.
+
+    Nodes of equal kind share one jitted function. If fewer than `ENOUGH` nodes have a kind, its `same` is None and the
+    nodes share no function, because the function would cost more than it saves.
+    """
     found = {
         node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.lists, _same(node))
         for node in graph.nodes

@@ -123,7 +123,10 @@ def _sum(result: Array, linear: Sequence[Callable[[Any], Any]], tangents: Sequen
 
 
 def _slope(eqn: Equation, operand: Array, half: np.dtype) -> Any:
-    """Returns the derivative of a function of one array in half, clipped to the largest half number."""
+    """Returns the derivative of an elementwise equation at its one operand, in the dtype `half`.
+
+    The derivative is computed in the dtype of the operand, and then clipped to the finite range of `half`.
+    """
     _, slope = jax.jvp(lambda x: jax_compat.bind(eqn, x)[0], (operand,), (jnp.ones_like(operand),))
     largest = float(jnp.finfo(half).max)  # type: ignore[no-untyped-call]
     return cast(jnp.clip(slope, -largest, largest), half)

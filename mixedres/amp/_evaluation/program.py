@@ -35,7 +35,10 @@ def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
 
 
 class Evaluator:
-    """Evaluator of the bodies of a graph; float32 values are cells."""
+    """Evaluator of the bodies of a graph whose nodes are marked as half or float32.
+
+    Every float32 value of the original program is a `Cell`: its array in float32 or half, with the casts of the array.
+    """
 
     def __init__(self, graph: Graph, rewrite: Function) -> None:
         self.graph, self.dtype, self.rewrite = graph, graph.dtype, rewrite

@@ -81,7 +81,10 @@ class ClutteredDigits(DataInfo):
         return sha256_of(arrays, f"{_RECIPE} {DRAWS} {self.side} {self.difficulty!r}")
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
-        """Yields whole batches of a new permutation each epoch; the digits left at its end are not used in it."""
+        """Yields whole batches, in a new random order in each epoch.
+
+        An epoch leaves out the last digits of its order if they do not fill a batch.
+        """
         rows = shard.rows(batch_size)
         for step, order in training_order(self.train_examples, batch_size, seed, first_step):
             chosen = order[rows.start : rows.stop]

@@ -47,7 +47,7 @@ class ImageFolder:
         return str(self.root / self.paths[index])
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of the labels and the paths below the root."""
+        """Returns the SHA-256 of the labels and the paths below the root; the contents of files do not count."""
         digest = hashlib.sha256(self.labels.tobytes())
         digest.update(os.fsencode("\0".join(self.paths)))
         return digest.hexdigest()

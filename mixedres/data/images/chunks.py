@@ -102,7 +102,7 @@ class ImageReader:
 
 @dataclasses.dataclass(frozen=True)
 class TrainChunks:
-    """Training chunks by number.
+    """Endless sequence of training chunks; a chunk is up to 32 consecutive rows of a batch.
 
     Attributes:
       reader: reads the images.
@@ -110,7 +110,7 @@ class TrainChunks:
       rows: this host's rows of the global batch.
       first_step: step of chunk 0.
       seed: seed of the order, crops and flips.
-      flip: mirror an image with probability 1/2.
+      flip: whether to mirror each image with probability 1/2.
     """
 
     reader: ImageReader

@@ -100,7 +100,7 @@ class Preprocessing:
 
     @property
     def image_dtype(self) -> np.dtype:
-        """Returns the dtype of the pixels."""
+        """Returns the dtype of the resized images: float32 if `resize` is 'official', else uint8."""
         return RESIZES[self.resize]
 
     def normalization(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,9 +8,10 @@ from mixedres.data.images.preprocessing import CROP_PCT, Box, central_crop
 
 
 def random_square(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, resize: str, mirror: bool) -> None:
-    """Writes the part of an image in `box` into `out`, mirrored if `mirror`, for training.
+    """Resizes the part of an image in `box` into `out`, for training; mirrors the part if `mirror`.
 
-    The other arguments and the error are as for `central_square`.
+    The part is resized as in TensorFlow's official ResNet if `resize` is 'official', else linearly, also for
+    'area'. The other arguments and the error are as for `central_square`.
     """
     if resize == "official":
         official.write_part(data, head, box, out, mirror=mirror)

@@ -75,7 +75,7 @@ def class_of(name: str, *, default: str) -> str:
 
 @functools.cache
 def _validation_classes() -> tuple[str, ...]:
-    """Returns the classes of ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG."""
+    """Returns the WordNet ids of ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG, in order."""
     return tuple(read_lines("validation_labels.txt"))
 
 

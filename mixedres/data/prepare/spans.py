@@ -88,9 +88,10 @@ def hash_order(keys: list[str], split: str) -> np.ndarray:
 
 
 def shard_bounds(images: ImageSpans) -> list[int]:
-    """Returns the end of every shard, as TensorFlow Datasets would divide records of these sizes.
+    """Returns for each shard the index after its last image, as TensorFlow Datasets would divide the images.
 
-    The sizes are from before conversion, which changes the sizes of the few repaired images alone.
+    The number of shards follows from the sizes of the images before conversion. Conversion changes only the sizes
+    of the few repaired images.
     """
     from tensorflow_datasets.core.utils import shard_utils
 

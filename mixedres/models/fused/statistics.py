@@ -49,7 +49,7 @@ class Vectors(NamedTuple):
     bias: jax.Array
 
     def centered(self, y: jax.Array) -> jax.Array:
-        """Returns y - mean, in the dtype of the vectors."""
+        """Returns y - mean, computed in the dtype of `mean`."""
         return y.astype(self.mean.dtype) - _over(self.mean, y)
 
     def applied(self, y: jax.Array) -> jax.Array:

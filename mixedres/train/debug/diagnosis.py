@@ -29,7 +29,10 @@ def location(finding: Finding, devices: int) -> str:
 
 
 def products_before(finding: Finding, count: int = 5) -> list[str]:
-    """Returns the last `count` products before the first tensor that is not finite, with their largest magnitudes."""
+    """Returns lines about the last `count` products before the first tensor that is not finite.
+
+    A line has the name of a product and its largest finite magnitude. The list is empty if no such tensor was found.
+    """
     if finding.origin is None:
         return []
     rows = [row for row in finding.arrays[: finding.origin.position] if row.primitive in _PRODUCTS]

@@ -23,7 +23,10 @@ _MOST_LINES = 3
 
 
 def in_wide_range(experiment: Experiment, name: str = FLOAT32) -> Experiment:
-    """Returns the experiment in a preset with the range of float32, which loses no value before it is counted."""
+    """Returns the experiment with the preset `name`, which has the range of float32: 'fp32' or 'bf16'.
+
+    In float16, small gradients would become zero before they are counted.
+    """
     return experiment.in_precision(precision.get(name))
 
 

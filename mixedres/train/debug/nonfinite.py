@@ -49,10 +49,10 @@ class Saved:
 
 
 def explain_halt(experiment: Experiment, workdir: pathlib.Path, state: TrainState, batch: Batch) -> NonFiniteError:
-    """Saves a step that halted under ``workdir/nonfinite``, examines it, and returns the error to raise.
+    """Saves a halted step under ``workdir/nonfinite``, examines the step, and returns the error to raise.
 
-    `state` is the result of the halted step, which is the state before the step, and `batch` the batch of the first
-    step that halted.
+    `state` is the result of the halted step, which equals the state before the step except for `halted`. `batch` is the
+    batch of the first step that halted.
     """
     number, directory = int(state.step) + 1, workdir / DIRECTORY
     if jax.process_count() > 1:  # the global batch in every process

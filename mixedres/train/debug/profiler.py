@@ -92,7 +92,11 @@ class Profiler:
             self._since, self._window = 0, range(0)
 
     def _in_turn(self, action: Callable[[], None], name: str) -> None:
-        """Calls `action` in process 0 between two steps; the other processes wait. Each `name` is used once."""
+        """Calls `action` in process 0 after the dispatched steps have finished; the other processes wait.
+
+        `name` is the name of the barrier at which the processes wait, and differs in every call. The clock of
+        training steps is stopped.
+        """
         jax.block_until_ready(self._state())
         self._log.clock.stop()  # the loop starts it again in the next step
         with self._group.pause():
@@ -100,7 +104,10 @@ class Profiler:
             self._group.barrier(name)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Calls `action` in process 0; an error becomes a warning, so that a trace never ends a run."""
+        """Calls `action` in process 0; if `action` raises, removes the incomplete trace and prints a warning.
+
+        An error of the profiler does not end the run. After the first error, the method does nothing.
+        """
         if not self._group.is_primary or self._has_failed:
             return
         try:

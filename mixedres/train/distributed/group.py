@@ -77,10 +77,10 @@ class ProcessGroup(SingleProcess):
     """Several processes, connected until the end of the block; an error in one of them ends all."""
 
     def __init__(self, index: int, count: int, address: str, timeout: float):
-        """Starts the threads that watch the other processes.
+        """Starts the threads that watch the other processes, and the thread that agrees on the last step.
 
         This is process `index` of `count`, from 0; `address` is 'HOST:PORT' of process 0. A process counts as lost
-        after `timeout` seconds without a heartbeat.
+        after `timeout` seconds without a heartbeat. JAX's distributed client must be connected.
         """
         self.index, self.count, self._address = index, count, address
         self._client: Any = global_state.client

@@ -36,7 +36,11 @@ def hanging(heartbeats: dict[int, Record], timeout: float) -> str:
 
 
 class LivenessMonitor:
-    """Heartbeats of all processes, which `threads` exchange and judge; the caller starts and joins the threads."""
+    """Monitor that calls `end` if a process of the run is lost or makes no progress.
+
+    The threads in `threads` exchange heartbeats between all processes and check their age. The caller starts and
+    joins the threads.
+    """
 
     def __init__(self, client: Any, index: int, count: int, timeout: float, end: Callable[[str, int], None]):
         """Makes the threads of process `index` of `count`, from 0; `client` is JAX's key-value store.

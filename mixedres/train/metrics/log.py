@@ -92,7 +92,7 @@ class Stopwatch:
         self._since = None
 
     def read(self) -> float:
-        """Returns the seconds up to now."""
+        """Returns the sum of the seconds between each `start` and `stop`; a running interval ends now."""
         running = 0.0 if self._since is None else time.perf_counter() - self._since
         return self.seconds + running
 
