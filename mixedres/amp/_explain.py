@@ -132,6 +132,8 @@ def explain(
 ) -> Callable[..., Report]:
     """Returns a function of the arguments of `fn` that returns a `Report` of what `autocast` does.
 
+        report = explain(lambda x, w: jnp.tanh(x @ w))(x, w)
+
     Arguments and errors are those of `autocast`. Nothing is computed; arrays may be given as `jax.ShapeDtypeStruct`.
     """
     settings = checked(fn, dtype, lists, level, keep_float32)

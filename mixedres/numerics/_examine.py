@@ -32,6 +32,8 @@ def examine(
 ) -> Report:
     """Reports what float16 and bfloat16 would do to the values and gradients of `loss_fn`.
 
+        print(examine(loss_fn, params, x).advice)
+
     Use the loss as computed in float32 and without a loss scale: what float16 has already lost cannot be counted. The
     report covers the results of all flax.linen modules, all values passed to `numerics.tap`, the gradients of both, the
     parameters, and their gradients. `loss_fn` is compiled and run once.

@@ -81,6 +81,8 @@ class Tapped:
 def tap(x: T, name: str) -> T:
     """Returns `x`; while statistics are taken, counts its floating-point arrays under `name`.
 
+        y = tap(x @ w, "product")
+
     Args:
       x: an array or a pytree, whose leaves are named 'name[0]', "name['key']" and so on.
       name: name of the value; taps of the same name are counted together.

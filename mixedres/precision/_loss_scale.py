@@ -189,10 +189,13 @@ class StaticLossScale(_Scaled, jmp.StaticLossScale):
 @_register
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
-    """Doubles after `period` consecutive finite steps, halves after a step that is not; clamped to [min, max].
+    """Loss scale that doubles after `period` consecutive finite steps and halves after a step that is not finite.
 
-    A product that would pass `max_loss_scale` leaves the scale as it is, so it is never infinite. Defaults and rule
-    are those of TensorFlow's DynamicLossScale; its maximum is the largest float32, ours is Apex's.
+        loss_scale = DynamicLossScale(period=1000)
+        grads = loss_scale.unscale(jax.grad(lambda params: loss_scale.scale(loss_fn(params, x)))(params))
+
+    The scale stays in [min, max]; a product that would pass `max_loss_scale` leaves the scale unchanged. Defaults and
+    rule are those of TensorFlow's DynamicLossScale. The maximum is Apex's; TensorFlow's is the largest float32.
 
     Attributes:
       loss_scale: float32 scalar, the present scale.

@@ -30,6 +30,11 @@ class LossScaledState(NamedTuple):
 def loss_scaled(tx: optax.GradientTransformation, loss_scale: LossScale) -> optax.GradientTransformationExtraArgs:
     """Wraps `tx` so that its `update` takes gradients of the *scaled* loss.
 
+        tx = loss_scaled(optax.sgd(0.1), make_loss_scale("dynamic"))
+        state = tx.init(params)
+        grads = jax.grad(lambda params: state.loss_scale.scale(loss_fn(params, x)))(params)
+        updates, state = tx.update(grads, state, params)
+
     In this order: widen the gradients to float32, divide by the scale that was used, check that all are finite, run
     `tx`, select its result or the old state, adjust the scale. If a gradient is not finite, the state of `tx` is
     bit-identical to the old one and every update is -0.0, the only number that changes no parameter's bits when added
@@ -187,9 +192,9 @@ def enable_rewrite(
     Unlike TensorFlow's `enable_mixed_precision_graph_rewrite` it changes no global state: only the returned function is
     rewritten.
 
-        loss_fn, tx = enable_rewrite(loss_fn, optax.sgd(0.1))
+        half_loss_fn, tx = enable_rewrite(loss_fn, optax.sgd(0.1))
         state = tx.init(params)
-        grads = jax.grad(lambda p: state.loss_scale.scale(loss_fn(p, batch)))(params)
+        grads = jax.grad(lambda params: state.loss_scale.scale(half_loss_fn(params, x)))(params)
         updates, state = tx.update(grads, state, params)
 
     Args:

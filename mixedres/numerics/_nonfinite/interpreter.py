@@ -203,10 +203,12 @@ class Recorder:
 def first_nonfinite(fn: Function, *args: PyTree, names: Sequence[str] = ()) -> finding.Finding:
     """Runs `fn(*args)` and finds the first array that is not finite.
 
-    For every floating-point array it measures whether it is finite and its largest finite magnitude, in called
-    functions, derivatives and the bodies of scan and shard_map too; a `while` loop or a `cond` counts as one operation.
-    Results are rounded to their dtype after every operation, as the program is written; compiled normally, it may
-    compute intermediate values with more digits and a larger range.
+        print(first_nonfinite(lambda x: jnp.log(x - 1e9).sum(), x))
+
+    Measures for every floating-point array whether it is finite, and its largest finite magnitude, also in called
+    functions, derivatives and the bodies of scan and shard_map. A `while` loop or a `cond` counts as one operation.
+    Results are rounded to their dtype after every operation, as the program is written; a program that is compiled
+    normally may compute intermediate values with more digits and a larger range.
 
     Args:
       fn: a function of pytrees of arrays, jitted or not. Named scopes, which flax modules open, become paths.
