@@ -1,5 +1,6 @@
 """Batches: permutations that continue, augmentation pixel by pixel, masks, synthetic images."""
 
+import inspect
 import itertools
 import math
 import re
@@ -192,7 +193,7 @@ def test_sources_describe_shapes_counts_and_classes():
 @pytest.fixture
 def example():
     """The source of one's own in the documentation of `Source`."""
-    code = re.search(r"\n\n( {8}class Ramps.*?)\n\n {4}``data", Source.__doc__, re.DOTALL)[1]
+    code = re.search(r"\n\n( {4}class Ramps.*?)\n\n``data", inspect.getdoc(Source), re.DOTALL)[1]
     names = {"data": data, "itertools": itertools, "np": np}
     exec(textwrap.dedent(code), names)
     return names["source"]
