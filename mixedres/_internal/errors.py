@@ -102,6 +102,6 @@ def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:
 
 
 def nearest(pattern: str, paths: Iterable[str]) -> str:
-    """Returns the three of `paths` most similar to `pattern`: '/head, /stem_conv and /block_layer1_1'."""
+    """Returns at most three of `paths`, the most similar to `pattern`, as '/head, /stem_conv and /block_layer1_1'."""
     *most, last = difflib.get_close_matches(pattern.strip("^$"), sorted(set(paths)), n=3, cutoff=0.0)
     return f"{', '.join(most)} and {last}" if most else last

@@ -61,7 +61,7 @@ def interpret(
     equation: Callable[[int, Equation, list[Any]], Sequence[Any]],
     literal: Callable[[Any], Any] = lambda atom: atom.val,
 ) -> list[Any]:
-    """Interprets a jaxpr, closed or open: `equation` evaluates its equations. All interpreters here use this walk.
+    """Interprets a jaxpr, closed or open, by calling `equation`; returns the values of its outputs.
 
     What is bound inside `equation` has the source line, name stack and context of the equation.
 

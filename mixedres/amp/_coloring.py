@@ -247,7 +247,7 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
 
 
 def _pinned(nodes: list[Node], dtype: np.dtype, additions: set[Node]) -> dict[Node, str]:
-    """Returns the infer and clear nodes without a taint that stay in float32, each with the reason."""
+    """Returns the nodes that stay in float32 for a reason other than a taint, each with the reason."""
     pinned = dict.fromkeys(_only_broadcast(nodes), "read by broadcasting alone: a gradient of it would be a sum")
     pinned |= dict.fromkeys(additions, "adds to a running float32 value: in half, small updates would be lost")
     for node in nodes:

@@ -197,7 +197,7 @@ def _head(layout: str) -> tuple[str, str]:
 
 
 def _name(path: tuple[str, ...], layout: str) -> str:
-    """Returns 'layer1.0.conv1.weight' for ('params', 'block_layer1_1', 'conv1', 'kernel')."""
+    """Returns the name in a layout of the leaf at `path`, such as 'layer1.0.conv1.weight' in 'torchvision'."""
     return "/".join(path) if layout == "mixedres" else f"{_module(path[1:-1], layout)}.{_LEAVES[path[-1]]}"
 
 

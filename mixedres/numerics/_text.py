@@ -130,9 +130,10 @@ def _line(row: TensorRow, report: Any, low: int) -> str:
 
 
 def _histogram(row: TensorRow, low: int) -> str:
-    """Returns the histogram of the exponents as `_CELLS` characters; a denser character is a larger fraction.
+    """Returns the histogram of the exponents as `_CELLS` characters; denser means a larger fraction of all elements.
 
-    A character stands for `_OCTAVES` exponents, the first for those from `low` on and for all smaller exponents.
+    A character stands for `_OCTAVES` exponents. The first begins at `low` and also counts all smaller exponents. Larger
+    exponents than the last character has are left out.
     """
     high = low + _CELLS * _OCTAVES
     counts = row.exponents.between(-126, high - 1).astype(np.float64)

@@ -56,7 +56,10 @@ def _widen(x: Array) -> Any:
 
 
 def map_inexact(function: Callable[[Any], Any], tree: T) -> T:
-    """Maps `function` over floating-point leaves, widened to float32; other leaves are unchanged."""
+    """Maps `function` over the floating-point and complex leaves; other leaves are unchanged.
+
+    Leaves of less than 32 bits are cast to float32 before the call. Results of `function` are not cast back.
+    """
     return jax.tree.map(lambda x: function(_widen(x)) if is_inexact(x) else x, tree)
 
 

@@ -53,10 +53,11 @@ class Classifier:
 
 
 def read_classifier(options: argparse.Namespace) -> Classifier:
-    """Reads the network that the options of `mixedres.predict.add_arguments` name.
+    """Reads the network that the options of `mixedres.predict.add_arguments` name, as a `Classifier`.
 
     Raises:
-      ConfigError: if there is no such network, or the network's input is not an image.
+      ConfigError: if there is no such network, if its input is not an image, if --labels or --image_size is invalid, or
+        if the class names do not fit the number of classes.
     """
     check_devices()
     path = command_line.path(options.source)

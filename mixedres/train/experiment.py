@@ -101,7 +101,7 @@ class Experiment:
 
     @property
     def normalize_fn(self) -> models.NormalizeFn:
-        """Returns the function from the source's images to the network's input."""
+        """Returns the function from images of the source (uint8 or float, 0 to 255) to the network's float32 input."""
         return models.normalization(self.source.mean, self.source.std)
 
     def init_state(self) -> step.TrainState:

@@ -101,7 +101,11 @@ def scaled_loss(
 def _gradients(
     params: Params, batch_stats: PyTree, batch: Batch, loss_scale: LossScale, options: StepOptions
 ) -> tuple[Params, PyTree, Metrics]:
-    """Computes the scaled gradients, new statistics and metrics of this device, averaged over the microbatches."""
+    """Computes the gradients of the scaled loss on this device, the new batch statistics and the metrics.
+
+    Gradients and metrics are means over the microbatches; the gradients are still scaled. Each microbatch updates the
+    batch statistics of the microbatch before it. Nothing is averaged over devices.
+    """
     grad_fn, microbatches = jax.grad(partial(scaled_loss, options=options), has_aux=True), options.microbatches
     if microbatches == 1:
         grads, (batch_stats, metrics) = grad_fn(params, batch_stats, batch, loss_scale)

@@ -224,7 +224,11 @@ def restore_newest(
 
 
 def _print_changes(experiment: Experiment, record: Record) -> None:
-    """Prints the changes since the checkpoint that affect the numbers of the run."""
+    """Prints a note if the number of devices changed since the checkpoint, and one if the run is longer now.
+
+    The number of devices changes the statistics of batch norm, unless they are synchronized. The length changes the
+    learning rate.
+    """
     before, now = record["devices"], len(experiment.devices)
     if before != now and not experiment.config.batch_norm.sync:
         console.say(

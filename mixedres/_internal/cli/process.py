@@ -72,7 +72,11 @@ def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def end_at_once() -> None:
-    """Makes the signals end the process with 128 + their number and a line, whatever its main thread is doing."""
+    """Makes SIGINT, SIGTERM and SIGHUP end the process at once, even if its main thread is compiling.
+
+    On a signal, the process prints a line, kills its child processes and exits with 128 + the number of the signal. A
+    signal that is ignored, as nohup ignores SIGHUP, stays ignored.
+    """
     # Python runs handlers between two steps of the main thread, and a compilation is one step. So a thread waits for
     # the number that Python's own handler writes into a pipe.
     reading, writing = os.pipe()
@@ -132,10 +136,11 @@ def end(status: int) -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process with `status`.
+    """Flushes stdout and stderr, and ends the process with `status`.
 
-    After an interruption, and after an error with other processes around, it skips the interpreter's own shutdown: that
-    can crash where Ctrl-C came during a compilation (segmentation fault, seen with JAX 0.10.2), or wait for the others.
+    The interpreter's own shutdown is skipped in two cases. If `status` is above 128, a signal interrupted the process:
+    after a Ctrl-C during a compilation the shutdown can crash (segmentation fault, seen with JAX 0.10.2). If a run of
+    several processes ends with an error, the shutdown can wait for the other processes.
     """
     console.give_up()
     jax = sys.modules.get("jax")

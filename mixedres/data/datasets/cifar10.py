@@ -42,18 +42,18 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def load_cifar10(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, flip: bool = False) -> InMemory:
-    """Returns CIFAR-10, with every image standardized by itself.
+    """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
     Args:
-      data_dir: holds one of cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py, cifar-10-python.tar.gz
-        and cifar10 (prepared by TensorFlow Datasets), or is one of these directories; None: the default directory of
-        TensorFlow Datasets.
+      data_dir: directory that holds cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
+        cifar-10-python.tar.gz or cifar10 (prepared by TensorFlow Datasets), of which the first is read; or one of the
+        two batches directories itself. None: the default directory of TensorFlow Datasets.
       image_size: 32 only.
       pad: see `InMemory`.
       flip: see `InMemory`.
 
     Raises:
-      ValueError: if none of these exists, or the files are damaged.
+      ValueError: for another `image_size`, if none of these exists, or if the files are damaged.
     """
     if image_size != SIDE:
         raise ValueError(

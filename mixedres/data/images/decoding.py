@@ -68,7 +68,7 @@ class _Memory:
 
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Waits until `size` bytes are free, and reserves the bytes inside the block."""
+        """Reserves `size` bytes, or the whole limit if `size` is larger, inside a `with` block, once they are free."""
         size = min(size, self._size)
         with self._changed:
             self._changed.wait_for(lambda: self._taken + size <= self._size)

@@ -68,7 +68,7 @@ class Loader(DataInfo):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Returns a hash of both parts of the data set."""
+        """Returns the first 32 characters of the fingerprints of the training part and of the evaluation part."""
         return f"{self.data_set.train.fingerprint()[:32]}{self.data_set.eval.fingerprint()[:32]}"
 
     @property

@@ -23,15 +23,16 @@ _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def from_tars(manual_dir: pathlib.Path, *, partial: bool) -> dict[str, ImageSpans]:
-    """Finds the images in the tar files; reads the headers of the files only.
+    """Returns the images in the tar files by split, 'train' and 'validation'; reads the headers of the files only.
 
     Args:
       manual_dir: holds the files of `TARS`.
-      partial: accept a training or validation set that is missing or incomplete.
+      partial: accept a set that is missing or incomplete, and of a damaged tar file the images before the damage.
 
     Raises:
-      ConfigError: for missing tar files, and for a number of images that is not ImageNet's.
-      DataError: for a tar file that is damaged.
+      ConfigError: for missing tar files, and for a number of images that is not ImageNet's; with `partial`, only if
+        there are no images.
+      DataError: for a tar file with other contents, or (without `partial`) a damaged one.
     """
     tars = {split: manual_dir / name for split, name in TARS.items() if (manual_dir / name).is_file()}
     missing = [name for split, name in TARS.items() if split not in tars]
