@@ -172,7 +172,7 @@ def test_head_of_a_run_on_digits_learns_on(tmp_path, capsys):
     alone = ["--config.trainable=^/head/", "--config.batch_norm.frozen", f"--config.init_from={first}"]
     second = tmp_path / "other"
     assert main.main(["mixedres", config, *short, *alone, f"--workdir={second}"]) == 0
-    assert f"weights: {first} (a network without a name of 10 classes" in capsys.readouterr().out
+    assert f"weights: {first} (cifar_resnet8 of 10 classes" in capsys.readouterr().out
     check_head_alone_changed(tensors(first), tensors(second))
     losses = [workdir.read_summary(path)["eval"]["loss"] for path in (first, second)]
     assert losses[1] < losses[0]

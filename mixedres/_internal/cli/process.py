@@ -1,5 +1,7 @@
 """A command as a process: safe streams, signals from the first moment on, and its end."""
 
+import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -46,6 +48,9 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # of TensorFlow, which reads it when it is imported
+    with contextlib.suppress(ImportError):
+        # Before the logger of that name is made: only absl's own class records the file that called absl.
+        importlib.import_module("absl.logging")
     logging.getLogger("absl").addFilter(_is_not_from_orbax)
     logging.getLogger("asyncio").addFilter(_is_not_from_a_task_of_orbax)
 

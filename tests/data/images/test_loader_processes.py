@@ -110,7 +110,7 @@ def test_killed_worker_ends_the_run(root, tmp_path):
     """
     result, _ = run(tmp_path, code, root)
     assert result["children"] == 2 and result["left"] == []
-    assert result["error"].startswith("a process that decodes images was killed; where memory ran out, set fewer")
+    assert result["error"].startswith("a process that decodes images was killed; if memory ran out, set fewer")
     assert "--config.data.workers" in result["error"] and "\n" not in result["error"]
 
 

@@ -43,7 +43,9 @@ RUN = [
 WHOLE = """
 import os, signal, sys, time
 from mixedres import main
+from mixedres._internal.cli import process
 from mixedres.train import distributed
+process.drop_noise()  # as in every command
 progress = distributed.ProcessGroup.progress
 def faulty(self, step):
     FAULT
