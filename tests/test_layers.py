@@ -222,6 +222,7 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] == "tensorf
 @pytest.mark.parametrize(
     ("module", "before", "absent"),
     [
+        ("mixedres", "json", ["jax", "numpy", "flax", "optax", "mixedres.amp", "mixedres.data", "mixedres.train"]),
         # Workers that only read data have no use for JAX, and what only some data sets need is slow to import.
         ("mixedres.data", "numpy", ["jax", "jaxlib", "flax", "jmp", "optax", "absl", "sklearn", "scipy"]),
         ("mixedres.data", "numpy", ["grain", "tensorflow_datasets", "array_record", "cv2", "PIL", "simplejpeg"]),
@@ -243,3 +244,13 @@ def test_data_and_config_import_no_jax(module, before, absent, tmp_path):
     loaded = run(code + "print(json.dumps(sorted(set(sys.modules) - old)))", tmp_path)
     for name in absent:
         assert not [found for found in loaded if found == name or found.startswith(f"{name}.")], name
+
+
+def test_names_of_the_package_are_imported_on_use(tmp_path):
+    code = """
+import json, mixedres
+from mixedres import amp, autocast, explain
+same = (amp.autocast is autocast, amp.explain is explain, mixedres.precision.get("fp16").name == "fp16")
+print(json.dumps([*same, sorted(set(mixedres.__all__) - set(dir(mixedres)))]))
+"""
+    assert run(code, tmp_path) == [True, True, True, ["data", "models", "numerics", "train"]]
