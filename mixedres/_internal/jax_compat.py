@@ -1,7 +1,6 @@
 """Parts of JAX without a public name, or with different names in the supported versions."""
 
 import contextlib
-import itertools
 import os
 import pathlib
 import sysconfig
@@ -14,6 +13,8 @@ from jax._src import source_info_util
 from jax._src.distributed import global_state as global_state
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 
+from mixedres._internal.types import Equation
+
 # Primitives that do nothing but call their one body, in all versions.
 SIMPLE_CALLS = frozenset(
     ["jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr", "remat2", "checkpoint", "shard_map"]
@@ -21,9 +22,6 @@ SIMPLE_CALLS = frozenset(
 
 # What makes the body of a function under jax.jit a part of the program that calls it; since JAX 0.11 True does so late.
 INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
-
-# A `jax.extend.core.JaxprEqn`, whose avals have no types that say more.
-Equation = Any
 
 # Frames that say nothing about who wrote an operation, and those of libraries.
 _PACKAGE = pathlib.Path(__file__).parent.parent
@@ -195,30 +193,39 @@ def equations(jaxpr: Any, platform: str | None = None, *, every_platform: bool =
     """
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
-        chosen = None if every_platform else platform_branch(eqn, platform)
-        for inner in bodies(eqn) if chosen is None else [eqn.params["branches"][chosen]]:
+        branch = None if every_platform else platform_branch(eqn, platform)
+        for inner in bodies(eqn) if branch is None else [branch]:
             yield from equations(inner, platform, every_platform=every_platform)
 
 
-def platform_branch(eqn: Equation, platform: str | None) -> int | None:
-    """Returns the index of the branch that a `lax.platform_dependent` has for a platform.
+def platform_branch(eqn: Equation, platform: str | None) -> Any:
+    """Returns the branch of a `lax.platform_dependent` for a platform, a jaxpr that takes all operands but the first.
 
     Args:
       eqn: any equation.
       platform: such as 'cpu'; None: a platform that the equation does not name.
 
     Returns:
-      The index in `eqn.params["branches"]`; None if there is no branch for the platform, and for other equations.
+      The branch; None if there is no branch for the platform, and for other equations.
     """
-    branches = eqn.params.get("branches_platforms") or ()
-    named = (index for index, names in enumerate(branches) if names is not None and platform in names)
-    return next(named, branches.index(None) if None in branches else None)
+    branches = _platform_branches(eqn)
+    return branches.get(platform, branches.get(None))
 
 
 def platforms(jaxpr: Any) -> tuple[str, ...]:
     """Returns the names of the platforms for which a `lax.platform_dependent` in a jaxpr has a branch, sorted."""
-    branches = (eqn.params.get("branches_platforms") or () for eqn in equations(jaxpr, every_platform=True))
-    return tuple(sorted({name for names in itertools.chain.from_iterable(branches) for name in names or ()}))
+    names = {name for eqn in equations(jaxpr, every_platform=True) for name in _platform_branches(eqn)}
+    return tuple(sorted(name for name in names if name is not None))
+
+
+def _platform_branches(eqn: Equation) -> dict[str | None, Any]:
+    """Returns {platform: branch, None: default branch} of a `lax.platform_dependent`; {} for other equations."""
+    platforms = eqn.params.get("branches_platforms") or ()
+    return {
+        name: branch
+        for names, branch in zip(platforms, eqn.params["branches"] if platforms else (), strict=True)
+        for name in names or (None,)
+    }
 
 
 def _jaxprs(values: tuple[Any, ...]) -> Iterator[Any]:

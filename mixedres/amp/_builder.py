@@ -11,8 +11,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Aval, Jaxpr
+from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
 from mixedres.amp._custom_vjp import differentiated, is_inexact, variable
 from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
@@ -62,7 +61,7 @@ class _Builder:
             return self.while_loop(eqn, path, scope, ins)
         if (branch := jax_compat.platform_branch(eqn, self.platform)) is not None:
             label = f"platform_dependent({self.platform or 'default'})"
-            return self.jaxpr(eqn.params["branches"][branch], (*path, branch), scope.inside(label), ins[1:])
+            return self.jaxpr(branch, (*path, 0), scope.inside(label), ins[1:])
         if name == "cond" and eqn.params.get("branches_platforms") is None:
             return self.cond(eqn, path, scope, ins)
         if name in ("custom_jvp_call", "custom_vjp_call"):
@@ -213,7 +212,7 @@ def _categories(jaxpr: Jaxpr, lists: Lists, dtype: np.dtype, platform: str | Non
         if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
             continue
         branch = jax_compat.platform_branch(eqn, platform)
-        body = jax_compat.body(eqn) if branch is None else eqn.params["branches"][branch]
+        body = jax_compat.body(eqn) if branch is None else branch
         if branch is not None or name in jax_compat.SIMPLE_CALLS | {"custom_jvp_call", "custom_vjp_call"}:
             inner = list(_categories(body, lists, dtype, platform))
         elif name in ("scan", "while", "cond"):

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Array, PyTree
+from mixedres._internal.types import Array, Equation, PyTree
 
 
 def variable(eqn: Equation) -> list[bool]:

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Array
+from mixedres._internal.types import Array, Equation
 from mixedres.amp._rules import Lists
 
 

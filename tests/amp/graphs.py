@@ -59,7 +59,7 @@ def dtypes_by(place, jaxpr, scope=""):
             dtypes = {SHORT[str(atom.aval.dtype)] for atom in eqn.invars}
             found.setdefault(place(here), set()).update(dtypes)
         branch = platform_branch(eqn, None)
-        for inner in bodies(eqn) if branch is None else [eqn.params["branches"][branch]]:
+        for inner in bodies(eqn) if branch is None else [branch]:
             for key, dtypes in dtypes_by(place, inner, here).items():
                 found.setdefault(key, set()).update(dtypes)
     return found

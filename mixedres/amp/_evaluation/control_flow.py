@@ -12,8 +12,7 @@ from jax import lax
 from jax.sharding import Sharding
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Array, Jaxpr, PyTree
+from mixedres._internal.types import Array, Equation, Jaxpr, PyTree
 from mixedres.amp._evaluation.values import Cell, as_computed, as_float32, cells
 from mixedres.amp._graph import Path
 

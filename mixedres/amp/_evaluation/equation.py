@@ -17,8 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Array
+from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
 from mixedres.amp._evaluation.half_derivatives import saving_half, solved_product, wide_product
 from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32

@@ -13,8 +13,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Array
+from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.values import cast
 
 

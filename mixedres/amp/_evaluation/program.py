@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.jax_compat import Equation
-from mixedres._internal.types import Array, Function, Jaxpr
+from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._evaluation import control_flow, custom_derivatives
 from mixedres.amp._evaluation.equation import call, kinds
 from mixedres.amp._evaluation.values import Cell, as_float32, cast, cells, is_f32
@@ -60,7 +59,7 @@ class Evaluator:
         node = self.graph.by_path.get(path)
         branch = jax_compat.platform_branch(eqn, self.graph.platform)
         if branch is not None and self.graph.has_half(path):
-            return self.body(eqn.params["branches"][branch], (*path, branch), args[1:])
+            return self.body(branch, (*path, 0), args[1:])
         if node is None and self.graph.has_half(path):
             return control_flow.EVALUATE[eqn.primitive.name](self.body, eqn, path, args)
         if node is not None and node.program is not None:

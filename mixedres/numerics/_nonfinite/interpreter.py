@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from mixedres._internal import jax_compat
 from mixedres._internal.tree import is_array, leaves_by_path
-from mixedres._internal.types import Array, Function, Jaxpr, PyTree
+from mixedres._internal.types import Array, Equation, Function, Jaxpr, PyTree
 from mixedres.numerics._nonfinite import finding
 from mixedres.numerics._nonfinite.finding import Frame, Index, Links, Path, Place, Tensor, link, place
 
@@ -66,7 +66,7 @@ def _smaller_and_larger(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> tuple
     return lax.min(a[0], b[0]), lax.max(a[1], b[1])
 
 
-def _is_widening(eqn: jax_compat.Equation) -> bool:
+def _is_widening(eqn: Equation) -> bool:
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = (jnp.result_type(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
@@ -116,7 +116,7 @@ class Recorder:
         inner, consts = jax_compat.opened(jaxpr)
         constants = [self._argument(tape, x, (*site.path, -2, i), link(), "a constant") for i, x in enumerate(consts)]
 
-        def equation(i: int, eqn: jax_compat.Equation, operands: list[Value]) -> Sequence[Value]:
+        def equation(i: int, eqn: Equation, operands: list[Value]) -> Sequence[Value]:
             scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
             # Operations in JAX itself, such as the inside of jnp.where, have the line of the call.
             here = _Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
@@ -124,12 +124,12 @@ class Recorder:
 
         return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val))
 
-    def _equation(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+    def _equation(self, tape: _Tape, eqn: Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
         name = eqn.primitive.name
         if name in _INLINED:
             return self._body(jax_compat.body(eqn), tape, site, args)
         if (branch := jax_compat.platform_branch(eqn, self._platform)) is not None:
-            return self._body(eqn.params["branches"][branch], tape, site, args[1:])
+            return self._body(branch, tape, site, args[1:])
         if name == "scan" and eqn.params["length"]:
             return self._scan(tape, eqn, site, args)
         if name == "shard_map":
@@ -140,10 +140,10 @@ class Recorder:
         links = link(*(arg.tensor for arg in args))
         return [self._result(tape, eqn, result, site, links) for result in results]
 
-    def _result(self, tape: _Tape, eqn: jax_compat.Equation, array: Array, site: _Site, links: Links) -> Value:
+    def _result(self, tape: _Tape, eqn: Equation, array: Array, site: _Site, links: Links) -> Value:
         return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
 
-    def _shard_map(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+    def _shard_map(self, tape: _Tape, eqn: Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
         params, path = eqn.params, site.path
         tensors: list[Tensor | None] = []
 
@@ -161,7 +161,7 @@ class Recorder:
         tape.inner |= numbers
         return [Value(array, tensor) for array, tensor in zip(results, tensors, strict=True)]
 
-    def _scan(self, tape: _Tape, eqn: jax_compat.Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
+    def _scan(self, tape: _Tape, eqn: Equation, site: _Site, args: list[Value]) -> Sequence[Value]:
         params, path = eqn.params, site.path
         num_consts, num_carry = jax_compat.scan_arity(params)
         consts, init, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
