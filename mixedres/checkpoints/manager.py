@@ -84,9 +84,7 @@ class Checkpoints:
         )
         try:
             self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
-        except (
-            Exception
-        ) as error:  # Orbax reads a file of every checkpoint, whole or not, and raises many types of errors
+        except Exception as error:  # Orbax reads a file of every checkpoint, whole or not, and raises many types
             raise ConfigError(
                 f"the checkpoints in {directory} cannot be listed ({_reason(error)}); move the damaged one away"
             ) from error

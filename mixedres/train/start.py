@@ -250,7 +250,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     """
     with config_errors("config.init_from"):
         file = checkpoints.read_weights(pathlib.Path(os.path.expanduser(given)))
-    found = checkpoints.architecture(file.tensors, file.layout)
+    found = file.architecture
     if isinstance(model, models.ResNet):
         _check_options(given, file, found, model)
     described = checkpoints.describe_weights(file)

@@ -115,7 +115,7 @@ def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "read_weights", lambda path: file)
         patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
-        patch.setattr(checkpoints, "architecture", lambda *_: bottlenecks)
+        patch.setattr(checkpoints.WeightsFile, "architecture", bottlenecks)
         with pytest.raises(ConfigError, match=r"version 1, which has weights of the same shapes; set config.model.ver"):
             start.load_weights("there", {}, model)
 
@@ -131,7 +131,7 @@ def test_differing_padding_and_input_are_noted(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "read_weights", lambda path: file)
         patch.setattr(checkpoints, "from_tensors", lambda *_: ({}, True))
-        patch.setattr(checkpoints, "architecture", lambda *_: bottlenecks)
+        patch.setattr(checkpoints.WeightsFile, "architecture", bottlenecks)
         wanted = "set config.model.padding=tensorflow and config.model.pool_padding=tensorflow$"
         with pytest.raises(ConfigError, match=wanted):
             start.load_weights("there", {}, model)
