@@ -142,6 +142,16 @@ def as_written(eqn: Equation) -> Iterator[None]:
         yield
 
 
+def mesh_of(array: Any) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context whose mesh has the axis types of an array, for an operation on the array alone.
+
+    The operands of a reshard into or out of `jax.sharding.auto_axes` have another mesh than the equation.
+    """
+    mesh = jax.typeof(array).sharding.mesh
+    same = mesh.empty or mesh == jax.sharding.get_abstract_mesh()
+    return contextlib.nullcontext() if same else jax.sharding.use_abstract_mesh(mesh)
+
+
 def source_line(eqn: Equation) -> str:
     """Returns 'file:line (function)' of the code that wrote `eqn`: the innermost frame outside installed packages.
 

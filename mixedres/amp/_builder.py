@@ -21,11 +21,12 @@ from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Checked options of a rewrite: the half dtype, the lists, and the paths to keep in float32."""
+    """Checked options of a rewrite; see `autocast`."""
 
     dtype: np.dtype
     lists: Lists
     keep: Keep
+    allreduce_dtype: str = "param"
 
 
 class _Builder:
@@ -174,7 +175,8 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) 
     for value in builder.jaxpr(jaxpr, (), scope, args):
         value.returned = True
     by_path = {node.path: node for node in builder.nodes}
-    graph = Graph(jaxpr, builder.nodes, settings.dtype, settings.lists, platform, by_path, builder.calls)
+    options = settings.dtype, settings.lists, settings.allreduce_dtype, platform
+    graph = Graph(jaxpr, builder.nodes, *options, by_path, builder.calls)
     color(graph)
     graph.index_regions()
     return graph

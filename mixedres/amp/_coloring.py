@@ -17,7 +17,15 @@ from jax.extend.core import Literal
 
 from mixedres._internal.types import Atom
 from mixedres.amp._graph import RANGE, SUM, Graph, Node, Value, exceeds, reach
-from mixedres.amp._patterns import PATTERNS, activations, rounding_commutes, saved_in_half
+from mixedres.amp._patterns import (
+    PATTERNS,
+    activations,
+    divisor,
+    is_safe_divisor,
+    only_divisors,
+    rounding_commutes,
+    saved_in_half,
+)
 from mixedres.amp._rules import BROADCASTING, COPIES
 
 
@@ -156,6 +164,10 @@ def color(graph: Graph) -> None:
     after = products | reach(products, Node.consumers, lambda node: True)
     additions, running = _running_values(nodes, after)
     pinned = _pinned(nodes, graph.dtype, additions)
+    for product in allowed:
+        if (through := only_divisors(product)) is not None:
+            product.wide, product.reason = "divisor", PATTERNS["divisor"].reason
+            pinned |= dict.fromkeys(through, "only divisors read it")
     _deny_forward(nodes, graph.dtype)
     _infer_between(nodes, allowed, pinned)
     spread(nodes, graph.dtype, after - running, pinned)
@@ -233,6 +245,9 @@ def _deny_forward(nodes: list[Node], dtype: np.dtype) -> None:
             node.taint = SUM
             node.reason = f"{dtype} cannot represent its constant {constant:.4g}"
             roots[node] = f"{node.primitive}, whose constant {constant:.4g} {dtype} cannot represent"
+        elif node.category == "infer" and divisor(node) is not None and not is_safe_divisor(node, dtype):
+            node.taint, node.reason = SUM, f"{dtype} may not hold its divisor"
+            roots[node] = f"{node.primitive}: {node.reason}"
     arithmetic = [node for node in nodes if node.category in ("deny", "infer", "merge") or node in roots]
     on_the_way = set(arithmetic) | reach(arithmetic, Node.producers, lambda node: node.category == "clear")
     for kind in (RANGE, SUM):  # the stronger first, so that it wins

@@ -15,6 +15,7 @@ from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.amp import _report_html
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
+from mixedres.amp._rules import DEVICE_COPIES, GATHERS
 from mixedres.amp._transform import ListsLike, Program, checked, traced, unsteady
 
 
@@ -129,6 +130,7 @@ def explain(
     *,
     level: str = "default",
     keep_float32: str = "",
+    allreduce_dtype: str = "param",
 ) -> Callable[..., Report]:
     """Returns a function of the arguments of `fn` that returns a `Report` of what `autocast` does.
 
@@ -136,7 +138,7 @@ def explain(
 
     Arguments and errors are those of `autocast`. Nothing is computed; arrays may be given as `jax.ShapeDtypeStruct`.
     """
-    settings = checked(fn, dtype, lists, level, keep_float32)
+    settings = checked(fn, dtype, lists, level, keep_float32, allreduce_dtype)
 
     def explained(*args: PyTree, **kwargs: Any) -> Report:
         program = traced(fn, settings, Call(args, kwargs))
@@ -219,6 +221,11 @@ def _notes(program: Program) -> Iterator[str]:
     for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""
         yield f"{count} of {len(products)} operations of the allow list are not cast: {reason}{hint}"
+    half_copies = [node for node in nodes if node.half and node.primitive in DEVICE_COPIES | GATHERS]
+    for exact in (True, False):
+        if count := sum(graph.copies_to_devices(node) == exact for node in half_copies):
+            dtype = "float32 (allreduce_dtype='param')" if exact else graph.dtype
+            yield f"gradients of {count} arrays that are copied to the devices are summed over them in {dtype}"
     yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
     if others:
         yield (

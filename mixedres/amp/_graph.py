@@ -18,7 +18,7 @@ import numpy as np
 
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation
-from mixedres.amp._rules import Lists
+from mixedres.amp._rules import DEVICE_COPIES, GATHERS, Lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +98,16 @@ def exceeds(shape: Sequence[Any], other: Sequence[Any], times: int = 1) -> bool:
         return bool(size != limit)
 
 
-def unfit(constant: np.ndarray, dtype: np.dtype) -> bool:
-    """Returns whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`."""
+def unfit(constant: np.ndarray, dtype: np.dtype, *, data: bool = True) -> bool:
+    """Returns whether a constant would overflow, underflow or, like 0.9999, become 1 in `dtype`.
+
+    If `data`, an array of more than `SMALL` elements is data, whose small numbers matter little.
+    """
     if not jnp.issubdtype(constant.dtype, jnp.floating):
         return False
     limits = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     size = np.abs(constant[np.isfinite(constant) & (constant != 0)].astype(np.float64))
-    if constant.size <= SMALL:
+    if constant.size <= SMALL or not data:
         underflows = np.any(size < float(limits.smallest_normal))
         with np.errstate(over="ignore"):
             becomes_one = np.any((size.astype(dtype) == 1) & (size != 1))
@@ -166,8 +169,8 @@ class Node:
       keep_float32: whether `keep_float32` matches the path, so that the lists do not apply.
       half: whether the node computes in half. The coloring sets this and the following attributes.
       saves_half: whether the node computes in float32 and saves half residuals for its gradient.
-      wide: pattern by which the float32 result of a product of half operands is not rounded: 'solver' (the derivatives
-        are float32 too), 'result', or ''.
+      wide: pattern by which the float32 result of a product of half operands is not rounded: 'solver' or 'divisor' (the
+        derivatives are float32 too), 'result', or ''.
       taint: RANGE or SUM if the node must be float32, else ''.
       reason: reason of the color.
     """
@@ -231,6 +234,7 @@ class Graph:
       nodes: the nodes in order of evaluation.
       dtype: the half dtype.
       lists: lists of primitives.
+      allreduce_dtype: 'param' or 'compute', see `autocast`.
       platform: platform whose branches of `lax.platform_dependent` are nodes; None: the default branches.
       by_path: nodes by path.
       calls: equations with bodies, by path.
@@ -240,6 +244,7 @@ class Graph:
     nodes: list[Node]
     dtype: np.dtype
     lists: Lists
+    allreduce_dtype: str
     platform: str | None
     by_path: dict[Path, Node]
     calls: dict[Path, Equation]
@@ -256,6 +261,13 @@ class Graph:
         for depth in range(len(node.path) - 1, 0, -1):
             if node.path[:depth] in self.calls:
                 yield self.calls[node.path[:depth]]
+
+    def copies_to_devices(self, node: Node) -> bool:
+        """Returns whether a half node copies a float32 value to devices, so that a float32 gradient is a sum."""
+        if self.allreduce_dtype != "param" or not node.half or node.primitive not in DEVICE_COPIES | GATHERS:
+            return False
+        value = node.ins[0]
+        return value.is_f32 and not (value.producer is not None and value.producer.half)
 
     def unsteady_loops(self) -> Iterator[Equation]:
         """Yields `while` loops whose condition depends on a half product: rounding may delay or prevent their end."""

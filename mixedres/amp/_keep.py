@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from mixedres._internal import jax_compat
 from mixedres._internal.errors import nearest
+from mixedres._internal.module_paths import match_module
 from mixedres._internal.types import Jaxpr
 from mixedres.amp._graph import Graph, Scope
 
@@ -14,9 +15,10 @@ from mixedres.amp._graph import Graph, Scope
 class Keep:
     """Operations whose path matches a regular expression (`re.search`); an empty expression matches none.
 
-    The expression is searched in three spellings of the path. One has the named scopes: '/ResNet/block_layer1_1'. One
-    lacks the first scope, which is the class of the root module in flax: '/block_layer1_1'. One is the path in reports,
-    with calls and derivatives: '/jvp(ResNet)/block_layer1_1/relu'.
+    An expression that names a module, such as '^/head$', matches every operation in the module, whatever scopes and
+    calls are around the operation inside the module. The expression is searched in three spellings of the path. One has
+    the named scopes: '/ResNet/block_layer1_1'. One lacks the first scope, which is the class of the root module in
+    flax: '/block_layer1_1'. One is the path in reports, with calls and derivatives: '/jvp(ResNet)/block_layer1_1/relu'.
 
     Raises:
       ValueError: for an invalid regular expression.
@@ -37,8 +39,8 @@ class Keep:
         if not self.pattern:
             return ""
         for path in _spellings(scope):
-            if re.search(self.pattern, path):
-                return f"keep_float32: {self.pattern!r} matches {path}"
+            if (found := match_module(self.pattern, path)) is not None:
+                return f"keep_float32: {self.pattern!r} matches {found}"
         equations = () if body is None else jax_compat.opened(body)[0].eqns
         inside = ((scope.at(eqn), inner) for eqn in equations for inner in jax_compat.bodies(eqn) or (None,))
         return next(filter(None, (self.reason(*place) for place in inside)), "")

@@ -6,11 +6,11 @@ of all of them. To add one, add a row and a finder here; `tests/amp/test_pattern
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from mixedres.amp._graph import RANGE, SUM, Graph, Node, Path, Value, exceeds, reach
+from mixedres.amp._graph import RANGE, SUM, Graph, Node, Path, Value, exceeds, reach, unfit
 from mixedres.amp._rules import SOLVERS
 
 
@@ -43,6 +43,7 @@ PATTERNS = {
     "mask": Pattern("a product with a mask", "(jax.nn.softmax(x @ w) * (x > 0).astype(jnp.float32)) @ w"),
     # The product runs in half and keeps its float32 result.
     "solver": Pattern("on the allow list; a solver reads its float32 result", "jnp.linalg.cholesky(w @ w.T)"),
+    "divisor": Pattern("on the allow list; only divisors read its float32 result", "x / (1 + jnp.abs(x @ w))[:, :1]"),
     "result": Pattern("on the allow list; float32 ops read its float32 result", "x @ w"),
 }
 
@@ -51,6 +52,8 @@ STEPS = ("floor", "ceil", "round", "sign")
 SELECTS_BY_VALUE = ("sort", "top_k", "approx_top_k", "select_and_gather_add")
 # Functions with bounded results. sin and cos are not among them: a large argument in half has no digits left.
 BOUNDED = ("tanh", "logistic", "erf", "erfc")
+# Operands that divide, by primitive. An infinite divisor gives 0, which hides the infinity.
+DIVISORS = {"div": 1, "rem": 1, "atan2": 1, "reciprocal": 0, "rsqrt": 0, "integer_pow": 0, "pow": 0}
 
 
 def activations(nodes: list[Node], dtype: np.dtype, storable: set[Node]) -> list[Node]:
@@ -191,6 +194,76 @@ def _is_masked(node: Node) -> bool:
     )
 
 
+def divisor(node: Node) -> Value | None:
+    """Returns the operand of a node that divides; None if there is none, or the operand is not float32."""
+    position = DIVISORS.get(node.primitive)
+    if position is None or (node.primitive == "integer_pow" and node.eqn.params["y"] > 0):
+        return None
+    return node.ins[position] if node.ins[position].is_f32 else None
+
+
+def is_safe_divisor(node: Node, dtype: np.dtype) -> bool:
+    """Returns whether half may hold the divisor of an infer node, so that an overflow of the divisor shows.
+
+    A divisor is safe if it is a constant in the range of `dtype`, or a function of bounded activations and of half
+    products that lead to the numerator too: inf / inf is NaN. The size of other divisors, such as counts, is unknown,
+    and the result of other products can overflow without a trace.
+
+    Args:
+      node: a node for which `divisor` returns a value.
+      dtype: the half dtype.
+    """
+    below = divisor(node)
+    if below is None:
+        return True
+    if below.constant is not None:
+        return not unfit(below.constant, dtype, data=False)
+    products = _products(below, hides=BOUNDED)
+    above = [value for value in node.ins if value is not below]
+    visible: set[Node] = set().union(*(_products(value, hides=(*BOUNDED, "min", "clamp")) or () for value in above))
+    return products is not None and products <= visible
+
+
+def _products(value: Value, hides: Sequence[str]) -> set[Node] | None:
+    """Returns the half products from which infer and clear operations compute a value.
+
+    None if the value depends on others too, except on masks and on results of the primitives `hides`.
+    """
+    found: set[Node] = set()
+    seen, queue, others = {value}, [value], False
+    while queue:
+        here = queue.pop()
+        node = here.producer
+        if node is not None and node.category == "allow" and node.half:
+            found.add(node)
+        elif node is None or node.category not in ("infer", "clear"):
+            others = others or (here.constant is None and here.aval.dtype != bool)
+        elif node.primitive not in hides:
+            queue += [operand for operand in node.ins if operand not in seen]
+            seen.update(node.ins)
+    return None if others else found
+
+
+def only_divisors(product: Node) -> set[Node] | None:
+    """Returns the nodes through which the result of a product reaches divisors; None if others read the result too."""
+    through: set[Node] = set()
+    divides, queue = False, [product]
+    while queue:
+        node = queue.pop()
+        for value in node.outs:
+            if value.returned:
+                return None
+            for reader in value.consumers if value.is_f32 else ():
+                if divisor(reader) is value and sum(operand is value for operand in reader.ins) == 1:
+                    divides = True
+                elif not (reader.category in ("infer", "clear", "merge") or reader.sums) or reader.half:
+                    return None
+                elif reader not in through:
+                    through.add(reader)
+                    queue.append(reader)
+    return through if divides else None
+
+
 def keep_float32_results(graph: Graph) -> None:
     """Keeps the float32 results of half products by the patterns 'solver' and 'result'; sets `wide` and `reason`.
 
@@ -207,7 +280,7 @@ def keep_float32_results(graph: Graph) -> None:
     to_half = reach([n for n in graph.nodes if n.half], Node.producers, lambda node: node.taint != RANGE)
     for product in graph.nodes:
         in_policy = any(eqn.params.get("policy") is not None for eqn in graph.callers(product))
-        if in_policy or not (product.half and product.category == "allow"):
+        if in_policy or product.wide or not (product.half and product.category == "allow"):
             continue
         copies = reach([product], Node.consumers, _copies_half)
         readers = _float32_readers(product, copies)

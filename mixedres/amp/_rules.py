@@ -70,6 +70,9 @@ CLEAR = _names("""
 # gradient of a repeated operand is a sum, so such an operand is read in float32 and its gradient summed in float32.
 BROADCASTING = _names("add sub mul div rem atan2 max min clamp")
 COPIES = _names("gather broadcast_in_dim broadcast_to")
+# Ops that copy a value to several devices, so that its gradient is a sum over devices. The last two also join slices.
+DEVICE_COPIES = _names("pvary pcast pbroadcast")
+GATHERS = _names("all_gather all_gather_invariant")
 
 # Calls: their bodies are colored, not the calls. The simple calls evaluate one body on their operands.
 STRUCTURE = jax_compat.SIMPLE_CALLS | _names("scan while cond custom_jvp_call custom_vjp_call")

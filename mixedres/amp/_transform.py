@@ -24,6 +24,7 @@ from mixedres.amp._rules import Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
+ALLREDUCE_DTYPES = ("param", "compute")
 _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 
 
@@ -42,6 +43,7 @@ def autocast(
     *,
     level: str = "default",
     keep_float32: str = "",
+    allreduce_dtype: str = "param",
 ) -> Callable[..., Any]:
     """Returns `fn` with products, and operations that are safe around them, computed in a half dtype.
 
@@ -62,24 +64,30 @@ def autocast(
       lists: which primitives may be half: `Lists`, or changes of the default lists such as {'deny': {'tanh'}}.
       level: 'default', 'allow_only' (only products are half) or 'infer_as_deny', see `Lists.at_level`.
       keep_float32: regular expression of paths whose operations stay in float32, such as '^/head$'; see `Keep`.
+      allreduce_dtype: dtype in which the gradient of a float32 array that `fn` copies to the devices of a `shard_map`
+        (by `pvary`, `pcast` or `all_gather`) is summed over the devices. 'param': float32; 'compute': the half dtype,
+        which halves the bytes that the devices exchange.
 
     Returns:
       A function with the signature of `fn` whose results have the same structure and dtypes.
 
     Raises:
       TypeError: for a `fn` that is not callable, or (when called) that returns anything but arrays.
-      ValueError: for an invalid dtype, lists, level or expression, and (when called) for an expression that matches no
-        path.
+      ValueError: for an invalid option, and (when called) for an expression that matches no path.
     """
-    return rewrite(fn, checked(fn, dtype, lists, level, keep_float32))
+    return rewrite(fn, checked(fn, dtype, lists, level, keep_float32, allreduce_dtype))
 
 
-def checked(fn: Function, dtype: DType, lists: ListsLike, level: str, keep_float32: str) -> Settings:
+def checked(
+    fn: Function, dtype: DType, lists: ListsLike, level: str, keep_float32: str, allreduce_dtype: str
+) -> Settings:
     """Validates the arguments of `autocast`."""
     if not callable(fn):
         raise TypeError(f"autocast takes a function, got {fn!r}")
     half = half_dtype(dtype)
-    return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32))
+    if allreduce_dtype not in ALLREDUCE_DTYPES:
+        raise ValueError(f"allreduce_dtype {allreduce_dtype!r} is unknown; use {' or '.join(ALLREDUCE_DTYPES)}")
+    return Settings(half, Lists.parse(lists, half).at_level(level), Keep(keep_float32), allreduce_dtype)
 
 
 def half_dtype(dtype: DType) -> np.dtype:

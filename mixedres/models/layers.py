@@ -1,7 +1,6 @@
 """Layers of a ResNet: convolution, and batch normalization, alone or fused with the operations after it."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
+from mixedres._internal.module_paths import match_module
 from mixedres._internal.types import DType, Function
 from mixedres.models import fused
 from mixedres.models.fused import NormConfig
@@ -25,14 +25,16 @@ def policy_of(module: Any) -> jmp.Policy:
 
 
 def policy_at(path: Sequence[str], policy: jmp.Policy, keep_float32: str) -> jmp.Policy:
-    """Returns `policy`, with float32 or wider arithmetic and output if `keep_float32` matches `path`.
+    """Returns `policy`, with float32 or wider arithmetic and output if `keep_float32` names the module at `path`.
+
+    A module is also named by an expression that matches a module around it; see `match_module`.
 
     Args:
       path: names of the modules around the module, and its own name.
       policy: policy of the network.
       keep_float32: regular expression; an empty one matches no path.
     """
-    if not keep_float32 or re.search(keep_float32, "/" + "/".join(path)) is None:
+    if not keep_float32 or match_module(keep_float32, "/" + "/".join(path)) is None:
         return policy
     compute, output = (jnp.promote_types(d, jnp.float32) for d in (policy.compute_dtype, policy.output_dtype))
     return jmp.Policy(policy.param_dtype, compute, output)

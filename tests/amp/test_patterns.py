@@ -17,7 +17,7 @@ def test_pattern_occurs_in_its_example(name):
     """In half where the name says so, else in float32; and the result is that of float32 up to half's rounding."""
     program = eval(f"lambda x, w: {PATTERNS[name].example}", {"jax": jax, "jnp": jnp})
     found = [d for d in explain(program)(X, W).decisions if d.reason.startswith(PATTERNS[name].reason)]
-    half = name in ("activation", "solver", "result")
+    half = name in ("activation", "solver", "divisor", "result")
     assert found and {d.dtype.name for d in found} == {"float16" if half else "float32"}
     expected = program(X, W)
     error = np.abs(autocast(program)(X, W) - expected).max() / np.abs(expected).max()

@@ -19,10 +19,10 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation
 from mixedres.amp._evaluation.custom_derivatives import call_in_half
-from mixedres.amp._evaluation.half_derivatives import saving_half, solved_product, wide_product
+from mixedres.amp._evaluation.half_derivatives import gathered, saving_half, solved_product, wide_product
 from mixedres.amp._evaluation.values import as_dtype, cast, in_dtype, is_f32
 from mixedres.amp._graph import Graph, Node, exceeds
-from mixedres.amp._rules import BROADCASTING, COPIES, Lists
+from mixedres.amp._rules import BROADCASTING, COPIES, DEVICE_COPIES, GATHERS, Lists
 
 # Smallest number of equal equations that share a function; for fewer, the function costs more than it saves.
 ENOUGH = 6
@@ -38,6 +38,8 @@ class Kind:
       eqn: the first equation of the kind.
       dtype: the half dtype.
       half, saves_half, wide: as in `Node`.
+      copies: whether the equation is in half and copies elements of a float32 operand, so that the gradient of the
+        operand is a sum; the sum is in float32.
       lists: which primitives of a custom derivative may be half.
       same: primitive, parameters, operand types and source line, which errors and profiles name; None for an equation
         that shares no function, such as one with effects.
@@ -48,6 +50,7 @@ class Kind:
     half: bool
     saves_half: bool
     wide: str
+    copies: bool
     lists: Lists
     same: tuple[Any, ...] | None = None
 
@@ -65,13 +68,15 @@ class Kind:
         if self.saves_half:
             given = len(eqn.invars)
             return saving_half(eqn, dtype, arrays[:given], arrays[given:])
-        copies = self.half and eqn.primitive.name in COPIES and _copies(eqn)
-        if copies or not self.half:
-            results = jax_compat.bind(eqn, *_each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)))
-            return [cast(result, dtype) for result in results] if copies else results
+        if self.copies or not self.half:
+            operands = _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32))
+            if self.copies and eqn.primitive.name in GATHERS:
+                return [gathered(eqn, operands[0], dtype)]
+            results = jax_compat.bind(eqn, *operands)
+            return [cast(result, dtype) for result in results] if self.copies else results
         if eqn.primitive.name == "custom_jvp_call":
             return call_in_half(eqn, _each(eqn, arrays, lambda array: as_dtype(array, dtype)), dtype, self.lists)
-        if self.wide == "solver":
+        if self.wide in ("solver", "divisor"):
             return [solved_product(eqn, _each(eqn, arrays, lambda array: as_dtype(array, jnp.float32)), dtype)]
         operands = _each(eqn, arrays, lambda array: _operand(eqn, array, dtype))
         if self.wide:
@@ -86,7 +91,9 @@ def kinds(graph: Graph) -> dict[Node, Kind]:
     nodes share no function, because the function would cost more than it saves.
     """
     found = {
-        node: Kind(node.eqn, graph.dtype, node.half, node.saves_half, node.wide, graph.lists, _same(node))
+        node: Kind(
+            node.eqn, graph.dtype, node.half, node.saves_half, node.wide, _copies(node, graph), graph.lists, _same(node)
+        )
         for node in graph.nodes
     }
     counts = Counter(found.values())
@@ -153,9 +160,14 @@ def _operand(eqn: Equation, array: Array, half: np.dtype) -> Any:
     return as_dtype(array, half)
 
 
-def _copies(eqn: Equation) -> bool:
-    """Returns whether the result may repeat elements of the operand."""
-    if eqn.primitive.name == "gather":
+def _copies(node: Node, graph: Graph) -> bool:
+    """Returns whether a half node copies elements of an operand whose gradient must be summed in float32."""
+    name = node.primitive
+    if not node.half or name not in COPIES | DEVICE_COPIES | GATHERS:
+        return False
+    if name == "gather":
         return True
-    operand = eqn.invars[0]
-    return not isinstance(operand, Literal) and exceeds(eqn.outvars[0].aval.shape, operand.aval.shape)
+    if name in COPIES:
+        operand = node.eqn.invars[0]
+        return not isinstance(operand, Literal) and exceeds(node.eqn.outvars[0].aval.shape, operand.aval.shape)
+    return graph.copies_to_devices(node)

@@ -41,7 +41,7 @@ def wide_product(eqn: Equation, operands: Sequence[Array]) -> Any:
 def solved_product(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> Any:
     """Evaluates a product of float32 operands that are rounded to half, with a float32 result and float32 derivatives.
 
-    A solver reads the result, and derivatives of a solver leave the range of half.
+    A solver or a divisor reads the result, and their derivatives leave the range of half.
     """
 
     @jax.custom_jvp
@@ -59,6 +59,20 @@ def solved_product(eqn: Equation, operands: Sequence[Array], half: np.dtype) -> 
 
     function.defjvp(rule, symbolic_zeros=True)
     return function(*operands)
+
+
+def gathered(eqn: Equation, operand: Array, half: np.dtype) -> Any:
+    """Evaluates an all_gather of a float32 operand in half; the gradient of the operand is summed in float32."""
+
+    @jax.custom_jvp
+    def function(operand: Array) -> Any:
+        return jax_compat.bind(eqn, cast(operand, half))[0]
+
+    def rule(primals: Array, tangents: Array) -> Any:
+        return function(*primals), cast(jax_compat.bind(eqn, *tangents)[0], half)
+
+    function.defjvp(rule)
+    return function(operand)
 
 
 def _float32_sums(eqn: Equation, operands: Sequence[Array]) -> Any:

@@ -54,7 +54,8 @@ def cast(array: Array, dtype: DType) -> Any:
     if isinstance(array, np.ndarray | np.generic) or np.isscalar(array):
         with np.errstate(over="ignore"):
             return np.asarray(array).astype(dtype)
-    return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
+    with jax_compat.mesh_of(array):
+        return primitives.convert_element_type_p.bind(array, new_dtype=np.dtype(dtype), weak_type=False, sharding=None)
 
 
 @jax.custom_jvp

@@ -1,12 +1,12 @@
 """Statistics of the tensors of every layer, at every K-th step of a run."""
 
 import math
-import re
 
 import jax
 import jax.numpy as jnp
 
 from mixedres import precision
+from mixedres._internal.module_paths import match_module
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, CompiledStep, Metrics
 from mixedres.numerics import LOST, Report, TensorCounts, TensorRow
@@ -80,7 +80,7 @@ class Sampler:
             return []
         found: dict[str, str] = {}
         for row in report.relevant:
-            kept = bool(chosen.keep_float32) and re.search(chosen.keep_float32, f"/{row.layer}")
+            kept = bool(chosen.keep_float32) and match_module(chosen.keep_float32, f"/{row.layer}")
             if row.layer not in self._warned and not kept and (warning := self._warning(row, report)):
                 found.setdefault(row.layer, warning)
         self._warned |= found.keys()

@@ -1,0 +1,25 @@
+"""Regular expressions that name modules by their paths: `keep_float32`."""
+
+import functools
+import re
+
+
+@functools.lru_cache(4096)
+def match_module(pattern: str, path: str) -> str | None:
+    """Returns the path that a regular expression matches: `path`, or the path of a module around `path`.
+
+    A module around `path` is matched if a match ends where the path of the module ends. So '^/head$' matches the module
+    '/head' and everything in '/head', such as '/head/bi,io->bo', a scope that `jnp.einsum` opens.
+
+    Args:
+      pattern: a valid regular expression.
+      path: modules and named scopes, such as '/block_layer1_1/conv1'.
+
+    Returns:
+      The matched path; None if there is none.
+    """
+    expression = re.compile(pattern)
+    for end in (index for index, character in enumerate(path) if character == "/" and index > 0):
+        if any(match.end() == end for match in expression.finditer(path[:end])):
+            return path[:end]
+    return path if expression.search(path) else None

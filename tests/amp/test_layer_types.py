@@ -1,0 +1,168 @@
+"""`keep_float32` with the name of a layer keeps exactly the products of the layer, for the layers of five libraries."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mixedres.amp import autocast
+from tests.amp.graphs import dtypes_by
+from tests.arrays import normal
+
+IMAGES, ROWS = normal(0, (2, 8, 8, 4)), normal(1, (2, 8, 4))
+KEY = jax.random.key(0)
+
+
+def check(layer, x):
+    """Checks the products of `layer`, in the scope 'middle', and of the products before and after the layer."""
+
+    def loss(x):
+        y = jax.tree.leaves(layer(x @ normal(2, (4, 4))))[0]
+        return (y @ normal(3, (y.shape[-1], 3))).sum()
+
+    def dtypes(fn):
+        return dtypes_by(lambda scope: "middle" if "middle" in scope else "outside", jax.make_jaxpr(fn)(x))
+
+    keep = {"keep_float32": "^/(middle)$"}  # the expression that the doctor prints
+    for half, kept in (
+        (autocast(loss), autocast(loss, **keep)),
+        (jax.grad(autocast(loss)), jax.grad(autocast(loss, **keep))),
+    ):
+        assert dtypes(half) == {"middle": {"f16"}, "outside": {"f16"}}
+        assert dtypes(kept) == {"middle": {"f32"}, "outside": {"f16"}}
+
+
+def named(layer):
+    def call(*args):
+        with jax.named_scope("middle"):
+            return layer(*args)
+
+    return call
+
+
+QUICK = ("Dense", "Einsum", "MultiHeadDotProductAttention", "LSTM", "scan")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("DenseGeneral", "Conv", "ConvTranspose", "ConvLocal", "GRU", "remat", "vmap")
+        ),
+    ],
+)
+def test_layers_of_linen(name):
+    import flax.linen as nn
+
+    lifted = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+
+    class Step(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return nn.Dense(4)(x), None
+
+    layers = {
+        "Dense": lambda **name: nn.Dense(4, **name),
+        "DenseGeneral": lambda **name: nn.DenseGeneral((2, 2), **name),
+        "Conv": lambda **name: nn.Conv(4, (3, 3), **name),
+        "ConvTranspose": lambda **name: nn.ConvTranspose(4, (3, 3), **name),
+        "ConvLocal": lambda **name: nn.ConvLocal(4, (3, 3), **name),
+        "Einsum": lambda **name: nn.Einsum((4, 5), "...i,io->...o", **name),
+        "MultiHeadDotProductAttention": lambda **name: nn.MultiHeadDotProductAttention(2, **name),
+        "LSTM": lambda **name: nn.RNN(nn.LSTMCell(4), **name),
+        "GRU": lambda **name: nn.RNN(nn.GRUCell(4), **name),
+        "remat": lambda **name: nn.remat(nn.Dense)(4, **name),
+        "vmap": lambda **name: nn.vmap(nn.Dense, **lifted)(4, **name),
+        "scan": lambda **name: lambda x: nn.scan(Step, length=2, **lifted)(**name)(x, None)[0],
+    }
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return layers[name](name="middle")(x)
+
+    x = IMAGES if "Conv" in name else ROWS
+    variables = Net().init(KEY, x)
+    check(lambda x: Net().apply(variables, x), x)
+
+
+@pytest.mark.slow
+def test_layers_of_nnx():
+    from flax import nnx
+
+    rngs = nnx.Rngs(0)
+    for layer in (
+        nnx.Linear(4, 4, rngs=rngs),
+        nnx.LinearGeneral(4, (2, 2), rngs=rngs),
+        nnx.Einsum("...i,io->...o", (4, 5), rngs=rngs),
+        nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs),
+        nnx.LoRA(4, 2, 4, rngs=rngs),
+    ):
+        check(named(layer), ROWS)
+    for layer in (nnx.Conv(4, 4, (3, 3), rngs=rngs), nnx.ConvTranspose(4, 4, (3, 3), rngs=rngs)):
+        check(named(layer), IMAGES)
+
+
+@pytest.mark.slow
+def test_layers_of_haiku():
+    hk = pytest.importorskip("haiku")
+
+    def attention(x):
+        return hk.MultiHeadAttention(2, 4, w_init=hk.initializers.VarianceScaling(1.0), name="middle")(x, x, x)
+
+    for layer, x in (
+        (lambda x: hk.Linear(4, name="middle")(x), ROWS),
+        (lambda x: hk.Conv2D(4, 3, name="middle")(x), IMAGES),
+        (lambda x: hk.Conv2DTranspose(4, 3, name="middle")(x), IMAGES),
+        (lambda x: hk.SeparableDepthwiseConv2D(1, 3, name="middle")(x), IMAGES),
+        (lambda x: hk.nets.MLP([4, 4], name="middle")(x), ROWS),
+        (lambda x: hk.dynamic_unroll(hk.GRU(4, name="middle"), x, jnp.zeros((8, 4)))[0], ROWS),
+        (attention, ROWS),
+    ):
+        net = hk.without_apply_rng(hk.transform(layer))
+        params = net.init(KEY, x)
+        check(lambda x, net=net, params=params: net.apply(params, x), x)
+
+
+@pytest.mark.slow
+def test_layers_of_equinox():
+    eqx = pytest.importorskip("equinox")
+    attention, cell = eqx.nn.MultiheadAttention(2, 4, key=KEY), eqx.nn.GRUCell(4, 4, key=KEY)
+    check(named(jax.vmap(eqx.nn.Linear(4, 4, key=KEY))), ROWS[0])
+    check(named(jax.vmap(eqx.nn.MLP(4, 4, 4, 2, key=KEY))), ROWS[0])
+    check(named(eqx.nn.Conv2d(8, 4, 3, padding=1, key=KEY)), IMAGES[0])
+    check(named(eqx.nn.ConvTranspose2d(8, 4, 3, padding=1, key=KEY)), IMAGES[0])
+    check(named(lambda x: attention(x, x, x)), ROWS[0])
+    check(named(lambda x: jax.lax.scan(lambda h, x: (cell(x, h), h), jnp.zeros(4), x)[1]), ROWS[0])
+
+
+@pytest.mark.slow
+@jax.numpy_rank_promotion("allow")
+def test_layers_of_keras(monkeypatch):
+    monkeypatch.setitem(os.environ, "KERAS_BACKEND", "jax")
+    layers = pytest.importorskip("keras").layers
+    name, rows = {"name": "middle"}, ROWS[0][None]
+    several = {
+        "attention": (layers.MultiHeadAttention(2, 4, **name), lambda layer, x: layer(x, x)),
+        "grouped": (layers.GroupQueryAttention(4, 2, 1, **name), lambda layer, x: layer(x, x)),
+        "products alone": (layers.Attention(**name), lambda layer, x: layer([x, x])),
+    }
+    for layer, x in (
+        (layers.Dense(4, **name), ROWS),
+        (layers.EinsumDense("abx,xy->aby", output_shape=(8, 4), **name), ROWS),
+        (layers.LSTM(4, return_sequences=True, **name), rows),
+        (layers.GRU(4, return_sequences=True, **name), rows),
+        (layers.Bidirectional(layers.LSTM(4, return_sequences=True), **name), rows),
+        (layers.Conv2D(4, 3, padding="same", **name), IMAGES),
+        (layers.Conv2DTranspose(4, 3, padding="same", **name), IMAGES),
+        (layers.DepthwiseConv2D(3, padding="same", **name), IMAGES),
+        (layers.SeparableConv2D(4, 3, padding="same", **name), IMAGES),
+    ):
+        layer(x)  # which makes the weights
+        check(layer, x)
+    for layer, call in several.values():
+        call(layer, rows)
+        check(lambda x, layer=layer, call=call: call(layer, x), rows)
