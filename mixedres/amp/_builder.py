@@ -13,10 +13,11 @@ from jax.extend.core import Literal
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
-from mixedres.amp._custom_vjp import differentiated, is_inexact, variable
-from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
+from mixedres.amp._evaluation.custom_vjp import differentiated, is_inexact, variable
+from mixedres.amp._graph import HALF, Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep
 from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
+from mixedres.amp._widen import widen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +179,7 @@ def build(jaxpr: Jaxpr, settings: Settings, scope: Scope, platform: str | None) 
     options = settings.dtype, settings.lists, settings.allreduce_dtype, platform
     graph = Graph(jaxpr, builder.nodes, *options, by_path, builder.calls)
     color(graph)
+    widen(graph)
     graph.index_regions()
     return graph
 
@@ -206,12 +208,12 @@ def _name(jaxpr: Jaxpr) -> str:
 
 
 def _categories(jaxpr: Jaxpr, lists: Lists, dtype: np.dtype, platform: str | None) -> Iterator[tuple[str, bool]]:
-    """Yields (category, whether all its ops are sums) for the categories of all float32 equations in a body."""
+    """Yields (category, whether all its ops are sums) for the equations of a body on float32 or half."""
     found: dict[str, bool] = {}
     for eqn in jax_compat.opened(jaxpr)[0].eqns:
         name = eqn.primitive.name
         atoms = [*eqn.invars, *eqn.outvars]
-        if not any(getattr(atom.aval, "dtype", None) == jnp.float32 for atom in atoms):
+        if not any(getattr(atom.aval, "dtype", None) in (jnp.float32, *HALF) for atom in atoms):
             continue
         branch = jax_compat.platform_branch(eqn, platform)
         body = jax_compat.body(eqn) if branch is None else branch

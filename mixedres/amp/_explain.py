@@ -173,8 +173,8 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
             if (backward := node.backward()) is not None:
                 yield from _decisions(backward)
             continue
-        ins = tuple(_dtype(value, graph.dtype, node.half) for value in node.ins)
-        outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide) for value in node.outs)
+        ins = tuple(_dtype(value, graph.dtype, node.half, node.widened) for value in node.ins)
+        outs = tuple(_dtype(value, graph.dtype, node.half and not node.wide, node.widened) for value in node.outs)
         dtype = _compute_dtype(node, ins, outs)
         reason = node.reason or _default_reason(node, dtype)
         # If JAX traced a body before this call, the body has no source line of the call; the call itself has one.
@@ -184,7 +184,9 @@ def _decisions(graph: Graph) -> Iterator[Decision]:
         yield Decision(node.primitive, node.category, dtype, reason, node.scope.path, source, ins, outs, platform)
 
 
-def _dtype(value: Array, dtype: np.dtype, half: bool) -> Any:
+def _dtype(value: Array, dtype: np.dtype, half: bool, widened: bool) -> Any:
+    if widened and value.is_half:
+        return np.dtype("float32")
     return dtype if half and value.is_f32 else getattr(value.aval, "dtype", None)
 
 
@@ -214,9 +216,12 @@ def _notes(program: Program) -> Iterator[str]:
     nodes = list(graph.all_nodes())
     products = [node for node in nodes if node.category == "allow"]
     wide = [node for node in products if not node.half and node.reason]
-    if count := sum(node.keep_float32 for node in nodes):
-        yield f"operations in float32 because keep_float32 matches their paths: {count}"
-    elif not others and not any(node.half or node.reason for node in products):
+    kept, widened = (sum(getattr(node, name) for node in nodes) for name in ("keep_float32", "widened"))
+    if kept:
+        yield f"operations in float32 because keep_float32 matches their paths: {kept}"
+    if widened:
+        yield f"operations in float32 although their values are half in the function: {widened}"
+    if not (kept or widened or others or any(node.half or node.reason for node in products)):
         yield "no operation of the allow list has float32 operands: the function is unchanged"
     for reason, count in collections.Counter(node.reason for node in wide).items():
         hint = "; is jax_default_matmul_precision set?" if reason.startswith("precision=") else ""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, Equation
+from mixedres._internal.types import Array, Aval, Equation
 from mixedres.amp._rules import DEVICE_COPIES, GATHERS, Lists
 
 
@@ -54,6 +54,14 @@ class Scope:
 
 def _joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
+
+
+HALF = (jnp.float16, jnp.bfloat16)
+
+
+def is_half(aval: Aval) -> bool:
+    """Returns whether `aval` is float16 or bfloat16."""
+    return getattr(aval, "dtype", None) in HALF
 
 
 # Larger constants are data, in which small numbers occur and matter little.
@@ -152,6 +160,11 @@ class Value:
         """Returns whether the value is float32, so that the rewrite may change its dtype."""
         return bool(getattr(self.aval, "dtype", None) == jnp.float32)
 
+    @property
+    def is_half(self) -> bool:
+        """Returns whether the value is half in the original program."""
+        return is_half(self.aval)
+
 
 @dataclasses.dataclass(eq=False)
 class Node:
@@ -169,6 +182,7 @@ class Node:
       keep_float32: whether `keep_float32` matches the path, so that the lists do not apply.
       half: whether the node computes in half. The coloring sets this and the following attributes.
       saves_half: whether the node computes in float32 and saves half residuals for its gradient.
+      widened: whether the node computes in float32 although its values are half in the original program.
       wide: pattern by which the float32 result of a product of half operands is not rounded: 'solver' or 'divisor' (the
         derivatives are float32 too), 'result', or ''.
       taint: RANGE or SUM if the node must be float32, else ''.
@@ -187,6 +201,7 @@ class Node:
     keep_float32: bool = False
     half: bool = False
     saves_half: bool = False
+    widened: bool = False
     wide: str = ""
     taint: str = ""
     reason: str = ""
@@ -285,7 +300,7 @@ class Graph:
 
     def index_regions(self) -> None:
         """Collects the calls that contain half nodes; must be called after coloring."""
-        rewritten = [node for node in self.nodes if node.half or node.saves_half or node.program]
+        rewritten = [node for node in self.nodes if node.half or node.saves_half or node.widened or node.program]
         self._half_regions = {node.path[:depth] for node in rewritten for depth in range(len(node.path) + 1)}
 
 

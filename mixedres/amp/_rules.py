@@ -45,10 +45,13 @@ SOLVERS = _names("""
     householder_product ormqr schur hessenberg tridiagonal tridiagonal_solve linear_solve custom_linear_solve
 """)
 # Sums and squares: computed in float32, but results derived from them (a normalized activation) fit into half.
-DENY_SUMS = _names("""
-    reduce_sum cumsum reduce_window_sum scatter-add scatter_add scatter-mul scatter_mul scatter-sub scatter_sub psum
-    psum2 psum_invariant reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter integer_pow square sqrt
-    rsqrt cbrt symmetric_product
+# Those over devices exchange their operand in its dtype.
+COLLECTIVE_SUMS = _names("""
+    psum psum2 psum_invariant reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter
+""")
+DENY_SUMS = COLLECTIVE_SUMS | _names("""
+    reduce_sum cumsum reduce_window_sum scatter-add scatter_add scatter-mul scatter_mul scatter-sub scatter_sub
+    integer_pow square sqrt rsqrt cbrt symmetric_product
 """)
 # On the deny list only because of their range, which bfloat16 has.
 BFLOAT16_INFER = _names("integer_pow square")

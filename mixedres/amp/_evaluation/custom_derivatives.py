@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation, Function, Jaxpr, PyTree
-from mixedres.amp._custom_vjp import differentiated, float0, is_inexact, variable
+from mixedres.amp._evaluation.custom_vjp import differentiated, float0, is_inexact, variable
 from mixedres.amp._evaluation.values import as_dtype, in_dtype, is_f32
 from mixedres.amp._graph import unfit
 from mixedres.amp._rules import Lists
@@ -35,14 +35,14 @@ def call_in_half(eqn: Equation, operands: Sequence[Array], dtype: np.dtype, list
             for p, var in zip(primals, eqn.invars, strict=True)
         ]
         at_floats = [struct for struct in at if is_inexact(struct)]
-        traced = jax.make_jaxpr(lambda p, t: _derivative(eqn, p, t))(at, at_floats)
+        traced = jax.make_jaxpr(lambda p, t: derivative(eqn, p, t))(at, at_floats)
         if any(_unfit_literal(inner, dtype) for inner in jax_compat.equations(traced, every_platform=True)):
             # A rule that divides by 1e-8, for example: its transpose would overflow in half.
             wide = [as_dtype(array, jnp.float32) if array.dtype == dtype else array for array in (*primals, *floats)]
             results = [as_dtype(r, dtype) if r.dtype == jnp.float32 else r for r in jaxpr_as_fun(traced)(*wide)]
         else:
             results = _uniform(traced, [*primals, *floats], dtype, lists)
-        return _with_float0(results[: len(eqn.outvars)], results[len(eqn.outvars) :])
+        return with_float0(results[: len(eqn.outvars)], results[len(eqn.outvars) :])
 
     function = jax.custom_jvp(primal)
     function.defjvp(rule)
@@ -57,8 +57,8 @@ def call_rewritten(eqn: Equation, args: Sequence[Array], rewrite: Function) -> l
 
         def rule(primals: Array, tangents: Array) -> Any:
             floats = [t for p, t in zip(primals, tangents, strict=True) if is_inexact(p)]
-            outs, out_floats = rewrite(lambda p, t: _derivative(eqn, p, t))(list(primals), floats)
-            return _with_float0(outs, out_floats)
+            outs, out_floats = rewrite(lambda p, t: derivative(eqn, p, t))(list(primals), floats)
+            return with_float0(outs, out_floats)
 
         with_jvp.defjvp(rule)
         return list(with_jvp(*args))
@@ -67,7 +67,7 @@ def call_rewritten(eqn: Equation, args: Sequence[Array], rewrite: Function) -> l
     return list(with_vjp(*args))
 
 
-def _derivative(eqn: Equation, primals: Sequence[Array], floats: Sequence[Array]) -> tuple[list[Any], list[Any]]:
+def derivative(eqn: Equation, primals: Sequence[Array], floats: Sequence[Array]) -> tuple[list[Any], list[Any]]:
     """Returns results and inexact tangents of the original call, from the tangents of its inexact operands."""
     remaining = iter(floats)
     tangents = [next(remaining) if is_inexact(p) else float0(p) for p in primals]
@@ -75,7 +75,7 @@ def _derivative(eqn: Equation, primals: Sequence[Array], floats: Sequence[Array]
     return outs, [t for out, t in zip(outs, out_tangents, strict=True) if is_inexact(out)]
 
 
-def _with_float0(outs: Sequence[Any], floats: Sequence[Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def with_float0(outs: Sequence[Any], floats: Sequence[Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     remaining = iter(floats)
     return tuple(outs), tuple(next(remaining) if is_inexact(out) else float0(out) for out in outs)
 

@@ -16,8 +16,9 @@ from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._evaluation import control_flow, custom_derivatives
 from mixedres.amp._evaluation.equation import call, kinds
-from mixedres.amp._evaluation.values import Cell, as_float32, cast, cells, is_f32
-from mixedres.amp._graph import Graph, Path
+from mixedres.amp._evaluation.values import Cell, Widened, as_float32, cast, cells, is_f32
+from mixedres.amp._evaluation.widening import evaluate_widened
+from mixedres.amp._graph import Graph, Path, is_half
 
 
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:
@@ -65,6 +66,8 @@ class Evaluator:
         if node is not None and node.program is not None:
             rewrite = functools.partial(self.rewrite, scope=node.scope)
             results = custom_derivatives.call_rewritten(eqn, [as_float32(arg) for arg in args], rewrite)
+        elif node is not None and node.widened:
+            return self.widened(eqn, args)
         elif eqn.primitive.name == "convert_element_type":
             return [self.convert(eqn, args[0], half=node is not None and node.half)]
         else:
@@ -80,8 +83,18 @@ class Evaluator:
                 cell.shared = sum(reader.half or reader.saves_half for reader in value.consumers) > 1
         return found
 
+    def widened(self, eqn: Equation, args: list[Array]) -> list[Any]:
+        """Evaluates an equation on half values of the original program in float32."""
+        arrays = [arg.array if isinstance(arg, Widened) else as_float32(arg) for arg in args]
+        results = evaluate_widened(eqn, arrays)
+        halves = [is_half(var.aval) for var in eqn.outvars]
+        found = zip(cells(eqn.outvars, results), eqn.outvars, halves, strict=True)
+        return [Widened(result, var.aval.dtype) if half else result for result, var, half in found]
+
     def convert(self, eqn: Equation, arg: Array, *, half: bool) -> Any:
         """Evaluates a conversion of the original program so that the computed value is rounded only once."""
+        if isinstance(arg, Widened):
+            arg = Cell(arg.array)
         target = self.dtype if half and is_f32(eqn.outvars[0].aval) else eqn.params["new_dtype"]
         if isinstance(arg, Cell) and target == self.dtype:
             result = arg.half(target)

@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, Aval, DType
+from mixedres._internal.types import Array, Aval, DType, Jaxpr
 
 
 class Cell:
@@ -49,6 +49,21 @@ class Cell:
         return _cast_again(self.array, self._half)
 
 
+class Widened:
+    """A half value of the original program as a float32 array, which only widened operations and conversions read."""
+
+    __slots__ = ("_narrow", "array", "dtype")
+
+    def __init__(self, array: Array, dtype: np.dtype) -> None:
+        self.array, self.dtype, self._narrow = array, dtype, None
+
+    def narrow(self) -> Any:
+        """Returns the value in the dtype of the original program, cast at most once."""
+        if self._narrow is None:
+            self._narrow = cast(self.array, self.dtype)
+        return self._narrow
+
+
 def cast(array: Array, dtype: DType) -> Any:
     """Returns `array` cast to `dtype`; numpy arrays and scalars are converted on the host."""
     if isinstance(array, np.ndarray | np.generic) or np.isscalar(array):
@@ -77,10 +92,23 @@ def as_dtype(array: Array, dtype: DType) -> Any:
     return array if getattr(array, "dtype", None) == dtype else cast(array, dtype)
 
 
-def in_dtype(params: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """Returns the parameters of an equation that name float32, with `dtype` in place of float32."""
+def in_dtype(params: dict[str, Any], dtype: np.dtype, of: Iterable[DType] = (jnp.float32,)) -> dict[str, Any]:
+    """Returns the parameters of an equation that name one of the dtypes `of`, with `dtype` in place of that dtype."""
     names = ("preferred_element_type", "new_dtype", "out_dtype")
-    return {name: dtype for name in names if params.get(name) is not None and params[name] == jnp.float32}
+    changed: dict[str, Any] = {name: dtype for name in names if params.get(name) is not None and params[name] in of}
+    if params.get("update_jaxpr") is not None:  # of a scatter: the operation on two numbers
+        changed["update_jaxpr"] = _on_two(params["update_jaxpr"], dtype)
+    return changed
+
+
+def _on_two(jaxpr: Jaxpr, dtype: np.dtype) -> Jaxpr:
+    """Returns a jaxpr of two numbers as an open jaxpr of two numbers of `dtype`."""
+
+    def function(*numbers: Array) -> list[Any]:
+        return jax_compat.interpret(jaxpr, (), numbers, lambda _, eqn, operands: jax_compat.bind(eqn, *operands))
+
+    traced: Jaxpr = jax_compat.opened(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct((), dtype),) * 2))[0]
+    return traced
 
 
 def is_f32(aval: Aval) -> bool:
@@ -90,11 +118,15 @@ def is_f32(aval: Aval) -> bool:
 
 def as_float32(value: Array) -> Any:
     """Returns the array of a value in the dtype of the original program."""
+    if isinstance(value, Widened):
+        return value.narrow()
     return value.f32() if isinstance(value, Cell) else value
 
 
 def as_computed(value: Array) -> Any:
-    """Returns the array of a value in the dtype in which it was computed."""
+    """Returns the array of a value in the dtype in which it was computed; half for a half value of the program."""
+    if isinstance(value, Widened):
+        return value.narrow()
     return value.array if isinstance(value, Cell) else value
 
 

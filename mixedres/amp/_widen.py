@@ -1,0 +1,70 @@
+"""Choice of the operations on half values of the original program that are computed in float32."""
+
+import jax.numpy as jnp
+
+from mixedres.amp._graph import HALF, Graph, Node, Value, reach
+from mixedres.amp._rules import COLLECTIVE_SUMS
+
+
+def widen(graph: Graph) -> None:
+    """Sets `widened` of the operations on half values of the original program that need float32.
+
+    These are the operations of the deny list except sums over devices, conversions of sums and means to half, the infer
+    and clear operations that follow, and the operations that only such operations read. Other operations read the
+    results in half, as the original program does.
+    """
+
+    def on_half(node: Node) -> bool:
+        dtypes = [value.aval.dtype for value in (*node.ins, *node.outs) if hasattr(value.aval, "dtype")]
+        if not any(dtype in HALF for dtype in dtypes) or node.half or node.program:
+            return False
+        return not any(jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > 4 for dtype in dtypes)
+
+    def needs_float32(node: Node) -> bool:
+        if node.primitive == "convert_element_type":
+            return node.outs[0].is_half and _is_of_sums(node.ins[0])
+        return node.category == "deny" and node.primitive not in COLLECTIVE_SUMS
+
+    def follows(node: Node) -> bool:
+        return node.category in ("infer", "clear") and node.primitive != "convert_element_type" and on_half(node)
+
+    def readers(node: Node) -> list[Node]:
+        return [reader for value in node.outs if value.is_half for reader in value.consumers]
+
+    def reads_in_float32(node: Node) -> bool:
+        widens = node.primitive == "convert_element_type" and node.outs[0].is_f32
+        return (
+            node.widened or node in before or (widens and all(reader.category == "deny" for reader in node.consumers()))
+        )
+
+    for node in (roots := [node for node in graph.nodes if on_half(node) and needs_float32(node)]):
+        node.widened = True
+    for node in reach(roots, readers, follows):
+        node.widened = True
+    before: set[Node] = set()
+    for node in reversed(graph.nodes):  # every reader of a node comes before the node
+        returned = any(value.returned for value in node.outs)
+        if follows(node) and not returned and (after := readers(node)) and all(map(reads_in_float32, after)):
+            before.add(node)
+    for node in graph.nodes:
+        # A clear operation rounds nothing, unless an operation before it did.
+        rounds = node.category == "infer" or any(v.producer is not None and v.producer.widened for v in node.ins)
+        node.widened = node.widened or (node in before and rounds)
+    for node in graph.nodes:
+        if node.widened:
+            dtype = next(value.aval.dtype for value in node.ins + node.outs if value.is_half)
+            node.reason = f"float32, although its values are {dtype}"
+
+
+def _is_of_sums(value: Value) -> bool:
+    """Returns whether infer and clear operations compute a value from sums and constants alone, such as a mean."""
+    queue, sums = [value], False
+    while queue:
+        here = queue.pop()
+        if here.producer is not None and here.producer.sums:
+            sums = True
+        elif here.producer is not None and here.producer.category in ("infer", "clear"):
+            queue += here.producer.ins
+        elif here.constant is None:
+            return False
+    return sums

@@ -1,0 +1,94 @@
+"""Functions of half arrays: softmax, sums and losses are computed in float32, and dtypes stay those of the function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres.amp import autocast, explain
+from tests.amp.graphs import distance
+from tests.arrays import normal
+
+X = normal(0, (2, 30_000)).astype(jnp.float16)
+
+
+def scan(x):
+    return jax.lax.scan(
+        lambda c, row: ((c + jnp.exp(row).sum() / 1e4).astype(c.dtype), None), jnp.zeros((), x.dtype), x
+    )[0]
+
+
+# Each with the error of the function as written, in float16.
+FUNCTIONS = {
+    "log_softmax": (lambda x: jax.nn.log_softmax(x).sum(-1) / 30_000, np.inf),
+    "softmax": (jax.nn.softmax, 6e-4),
+    "softmax by hand": (lambda x: jnp.exp(x) / jnp.exp(x).sum(-1, keepdims=True), 8e-4),
+    "root mean square": (lambda x: (300 * x) * jax.lax.rsqrt(jnp.mean((300 * x) ** 2, -1, keepdims=True)), 1.0),
+    "norm": (lambda x: x / jnp.linalg.norm(100 * x, axis=-1, keepdims=True), 1.0),
+    "running sum": (lambda x: jnp.cumsum(x, -1) / 1000, 1e-3),
+    "scan": (scan, 5e-4),
+    "checkpoint": (jax.checkpoint(lambda x: jnp.exp(x).sum() / 30_000), np.inf),
+    "vmap": (jax.vmap(jax.nn.logsumexp), 3e-4),
+    "sums into bins": (lambda x: jnp.zeros(10, x.dtype).at[jnp.arange(30_000) % 10].add(x[0]), 5e-3),
+    "inverse": (lambda x: jax.lax.erf_inv(jnp.tanh(x)), np.inf),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sums_and_exponentials_of_half_arrays_are_float32(name):
+    function, before = FUNCTIONS[name]
+    want, as_written, got = function(X.astype(jnp.float32)), function(X), jax.jit(autocast(function))(X)
+    assert got.dtype == as_written.dtype
+    assert not distance(as_written, want) < 0.7 * before
+    assert distance(got, want) < 4.9e-4  # the rounding of the result
+
+
+@pytest.mark.parametrize("name", ["log_softmax", "softmax", "norm"])
+def test_gradients_of_half_arrays(name):
+    function, _ = FUNCTIONS[name]
+    weights = normal(1, jax.eval_shape(function, X).shape)
+
+    def grad(function, x):
+        gradient = jax.grad(lambda x: 1e3 * (function(x).astype(jnp.float32) * weights).sum())(x)
+        assert gradient.dtype == x.dtype
+        return gradient
+
+    want = grad(function, X.astype(jnp.float32))
+    assert distance(grad(autocast(function), X), want) < 6e-4
+    assert distance(grad(function, X), want) > 2e-3
+
+
+def test_casts_by_hand_stay():
+    """A norm in float32 whose result the function casts, and an activation of the result."""
+
+    def layer(x):
+        wide = x.astype(jnp.float32)
+        centered = wide - wide.mean(-1, keepdims=True)
+        normalized = (centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+        return jax.nn.silu(normalized) * 2
+
+    found = {(d.primitive, str(d.dtype)) for d in explain(layer)(X).decisions}
+    assert {("logistic", "float16"), ("mul", "float16")} <= found
+    np.testing.assert_array_equal(jax.jit(autocast(layer))(X), jax.jit(layer)(X))
+
+
+def test_sum_over_devices_keeps_the_dtype_that_the_function_asks_for():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P())
+    program = jax.jit(autocast(mapped)).lower(normal(2, (8, 4)).astype(jnp.bfloat16)).as_text()
+    assert "bf16" in program and "f32" not in program
+
+
+def test_explain_counts_the_operations():
+    report = explain(lambda x: jnp.exp(x) * 2)(X)
+    assert [(d.primitive, str(d.dtype), d.reason) for d in report.decisions] == [
+        ("exp", "float32", "float32, although its values are float16"),
+        ("mul", "float32", "float32, although its values are float16"),
+    ]
+    assert report.notes == ("operations in float32 although their values are half in the function: 2",)
+
+
+def test_maximum_is_scattered_in_half():
+    w = normal(3, (8, 8))
+    function = lambda x: (x @ w).at[jnp.arange(2)].max(x[:2] @ w) @ w  # noqa: E731
+    assert distance(jax.jit(autocast(function))(w), function(w)) < 2e-3
