@@ -15,7 +15,7 @@ from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
 from mixedres.amp import _report_html
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
-from mixedres.amp._rules import DEVICE_COPIES, GATHERS
+from mixedres.amp._rules import DEVICE_COPIES, GATHERS, SPARSE_PRODUCTS
 from mixedres.amp._transform import ListsLike, Program, checked, traced, unsteady
 
 
@@ -202,6 +202,8 @@ def _default_reason(node: Node, dtype: np.dtype | None) -> str:
         return "no floating-point numbers"
     if not node.touches_f32:
         return f"already {dtype}: unchanged"
+    if node.primitive in SPARSE_PRODUCTS:
+        return "a product of a sparse matrix: float32"
     if node.category == "unlisted":
         if node.primitive == "custom_vjp_call":
             return "a custom derivative rule without products: unchanged"
@@ -231,6 +233,8 @@ def _notes(program: Program) -> Iterator[str]:
         if count := sum(graph.copies_to_devices(node) == exact for node in half_copies):
             dtype = "float32 (allreduce_dtype='param')" if exact else graph.dtype
             yield f"gradients of {count} arrays that are copied to the devices are summed over them in {dtype}"
+    if count := sum(node.primitive in SPARSE_PRODUCTS for node in nodes):
+        yield f"{count} products of sparse matrices are not cast"
     yield from (unsteady(eqn, graph.dtype) for eqn in graph.unsteady_loops())
     if others:
         yield (

@@ -89,6 +89,13 @@ UNLISTED = _names("""
 """)
 
 
+# Products of `jax.experimental.sparse`. They sum in the dtype of their operands, so they stay float32.
+SPARSE_PRODUCTS = _names("""
+    bcoo_dot_general bcoo_dot_general_sampled bcoo_spdot_general bcsr_dot_general coo_matmat coo_matvec csr_matmat
+    csr_matvec
+""")
+
+
 class OwnName(str):
     """Name of a user-defined primitive that was passed as a `Primitive`."""
 

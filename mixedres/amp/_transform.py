@@ -20,7 +20,7 @@ from mixedres.amp._flax_modules import Call, guarded
 from mixedres.amp._graph import Graph, Scope
 from mixedres.amp._keep import Keep
 from mixedres.amp._patterns import keep_float32_results
-from mixedres.amp._rules import Lists
+from mixedres.amp._rules import SPARSE_PRODUCTS, Lists
 
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
@@ -31,8 +31,8 @@ _FLOAT8 = re.compile(r"(?i)f(p|loat)?8|e4m3|e5m2")
 class PrecisionWarning(UserWarning):
     """Warning that autocast casts no product, or that rounding may delay the end of a while loop.
 
-    Autocast casts no product if all products ask for float32, for example by jax_default_matmul_precision. A while loop
-    whose condition depends on products in half may meet its tolerance late or never.
+    Autocast casts no product if all products ask for float32, for example by jax_default_matmul_precision, or are of
+    sparse matrices. A while loop whose condition depends on products in half may meet its tolerance late or never.
     """
 
 
@@ -154,7 +154,7 @@ def rewrite(
         call = Call(args, kwargs)
         program = traced(fn, settings, call, scope, platform)
         if not any(graph.has_half(()) for graph in (program.graph, *program.others.values())):
-            _warn_of_precision(program.graph)
+            _warn_of_products(program.graph)
         _warn_of_loops(program.graph)
         results = program.run(settings, program.arrays)
         call.update(results[program.structure.num_leaves :])
@@ -214,12 +214,19 @@ def _check_arrays(fn: Function, results: PyTree) -> None:
             )
 
 
-def _warn_of_precision(graph: Graph) -> None:
+def _warn_of_products(graph: Graph) -> None:
+    """Warns if a program without half products has products that are not cast for their precision or as sparse."""
     precise = [node for node in graph.nodes if node.category == "allow" and node.reason.startswith("precision=")]
     if precise:
         warnings.warn(
             f"autocast casts nothing: all {len(precise)} products ask for float32 ({precise[0].reason}); "
             "is jax_default_matmul_precision set? explain(fn)(*args) lists them",
+            PrecisionWarning,
+            stacklevel=3,
+        )
+    elif count := sum(node.primitive in SPARSE_PRODUCTS for node in graph.nodes):
+        warnings.warn(
+            f"autocast casts nothing: all {count} products are of sparse matrices, which stay float32",
             PrecisionWarning,
             stacklevel=3,
         )

@@ -32,10 +32,9 @@ def widen(graph: Graph) -> None:
         return [reader for value in node.outs if value.is_half for reader in value.consumers]
 
     def reads_in_float32(node: Node) -> bool:
-        widens = node.primitive == "convert_element_type" and node.outs[0].is_f32
-        return (
-            node.widened or node in before or (widens and all(reader.category == "deny" for reader in node.consumers()))
-        )
+        if node.primitive == "convert_element_type" and node.outs[0].is_f32:
+            return all(reader.category == "deny" for reader in node.consumers())
+        return node.widened or node in before
 
     for node in (roots := [node for node in graph.nodes if on_half(node) and needs_float32(node)]):
         node.widened = True

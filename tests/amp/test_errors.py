@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
 from mixedres.amp import PrecisionWarning, autocast, explain
 from tests.amp.graphs import product_dtypes
@@ -97,3 +98,14 @@ def test_precision_highest_warns_and_casts_nothing():
     (note,) = report.notes
     assert note.startswith("2 of 2 operations of the allow list are not cast: precision=")
     assert "is jax_default_matmul_precision set?" in note
+
+
+@pytest.mark.filterwarnings("ignore:.*bcoo_dot_general:UserWarning")
+def test_sparse_products_warn_and_stay_float32():
+    matrix = sparse.BCOO.fromdense(normal(0, (4, 4)) * (normal(1, (4, 4)) > 0))
+    with pytest.warns(PrecisionWarning, match="casts nothing: all 1 products are of sparse matrices"):
+        got = autocast(lambda matrix, x: matrix @ x)(matrix, X)
+    np.testing.assert_array_equal(got, matrix @ X)
+    report = explain(sparse.sparsify(lambda matrix, x: jnp.sin(matrix @ x)))(matrix, X)
+    assert report.decisions[0].reason == "a product of a sparse matrix: float32"
+    assert "1 products of sparse matrices are not cast" in report.notes
