@@ -48,7 +48,7 @@ def autocast(
     """Returns `fn` with products, and operations that are safe around them, computed in a half dtype.
 
     The graph of `fn` is traced, colored as a whole by `lists`, and evaluated with casts where two dtypes meet. The
-    dtypes of arguments, results and gradients do not change: parameters stay float32. A program without float32
+    dtypes of arguments, results and gradients do not change: parameters stay float32. A float32 program without
     products is unchanged bit for bit. Composes with jax.jit, grad, vmap, checkpoint and shard_map in either order. A
     function that calls `jax.lax.platform_dependent` is colored once for each platform. Every call traces `fn` anew, so
     use it inside a `jax.jit`:
