@@ -167,7 +167,7 @@ def test_folder_that_may_not_be_read_is_one_line(tmp_path, monkeypatch):
     made.write_folder(tmp_path, 6)
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", refuse)
-        assert message("folder", dir=str(tmp_path)) == f"{tmp_path}/train cannot be read: Permission denied"
+        assert message("folder", dir=str(tmp_path)) == f"{tmp_path} cannot be read: Permission denied"
     monkeypatch.setattr(os, "scandir", refuse)  # which os.walk calls for the class folders
     assert message("folder", dir=str(tmp_path)).startswith(f"{tmp_path}/train/")
     assert message("folder", dir=str(tmp_path)).endswith(" cannot be read: Permission denied")
@@ -196,12 +196,13 @@ def test_sources_have_notes_for_the_start_of_a_run(tmp_path):
     def note(**options):
         return load("folder", dir=str(tmp_path), image_size=8, batch_size=2, **options).note
 
-    assert note() == ""
-    assert note(num_classes=5) == "the network has 5 outputs for 3 classes (data.num_classes)"
-    assert note(eval_split="train") == "the test examples are the training examples"
+    classes = "3 classes (cat, dög, owl)"
+    assert note() == classes
+    assert note(num_classes=5) == f"{classes}; the network has 5 outputs for 3 classes (data.num_classes)"
+    assert note(eval_split="train") == f"{classes}; the test examples are the training examples"
     for name in ("a.bmp", "b.BMP", "c.gif", "notes.txt"):
         (tmp_path / "train" / "cat" / name).touch()
-    assert note() == "3 images in formats that are not read (.bmp, .gif) are left out"
+    assert note() == f"{classes}; 3 images in formats that are not read (.bmp, .gif) are left out"
 
 
 def test_fingerprint_depends_on_data_and_not_on_place(tmp_path):

@@ -5,8 +5,10 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Collection
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator
 
+import cv2
 import numpy as np
 
 from mixedres._internal.errors import listed
@@ -16,8 +18,13 @@ from mixedres.data.examples import MAX_BYTES, Dataset, Example
 IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
 # Image formats that are not read; a note counts their files.
 _NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
-TRAIN_FOLDERS = ("train",)
-EVAL_FOLDERS = ("val", "validation", "valid", "test")
+# Names of the parts, compared without case; the first that exists is taken.
+TRAIN_FOLDERS = ("train", "training")
+EVAL_FOLDERS = ("val", "validation", "valid", "test", "testing", "eval", "evaluation")
+# Number of PNGs whose bits are looked at, and the bits that a 16-bit PNG uses at least if its pixels fill the range.
+_PNGS_TO_LOOK_AT, _FEWEST_BITS = 16, 14
+# Folders of Synology and of other systems, macOS archives, file systems and Windows; they hold no class.
+_SYSTEM_FOLDERS = frozenset({"@eadir", "__macosx", "lost+found", "$recycle.bin", "system volume information"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +60,30 @@ class ImageFolder:
         return digest.hexdigest()
 
 
+@dataclasses.dataclass
+class _LeftOut:
+    """What a scan leaves out: files by ending, folders of a system by name, and images beside the class folders."""
+
+    formats: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    folders: set[str] = dataclasses.field(default_factory=set)
+    loose: int = 0
+
+    def notes(self) -> Iterator[str]:
+        if self.formats:
+            endings = ", ".join(sorted(self.formats))
+            yield f"{self.formats.total()} images in formats that are not read ({endings}) are left out"
+        if self.folders:
+            yield f"folders of the system are left out: {', '.join(sorted(self.folders))}"
+        if self.loose:
+            yield f"{self.loose} images beside the class folders are left out"
+
+    def folders_of(self, parent: pathlib.Path, names: Iterable[str]) -> list[str]:
+        """Returns the names of folders that may hold images, sorted: no hidden folders and none of the system."""
+        system = {name for name in names if name.lower() in _SYSTEM_FOLDERS and (parent / name).is_dir()}
+        self.folders |= system
+        return sorted(n for n in names if n not in system and not n.startswith(".") and (parent / n).is_dir())
+
+
 def scan(
     directory: str | os.PathLike[str],
     train_split: str | None = None,
@@ -66,20 +97,23 @@ def scan(
     of `split_seed` and path. So every machine holds out the same images, and new images hardly move old images.
 
     Args:
-      directory: holds folders named after the parts ('train' and one of 'val', 'validation', 'valid', 'test') or after
-        the classes.
-      train_split: folder of the training part; None: 'train'.
-      eval_split: folder of the part for evaluation; None: the first of the names above that exists.
+      directory: holds folders named after the parts (one of `TRAIN_FOLDERS` and one of `EVAL_FOLDERS`, in any case) or
+        after the classes. If it holds one folder alone, that folder is taken instead, as an archive unpacks to.
+      train_split: folder of the training part; None: the first of `TRAIN_FOLDERS` that exists.
+      eval_split: folder of the part for evaluation; None: the first of `EVAL_FOLDERS` that exists.
       eval_fraction: fraction of every class to hold out, in (0, 1).
       split_seed: another seed holds out other images.
 
     Raises:
-      ValueError: for a folder that does not exist, has no images or a class without images, and for a class of the
-        evaluation part that the training part does not have.
+      ValueError: for a folder that does not exist, has no images, one class or a class without images, for two classes
+        with one name in two Unicode spellings, and for a class of the evaluation part that the training part does not
+        have.
     """
     root = expanded(os.fspath(directory)).absolute()
     if not root.is_dir():
         raise ValueError(f"no folder {root}; name one that holds train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg")
+    left_out = _LeftOut()
+    root, notes = _inner_root(root, left_out) if train_split is None and eval_split is None else (root, [])
     train_folder = _part(root, train_split, TRAIN_FOLDERS)
     eval_folder = _part(root, eval_split, EVAL_FOLDERS)
     if eval_folder is not None and train_folder is None:
@@ -87,19 +121,59 @@ def scan(
             f"{root} has a folder {eval_folder}, but no folder train beside it; if {eval_folder} is a class, name it "
             "otherwise, else name the other part with --config.data.train_split=FOLDER"
         )
-    others: collections.Counter[str] = collections.Counter()
     if eval_folder is not None and train_folder is not None:
-        data_set = _two_folders(root, train_folder, eval_folder, others)
+        data_set = _two_folders(root, train_folder, eval_folder, left_out)
     else:
-        data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, others)
-    if not others:
-        return data_set
-    left_out = f"{others.total()} images in formats that are not read ({', '.join(sorted(others))}) are left out"
-    return dataclasses.replace(data_set, note="; ".join(filter(None, (data_set.note, left_out))))
+        data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, left_out)
+    if len(data_set.class_names) == 1:
+        raise ValueError(
+            f"{root / (train_folder or '')} has one class, {data_set.class_names[0]}; a classifier needs two or more "
+            "class folders, as in cat/1.jpg and dog/1.jpg"
+        )
+    notes = [data_set.note, *notes, *left_out.notes(), _note_of_bits(data_set.train)]
+    return dataclasses.replace(data_set, note="; ".join(filter(None, notes)))
 
 
-def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others: collections.Counter[str]) -> Dataset:
-    train, test = _classes(root, train_folder, others), _classes(root, eval_folder, others)
+def _note_of_bits(images: ImageFolder) -> str:
+    """Returns a note if 16-bit PNGs use few of their bits, so that they become almost black; looks at some of them."""
+    found = [path for path in images.paths if path.lower().endswith(".png")]
+    largest = []
+    for path in found[:: max(1, len(found) // _PNGS_TO_LOOK_AT)]:
+        with open(images.root / path, "rb") as file:
+            header = file.read(25)
+            if header[24:] != b"\x10":  # the bit depth of a PNG
+                continue
+            pixels = cv2.imdecode(np.frombuffer(header + file.read(MAX_BYTES), np.uint8), cv2.IMREAD_UNCHANGED)
+        if pixels is not None:
+            largest.append(int(pixels.max()))
+    bits = max(largest, default=2**16 - 1).bit_length()
+    if bits > _FEWEST_BITS:
+        return ""
+    return (
+        f"the 16-bit PNGs use {bits} bits ({len(largest)} were looked at), so they are read almost black; "
+        f"multiply their pixels by {2 ** (16 - bits)}"
+    )
+
+
+def _inner_root(root: pathlib.Path, left_out: _LeftOut) -> tuple[pathlib.Path, list[str]]:
+    """Returns the folder that holds the parts or the classes, below folders that hold one folder alone, and notes."""
+    inner = root
+    while not _holds_images(inner):
+        folders = left_out.folders_of(inner, os.listdir(inner))
+        if len(folders) != 1 or folders[0].lower() in (*TRAIN_FOLDERS, *EVAL_FOLDERS):
+            break
+        below = inner / folders[0]
+        if not left_out.folders_of(below, os.listdir(below)):
+            break
+        inner = below
+    return inner, [] if inner == root else [f"{root} has one folder alone, so {inner} is taken"]
+
+
+def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, left_out: _LeftOut) -> Dataset:
+    train = _classes(root, train_folder, left_out)
+    test = _classes(root, eval_folder, left_out, f"; --config.data.dir={root / train_folder} holds out a part of it")
+    spelled = {unicodedata.normalize("NFC", name): name for name in train}
+    test = {spelled.get(unicodedata.normalize("NFC", name), name): paths for name, paths in test.items()}
     unknown = sorted(test.keys() - train.keys())
     if unknown:
         lower = {name.lower(): name for name in train}
@@ -111,18 +185,20 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, others
         )
     names = tuple(train)
     return Dataset(
-        _images(root, train_folder, train, names), _images(root, eval_folder, test, names), names, apply_exif=True
+        _images(root, train_folder, train, names),
+        _images(root, eval_folder, test, names),
+        names,
+        apply_exif=True,
+        note=f"{_count_classes(names)} ({listed(names, 5)})",
     )
 
 
-def _one_folder(
-    root: pathlib.Path, folder: str, eval_fraction: float, split_seed: int, others: collections.Counter[str]
-) -> Dataset:
+def _one_folder(root: pathlib.Path, folder: str, eval_fraction: float, split_seed: int, left_out: _LeftOut) -> Dataset:
     if not 0 < eval_fraction < 1:
         raise ValueError(
             f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {eval_fraction}"
         )
-    classes = _classes(root, folder, others)
+    classes = _classes(root, folder, left_out)
     names = tuple(classes)
     train, held_out = {}, {}
     for name, paths in classes.items():
@@ -132,7 +208,7 @@ def _one_folder(
     if not any(held_out.values()):
         raise ValueError(f"{root / folder} has one image a class, which leaves none to test with")
     note = (
-        f"{_count_classes(names)}; {eval_fraction:.0%} of every class held out for testing "
+        f"{_count_classes(names)} ({listed(names, 5)}); {eval_fraction:.0%} of every class held out for testing "
         f"(data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
     )
     return Dataset(
@@ -147,7 +223,7 @@ def _one_folder(
 def images_below(directory: str | os.PathLike[str]) -> list[str]:
     """Returns the paths of all images at any depth below `directory`, sorted, without hidden files."""
     root = pathlib.Path(directory)
-    return [str(root / path) for path in sorted(_below(root, root, collections.Counter()))]
+    return [str(root / path) for path in sorted(_below(root, root, _LeftOut()))]
 
 
 def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str | None:
@@ -159,17 +235,25 @@ def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str 
             folders = sorted(path.name for path in root.iterdir() if path.is_dir())
             raise ValueError(f"{root} has no folder {asked!r}; it has {listed(folders, 5) or 'none'}")
         return asked
-    return next((name for name in usual if (root / name).is_dir()), None)
+    folders = sorted(
+        (name for name in os.listdir(root) if name.lower() in usual and (root / name).is_dir()), reverse=True
+    )
+    return min(folders, key=lambda name: usual.index(name.lower()), default=None)
 
 
-def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) -> dict[str, list[str]]:
-    """Returns {class: sorted paths below `root`} of ``root/folder``; counts formats that are not read in `others`."""
+def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = "") -> dict[str, list[str]]:
+    """Returns {class: sorted paths below `root`} of ``root/folder``; `hint` ends the error for missing classes."""
     start = root / folder
-    names = sorted(name for name in os.listdir(start) if not name.startswith(".") and (start / name).is_dir())
+    entries = os.listdir(start)
+    names = left_out.folders_of(start, entries)
     if not names:
         reason = "has images but no class folders" if _holds_images(start) else "has no class folders"
-        raise ValueError(f"{start} {reason}; put the images in one folder a class, as in {start}/cat/1.jpg")
-    classes = {name: sorted(_below(root, start / name, others)) for name in names}
+        raise ValueError(f"{start} {reason}; put the images in one folder a class, as in {start}/cat/1.jpg{hint}")
+    left_out.loose += sum(_is_image(name) and (start / name).is_file() for name in entries)
+    spellings = collections.Counter(unicodedata.normalize("NFC", name) for name in names)
+    if twins := [name for name, count in spellings.items() if count > 1]:
+        raise ValueError(f"{start} has the class {twins[0]} in two Unicode spellings; move the images into one folder")
+    classes = {name: sorted(_below(root, start / name, left_out)) for name in names}
     empty = [name for name, paths in classes.items() if not paths]
     if empty:
         raise ValueError(
@@ -179,7 +263,7 @@ def _classes(root: pathlib.Path, folder: str, others: collections.Counter[str]) 
     return classes
 
 
-def _below(root: pathlib.Path, directory: pathlib.Path, others: collections.Counter[str]) -> list[str]:
+def _below(root: pathlib.Path, directory: pathlib.Path, left_out: _LeftOut) -> list[str]:
     paths, seen, own = [], set(), os.path.realpath(directory)
     for parent, folders, files in os.walk(directory, onerror=_raise, followlinks=True):
         real = os.path.realpath(parent)
@@ -187,10 +271,10 @@ def _below(root: pathlib.Path, directory: pathlib.Path, others: collections.Coun
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = left_out.folders_of(pathlib.Path(parent), folders)
         inside = pathlib.Path(parent).relative_to(root).as_posix()
         paths += [f"{inside}/{name}" for name in files if _is_image(name)]
-        others.update(ending for name in files if (ending := os.path.splitext(name)[1].lower()) in _NOT_READ)
+        left_out.formats.update(ending for name in files if (ending := os.path.splitext(name)[1].lower()) in _NOT_READ)
     return paths
 
 

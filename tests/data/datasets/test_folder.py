@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 
+import cv2
 import numpy as np
 import pytest
 
@@ -32,37 +33,42 @@ def names(data_set, part):
     return found
 
 
-@pytest.mark.parametrize("test", ["val", "validation", "valid", "test"])
-def test_train_and_val_folders_become_two_parts(tmp_path, test):
-    fill(tmp_path, "train/b/1.jpg", "train/b/2.jpg", "train/a/9.jpg", "train/c/1.jpg")
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("train", "val"), ("train", "validation"), ("Train", "Val"), ("training", "testing"), ("TRAINING", "Evaluation")],
+)
+def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
+    fill(tmp_path, f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/a/9.jpg", f"{train}/c/1.jpg")
     fill(tmp_path, f"{test}/c/4.jpg", f"{test}/b/3.jpg")  # not every class need be there
     data_set = folder.scan(tmp_path)
     assert data_set.class_names == ("a", "b", "c")
-    train = ("train/a/9.jpg", "train/b/1.jpg", "train/b/2.jpg", "train/c/1.jpg")
-    assert pairs(data_set.train) == list(zip(train, (0, 1, 1, 2), strict=True))
+    paths = (f"{train}/a/9.jpg", f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/c/1.jpg")
+    assert pairs(data_set.train) == list(zip(paths, (0, 1, 1, 2), strict=True))
     assert pairs(data_set.eval) == [(f"{test}/b/3.jpg", 1), (f"{test}/c/4.jpg", 2)]
-    assert (data_set.channels, data_set.apply_exif, data_set.note) == (3, True, "")
-    assert data_set.train.name == f"{tmp_path}/train" and data_set.eval.name == f"{tmp_path}/{test}"
+    assert (data_set.channels, data_set.apply_exif, data_set.note) == (3, True, "3 classes (a, b, c)")
+    assert data_set.train.name == f"{tmp_path}/{train}" and data_set.eval.name == f"{tmp_path}/{test}"
 
 
 def test_folder_names_choose_the_parts(tmp_path):
-    fill(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg", "learn/b/1.jpg", "learn/b/2.jpg", "check/b/3.jpg")
+    fill(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "test/a/2.jpg", "val/a/3.jpg")
+    fill(tmp_path, "learn/a/1.jpg", "learn/b/2.jpg", "check/b/3.jpg", "Train/a/0.jpg", "Train/b/0.jpg")
+    assert pairs(folder.scan(tmp_path).train)[0] == ("train/a/1.jpg", 0)  # not Train
     assert pairs(folder.scan(tmp_path).eval) == [("val/a/3.jpg", 0)]  # the first of several
     assert pairs(folder.scan(tmp_path, eval_split="test").eval) == [("test/a/2.jpg", 0)]
     data_set = folder.scan(tmp_path, train_split="learn", eval_split="check")
-    assert pairs(data_set.train) == [("learn/b/1.jpg", 0), ("learn/b/2.jpg", 0)]
-    assert pairs(data_set.eval) == [("check/b/3.jpg", 0)]
+    assert pairs(data_set.train) == [("learn/a/1.jpg", 0), ("learn/b/2.jpg", 1)]
+    assert pairs(data_set.eval) == [("check/b/3.jpg", 1)]
 
 
 def test_relative_place_and_the_home_directory(tmp_path, monkeypatch):
-    fill(tmp_path / "data", "train/a/1.jpg", "val/a/3.jpg")
+    fill(tmp_path / "data", "train/a/1.jpg", "train/b/1.jpg", "val/a/3.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for place in ("data", "~/data", str(tmp_path / "data"), tmp_path / "data/"):
         data_set = folder.scan(place)
         assert data_set.train.file_name(0) == f"{tmp_path}/data/train/a/1.jpg"
     monkeypatch.chdir("/")
-    assert pairs(data_set.train) == [("train/a/1.jpg", 0)]
+    assert pairs(data_set.train) == [("train/a/1.jpg", 0), ("train/b/1.jpg", 1)]
 
 
 KINDS = ["1.jpg", "2.JPG", "3.jpeg", "4.JPEG", "5.jfif", "6.png", "7.PnG", "8.webp"]
@@ -121,14 +127,15 @@ def test_share_of_every_class_is_held_out(tmp_path, share, percent, part):
         assert sorted(train[name] + test[name]) == [f"{part}{name}/{index:03d}.jpg" for index in range(size)]
         assert train[name] == sorted(train[name]) and test[name] == sorted(test[name])
     assert data_set.note == (
-        f"4 classes; {percent} of every class held out for testing (data.eval_fraction={share:g}, data.split_seed=0)"
+        f"4 classes (a, b, c, d); {percent} of every class held out for testing "
+        f"(data.eval_fraction={share:g}, data.split_seed=0)"
     )
     assert data_set.train.name.endswith(" (train)") and data_set.eval.name.endswith(" (held-out)")
 
 
 def test_held_out_images_are_spread_over_the_class(tmp_path):
-    one_folder(tmp_path, {"a": 200})
-    found = sorted(int(path[2:5]) for path in held_out(tmp_path))
+    one_folder(tmp_path, {"a": 200, "b": 2})
+    found = sorted(int(path[2:5]) for path in held_out(tmp_path) if path.startswith("a"))
     # Uniform: the mean of 40 of 200 to four deviations.
     assert abs(np.mean(found) - 99.5) < 4 * 200 / np.sqrt(12 * 40)
     assert max(np.diff(found)) > 1 and len(set(np.diff(found))) > 3
@@ -149,16 +156,18 @@ def test_held_out_images_do_not_depend_on_place_or_order(tmp_path, monkeypatch):
 
 def test_held_out_images_are_fixed_by_golden_names(tmp_path):
     # Results are comparable as long as this stays.
-    one_folder(tmp_path, {"cat": 20})
-    assert held_out(tmp_path) == {f"cat/{index}.jpg" for index in ("000", "005", "014", "015")}
+    one_folder(tmp_path, {"cat": 20, "dog": 3})
+    assert held_out(tmp_path) - {f"dog/00{index}.jpg" for index in range(3)} == {
+        f"cat/{index}.jpg" for index in ("000", "005", "014", "015")
+    }
 
 
 def test_seed_changes_the_held_out_images(tmp_path):
-    one_folder(tmp_path, {"a": 200})
-    found = [held_out(tmp_path, split_seed=seed) for seed in range(5)]
+    one_folder(tmp_path, {"a": 200, "b": 2})
+    found = [{p for p in held_out(tmp_path, split_seed=seed) if p.startswith("a")} for seed in range(5)]
     assert [len(paths) for paths in found] == [40] * 5
     assert max(len(a & b) for a, b in itertools.combinations(found, 2)) <= 18  # 8 are in both by chance
-    assert held_out(tmp_path, split_seed=3) == found[3]
+    assert found[3] <= held_out(tmp_path, split_seed=3)
 
 
 def test_new_images_hardly_move_old_ones(tmp_path):
@@ -205,11 +214,19 @@ def test_classes_without_images(tmp_path):
 
 LOOSE = "has images but no class folders; put the images in one folder a class, as in"
 AMONG = "the training part must have all classes of the evaluation"
+SECOND = "a classifier needs two or more class folders, as in cat/1.jpg and dog/1.jpg"
 REFUSED = {
     "": "{0} has no class folders; put the images in one folder a class, as in {0}/cat/1.jpg",
     "1.jpg .hidden/2.jpg": f"{{0}} {LOOSE} {{0}}/cat/1.jpg",
     "train/1.jpg val/2.jpg": f"{{0}}/train {LOOSE} {{0}}/train/cat/1.jpg",
-    "train/a/1.jpg val/2.jpg": f"{{0}}/val {LOOSE} {{0}}/val/cat/1.jpg",
+    # As Kaggle's competitions have it.
+    "train/a/1.jpg train/b/1.jpg test/2.jpg": f"{{0}}/test {LOOSE} {{0}}/test/cat/1.jpg; "
+    "--config.data.dir={0}/train holds out a part of it",
+    "a/1.jpg a/2.jpg": f"{{0}} has one class, a; {SECOND}",
+    "train/a/1.jpg val/a/1.jpg": f"{{0}}/train has one class, a; {SECOND}",
+    "train/a/1.jpg train/a/2.jpg": f"{{0}}/train has one class, a; {SECOND}",
+    "train/cafe\u0301/1.jpg train/caf\u00e9/1.jpg": "{0}/train has the class caf\u00e9 in two Unicode spellings; "
+    "move the images into one folder",
     "train/a/1.jpg val/a/1.jpg val/z/1.jpg": f"{{0}}/val has 1 class that {{0}}/train does not have: z; {AMONG}",
     "train/a/1.jpg val/z/1.jpg val/y/1.jpg": f"{{0}}/val has 2 classes that {{0}}/train does not have: y, z; {AMONG}",
     "val/a/1.jpg x/a/1.jpg": "{0} has a folder val, but no folder train beside it; if val is a class, name it "
@@ -221,6 +238,52 @@ REFUSED = {
 def test_folders_without_classes_or_training_are_refused(tmp_path, paths):
     fill(tmp_path, *paths.split())
     assert made.message(folder.scan, tmp_path) == REFUSED[paths].format(tmp_path)
+
+
+def test_folder_unpacked_twice_is_entered(tmp_path):
+    paths = ("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg")
+    fill(tmp_path, *(f"data/data/{path}" for path in paths), "data/readme.txt", "__MACOSX/data/._1.jpg")
+    data_set = folder.scan(tmp_path)
+    assert (data_set.train.root, data_set.class_names) == (tmp_path / "data" / "data", ("a", "b"))
+    assert data_set.note == (
+        f"2 classes (a, b); {tmp_path} has one folder alone, so {tmp_path}/data/data is taken; "
+        "folders of the system are left out: __MACOSX"
+    )
+
+
+def test_folders_of_systems_and_loose_images_are_left_out(tmp_path):
+    one_folder(tmp_path, {"a": 5, "b": 5})
+    system = ("@eaDir/1.jpg", "a/@eaDir/2.jpg", "lost+found/x/1.jpg", "$RECYCLE.BIN/3.jpg", "__MACOSX/a/._1.jpg")
+    fill(tmp_path, *system, "loose.jpg", "another.png", "a/1.tiff")
+    data_set = folder.scan(tmp_path)
+    assert data_set.class_names == ("a", "b") and len(data_set.train) + len(data_set.eval) == 10
+    assert data_set.note.split("; ")[2:] == [
+        "1 images in formats that are not read (.tiff) are left out",
+        "folders of the system are left out: $RECYCLE.BIN, @eaDir, __MACOSX, lost+found",
+        "2 images beside the class folders are left out",
+    ]
+
+
+@pytest.mark.parametrize(("bits", "channels"), [(12, 1), (12, 3), (16, 1)])
+def test_sixteen_bit_images_of_few_bits_are_noted(tmp_path, bits, channels):
+    one_folder(tmp_path, {"a": 3, "b": 3})
+    for index in range(40):
+        pixels = np.random.default_rng(index).integers(0, 2**bits, (8, 8, channels), np.uint16)
+        cv2.imwrite(str(tmp_path / "a" / f"{index}.png"), pixels)
+    (tmp_path / "b" / "broken.png").write_bytes(b"\x89PNG" + 20 * b"\0" + b"\x10")
+    note = folder.scan(tmp_path, eval_fraction=0.1).note
+    if bits == 16:
+        assert "16-bit" not in note
+    else:
+        assert "the 16-bit PNGs use 12 bits (" in note
+        assert note.endswith(" were looked at), so they are read almost black; multiply their pixels by 16")
+
+
+def test_parts_with_other_unicode_spellings_have_the_same_classes(tmp_path):
+    fill(tmp_path, "train/caf\u00e9/1.jpg", "train/tea/1.jpg", "val/cafe\u0301/2.jpg")
+    data_set = folder.scan(tmp_path)
+    assert data_set.class_names == ("caf\u00e9", "tea")
+    assert pairs(data_set.eval) == [("val/cafe\u0301/2.jpg", 0)]
 
 
 @pytest.mark.parametrize("option", ["train_split", "eval_split"])
@@ -244,7 +307,7 @@ def test_fraction_that_leaves_no_image_is_refused(tmp_path, share):
 
 
 def test_name_in_another_encoding(tmp_path):
-    one_folder(tmp_path, {"a": 5})
+    one_folder(tmp_path, {"a": 5, "b": 2})
     (tmp_path / "a" / os.fsdecode(b"\xff\xfe.jpg")).write_bytes(b"x")
     data_set = folder.scan(tmp_path)
-    assert len(data_set.train) + len(data_set.eval) == 6
+    assert len(data_set.train) + len(data_set.eval) == 8
