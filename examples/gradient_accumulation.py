@@ -43,7 +43,7 @@ def train(loss_fn, loss_scale, images, labels, steps):
 
     @jax.jit
     def step(params, state, images, labels):
-        grads = jax.grad(lambda params: state.loss_scale.scale(loss_fn(params, images, labels)))(params)
+        _, grads = precision.value_and_grad(loss_fn)(state, params, images, labels)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
