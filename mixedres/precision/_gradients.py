@@ -88,7 +88,7 @@ class ScaledGradients:
 
     @property
     def unchecked_scale(self) -> jax.Array:
-        """Returns the scale, whatever the maps were; in a compiled step it is the loss scale itself."""
+        """Returns the scale without the check of the maps. Inside one compiled step XLA reduces it to the loss scale."""
         times_scale, one, _ = self._carried()
         return times_scale / one
 
@@ -107,7 +107,7 @@ class ScaledGradients:
     def __repr__(self) -> str:
         """Returns a short text, which errors of `jax.tree.map` show."""
         count = len(jax.tree.leaves(self.tree))
-        return f"<ScaledGradients of {count} arrays; tx.update takes them, .unscaled() returns a plain tree>"
+        return f"<ScaledGradients of {count} array{'s' * (count != 1)}; tx.update takes them, .unscaled() returns a plain tree>"
 
 
 def scaled(grads: Params, state: PyTree) -> ScaledGradients:

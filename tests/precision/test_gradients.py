@@ -1,6 +1,5 @@
 """Gradients that carry their loss scale: the same steps as in float32, and an error where a scale would be lost."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,6 +209,7 @@ def test_nnx_optimizer_takes_the_steps_of_float32():
 
 
 def test_equinox_filters_the_leaves():
+    eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(8, 2, 4, 1, key=jax.random.key(0))
     assert any(callable(leaf) for leaf in jax.tree.leaves(model))
 
@@ -242,6 +242,8 @@ def test_gradients_of_the_optimizer_itself_are_unscaled():
     updates, after = tx.update(scaled_grad_fn(PARAMS, 0), state, PARAMS, grad_fn=scaled_grad_fn)
     close(updates, expected)
     assert after.grads_finite
+    unscaled = sam(NoOpLossScale())
+    close(unscaled.update(grad_fn(PARAMS, 0), unscaled.init(PARAMS), PARAMS, grad_fn=grad_fn)[0], expected)
 
     def broken(params, _):
         return jax.tree.map(lambda g: g.at[0].set(jnp.inf) if g.ndim == 2 else g, scaled_grad_fn(params, _))
@@ -286,6 +288,8 @@ def test_update_that_is_not_finite_skips_the_step(tx, params):
     assert not after.grads_finite and after.loss_scale.total_skipped == 1
     equal(updates, jax.tree.map(jnp.zeros_like, updates))
     equal(after.inner_state, state.inner_state)
+    unchecked = loss_scaled(tx, DynamicLossScale(), check_updates=False)
+    assert unchecked.update(scaled(grads, state), state, params)[1].grads_finite
 
 
 def test_scale_below_one_trains_where_gradients_exceed_float16():
