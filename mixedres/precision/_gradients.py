@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from mixedres._internal.types import Function, Params, PyTree
 from mixedres.precision._loss_scale import LossScale, divide
 
-# Last element of the carried scale. Its square is infinite in float32, see `ScaledGradients`.
+# Product of the scale and of the last element of the carried scale; see `ScaledGradients`.
 _LARGE = 1e30
 
 
@@ -66,13 +66,13 @@ class ScaledGradients:
         assert (grads.unscaled()["w"] == w).all()
 
     A pytree. Linear maps keep the scale right: sums and means over microbatches or devices, products with a number.
-    After other maps, such as clipping, the scale is NaN, and `loss_scaled` skips the step. A global norm of scaled
-    gradients is infinite.
+    After other maps, such as clipping, and for sums of gradients with different scales, the scale is NaN, and
+    `loss_scaled` skips the step. A global norm of scaled gradients is infinite.
 
     Attributes:
       tree: the scaled gradients.
-      carried_scale: float32 (3,), (scale, 1, 1e30) times the factor of the linear maps so far. The scale is the ratio
-        of the first two elements. The third makes norms infinite.
+      carried_scale: float32 (3,), (scale, 1, 1e30 / scale) times the factor of the linear maps so far. The scale is the
+        ratio of the first two elements. The third shows other maps, and its square makes norms infinite.
     """
 
     tree: Params
@@ -83,12 +83,14 @@ class ScaledGradients:
         """Returns the scale, a float32 scalar; NaN if a map was not linear or a sum left the range of its dtype."""
         _, one, large = self._carried()
         scale = self.unchecked_scale
-        # A cast to float16 makes `large` infinite, which is no error.
-        return jnp.where((large / one > _LARGE / 2) & (scale > 0) & (scale < jnp.inf), scale, jnp.nan)
+        # 1 up to rounding, also that of bfloat16; infinite after a cast to float16, which is no error.
+        ratio = large / one * (scale / _LARGE)
+        is_linear = (jnp.abs(ratio - 1) < 0.02) | jnp.isinf(ratio)
+        return jnp.where(is_linear & (scale > 0) & (scale < jnp.inf), scale, jnp.nan)
 
     @property
     def unchecked_scale(self) -> jax.Array:
-        """Returns the scale without the check of the maps. Inside one compiled step XLA reduces it to the loss scale."""
+        """Returns the scale without the check of the maps; XLA reduces it to the loss scale where there were none."""
         times_scale, one, _ = self._carried()
         return times_scale / one
 
@@ -107,7 +109,7 @@ class ScaledGradients:
     def __repr__(self) -> str:
         """Returns a short text, which errors of `jax.tree.map` show."""
         count = len(jax.tree.leaves(self.tree))
-        return f"<ScaledGradients of {count} array{'s' * (count != 1)}; tx.update takes them, .unscaled() returns a plain tree>"
+        return f"<ScaledGradients with {count} leaves; tx.update takes them, .unscaled() returns a plain tree>"
 
 
 def scaled(grads: Params, state: PyTree) -> ScaledGradients:
@@ -121,7 +123,8 @@ def scaled(grads: Params, state: PyTree) -> ScaledGradients:
       state: that loss scale, or what contains the state of `loss_scaled`: see `find_state`.
     """
     loss_scale = state if isinstance(state, LossScale) else find_state(state).loss_scale
-    carried: Any = jnp.stack([loss_scale.loss_scale, jnp.float32(1), jnp.float32(_LARGE)])
+    scale = loss_scale.loss_scale
+    carried: Any = jnp.stack([scale, jnp.float32(1), _LARGE / scale])
     # nnx.Optimizer filters gradients by the type of their variables.
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None:

@@ -41,8 +41,8 @@ def loss_scaled(
     Args:
       tx: any optax optimizer. Clipping belongs inside, so that it sees true gradients.
       loss_scale: `NoOpLossScale`, `StaticLossScale` or `DynamicLossScale`.
-      check_updates: False: only gradients are checked. The check of the updates costs ResNet-50 on a GPU 0.3 % of the
-        bytes of a step, but one kernel for each parameter.
+      check_updates: False: only gradients are checked. On a GPU the check of the updates takes one kernel for each
+        parameter, and 0.3 % of the bytes of a step of ResNet-50 (`python -m experiments.aot`, batch 256).
 
     Returns:
       An optax transformation with state `LossScaledState`; its updates are float32 (float64 for float64 gradients).

@@ -93,6 +93,8 @@ def test_linear_maps_keep_the_scale():
         close(jax.tree.map(lambda g, f=factor: g / f, times_factor), expected)
     for dtype in (jnp.bfloat16, jnp.float16):
         assert jax.tree.map(lambda g, d=dtype: g.astype(d), grads).scale == 2.0**13
+        odd = value_and_grad(loss)(StaticLossScale(1001.0), PARAMS, X)[1]
+        np.testing.assert_allclose(jax.tree.map(lambda g, d=dtype: g.astype(d), odd).scale, 1001, rtol=4e-3)
     summed = jax.tree.map(lambda a, b: (a + b) / 2, grads, grads)
     close(summed.unscaled(), expected)
     per_example = jax.vmap(lambda x: value_and_grad(loss)(SCALE, PARAMS, x[None])[1])(X)
@@ -107,9 +109,10 @@ def test_linear_maps_keep_the_scale():
         optax.contrib.normalize().update,
         lambda grads, _: jax.tree.map(jnp.sign, grads),
         lambda grads, _: jax.tree.map(jnp.zeros_like, grads),
+        lambda grads, _: jax.tree.map(jnp.add, grads, value_and_grad(loss)(StaticLossScale(2.0**12), PARAMS, X)[1]),
         lambda grads, _: jax.tree.map(lambda g: (8 * g).astype(jnp.float16), grads),  # the scale becomes infinite
     ],
-    ids=["clip", "clip_by_global_norm", "normalize", "sign", "zeros", "float16"],
+    ids=["clip", "clip_by_global_norm", "normalize", "sign", "zeros", "two scales", "float16"],
 )
 def test_other_maps_skip_the_step(change):
     """Before, clipping scaled gradients made steps 2**13 times too small."""
@@ -145,7 +148,7 @@ def test_gradients_with_a_scale_are_no_updates():
         with pytest.raises((ValueError, TypeError), match="ScaledGradients"):
             wrong()
     assert "w" in grads and "_overwrite_with_gradient" not in grads
-    assert repr(grads).startswith("<ScaledGradients of 2 arrays")
+    assert repr(grads).startswith("<ScaledGradients with 2 leaves")
 
 
 def test_scan_over_microbatches():
