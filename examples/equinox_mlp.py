@@ -43,10 +43,11 @@ def train(loss_fn, loss_scale, images, labels, steps):
     model = Network(jax.random.key(0))
     tx = precision.loss_scaled(optax.adamw(3e-3), loss_scale)
     state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+    value_and_grad = precision.value_and_grad(loss_fn, transform=eqx.filter_value_and_grad)
 
     @eqx.filter_jit
     def step(model, state, images, labels):
-        grads = eqx.filter_grad(lambda model: state.loss_scale.scale(loss_fn(model, images, labels)))(model)
+        _, grads = value_and_grad(state, model, images, labels)
         updates, state = tx.update(grads, state, eqx.filter(model, eqx.is_inexact_array))
         return eqx.apply_updates(model, updates), state
 

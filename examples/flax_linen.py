@@ -46,12 +46,9 @@ def loss(params, batch_stats, images, labels):
 @jax.jit
 def step(state, images, labels):
     """Returns the state after one step in float16."""
-
-    def scaled_loss(params):
-        value, batch_stats = autocast(loss, keep_float32="^/head$")(params, state.batch_stats, images, labels)
-        return state.opt_state.loss_scale.scale(value), batch_stats
-
-    grads, batch_stats = jax.grad(scaled_loss, has_aux=True)(state.params)
+    half_loss = autocast(loss, keep_float32="^/head$")
+    value_and_grad = precision.value_and_grad(half_loss, has_aux=True)
+    (_, batch_stats), grads = value_and_grad(state, state.params, state.batch_stats, images, labels)
     new = state.apply_gradients(grads=grads)
     return new.replace(batch_stats=jmp.select_tree(new.opt_state.grads_finite, batch_stats, state.batch_stats))
 

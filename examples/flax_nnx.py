@@ -40,18 +40,19 @@ def train(loss_fn, loss_scale, images, labels, steps):
     """Returns the trained model and optimizer state; only `loss_fn` and `loss_scale` depend on the precision."""
     model = Network(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, precision.loss_scaled(optax.adam(3e-3), loss_scale), wrt=nnx.Param)
+    value_and_grad = precision.value_and_grad(loss_fn, transform=nnx.value_and_grad)
 
     @nnx.jit
     def step(model, optimizer, images, labels):
         old = nnx.as_pure(nnx.state(model, nnx.BatchStat))
-        scale = optimizer.opt_state.loss_scale.scale
-        optimizer.update(model, nnx.grad(lambda model: scale(loss_fn(model, images, labels)))(model))
+        _, grads = value_and_grad(optimizer, model, images, labels)
+        optimizer.update(model, grads)
         new = nnx.as_pure(nnx.state(model, nnx.BatchStat))
-        nnx.update(model, jmp.select_tree(optimizer.opt_state.grads_finite[...], new, old))
+        nnx.update(model, jmp.select_tree(precision.find_state(optimizer).grads_finite, new, old))
 
     for batch in np.random.default_rng(0).integers(len(images), size=(steps, 64)):
         step(model, optimizer, images[batch], labels[batch])
-    return model, optimizer.opt_state
+    return model, precision.find_state(optimizer)
 
 
 def main(steps: int = 120) -> dict:
@@ -65,7 +66,7 @@ def main(steps: int = 120) -> dict:
         model, state = train(*changed, images, labels, steps)
         model.eval()
         results[name] = float((model(test_images).argmax(-1) == test_labels).mean())
-        results["skipped"] = int(state.loss_scale.total_skipped[...])
+        results["skipped"] = int(state.loss_scale.total_skipped)
         print(f"{name}: {results[name]:.1%} of the test digits are right, {results['skipped']} steps were skipped")
     model.train()
     results["explain"] = explain(loss)(model, images[:128], labels[:128]).summary()

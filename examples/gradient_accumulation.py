@@ -3,8 +3,9 @@
     python examples/gradient_accumulation.py  # 10 seconds: accuracies, what was skipped, explain's summary, advice
 
 MultiSteps must be inside loss_scaled. A small batch that overflows is then left out, and the step uses another batch
-instead. Around loss_scaled, MultiSteps would keep one infinity in its sum. The loss scale starts far too high on
-purpose, so that the first batches overflow. Every batch that does not overflow is part of a step.
+instead. Around loss_scaled, MultiSteps would keep one infinity in its sum, and refuses gradients that carry a scale.
+The loss scale starts far too high on purpose, so that the first batches overflow. Every batch that does not overflow is
+part of a step.
 """
 
 import jax
@@ -43,7 +44,7 @@ def train(loss_fn, loss_scale, images, labels, steps):
 
     @jax.jit
     def step(params, state, images, labels):
-        grads = jax.grad(lambda params: state.loss_scale.scale(loss_fn(params, images, labels)))(params)
+        _, grads = precision.value_and_grad(loss_fn)(state, params, images, labels)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 

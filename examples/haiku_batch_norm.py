@@ -40,11 +40,8 @@ def train(loss_fn, loss_scale, images, labels, steps):
 
     @jax.jit
     def step(params, state, opt_state, images, labels):
-        def scaled_loss(params):
-            value, new = loss_fn(params, state, images, labels)
-            return opt_state.loss_scale.scale(value), new
-
-        grads, new = jax.grad(scaled_loss, has_aux=True)(params)
+        value_and_grad = precision.value_and_grad(loss_fn, has_aux=True)
+        (_, new), grads = value_and_grad(opt_state, params, state, images, labels)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), jmp.select_tree(opt_state.grads_finite, new, state), opt_state
 

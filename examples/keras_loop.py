@@ -36,11 +36,8 @@ def train(loss_fn, loss_scale, params, others, images, labels, steps):
 
     @jax.jit
     def step(params, others, state, images, labels):
-        def scaled_loss(params):
-            value, new = loss_fn(params, others, images, labels)
-            return state.loss_scale.scale(value), new
-
-        grads, new = jax.grad(scaled_loss, has_aux=True)(params)
+        value_and_grad = precision.value_and_grad(loss_fn, has_aux=True)
+        (_, new), grads = value_and_grad(state, params, others, images, labels)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), jmp.select_tree(state.grads_finite, new, others), state
 

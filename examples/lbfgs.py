@@ -2,8 +2,8 @@
 
     python examples/lbfgs.py  # 10 seconds: losses and accuracies, explain's summary, the doctor's advice
 
-update takes scaled gradients, as for every optimizer. The arguments of the line search are without the loss scale:
-value is the loss, grad its gradient, and value_fn the function that the search calls.
+The arguments of the line search are without the loss scale: value is the loss, and value_fn is the function that the
+search calls. update takes the gradients with their loss scale, as for every optimizer, and unscales grad too.
 """
 
 import jax
@@ -43,9 +43,8 @@ def fit(loss_fn, loss_scale, images, labels, steps):
         def value_fn(params):
             return loss_fn(params, images, labels)
 
-        value, scaled = jax.value_and_grad(lambda params: state.loss_scale.scale(value_fn(params)))(params)
-        value, grad = state.loss_scale.unscale((value, scaled))
-        updates, state = tx.update(scaled, state, params, value=value, grad=grad, value_fn=value_fn)
+        value, grads = precision.value_and_grad(value_fn)(state, params)
+        updates, state = tx.update(grads, state, params, value=value, grad=grads, value_fn=value_fn)
         return (optax.apply_updates(params, updates), state), value
 
     @jax.jit

@@ -53,7 +53,7 @@ tx = precision.loss_scaled(clipped, precision.DynamicLossScale())
 @jax.jit
 def step(params, state, images, labels):
     """Returns parameters and optimizer state after one step in float16."""
-    grads = jax.grad(lambda params: state.loss_scale.scale(autocast(loss)(params, images, labels)))(params)
+    _, grads = precision.value_and_grad(autocast(loss))(state, params, images, labels)
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 

@@ -39,11 +39,7 @@ def train(mesh, images, labels, steps):
 
     @jax.jit
     def step(params, state, images, labels):
-        def scaled_loss(params):
-            value = autocast(loss)(params, images, labels)
-            return state.loss_scale.scale(value), value
-
-        grads, value = jax.grad(scaled_loss, has_aux=True)(params)
+        value, grads = precision.value_and_grad(autocast(loss))(state, params, images, labels)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 

@@ -43,11 +43,7 @@ def train(loss_fn, loss_scale, texts):
 
     @jax.jit
     def step(params, state, tokens):
-        def scaled_loss(params):
-            value = loss_fn(params, tokens)
-            return state.loss_scale.scale(value), value
-
-        grads, value = jax.grad(scaled_loss, has_aux=True)(params)
+        value, grads = precision.value_and_grad(loss_fn)(state, params, tokens)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 

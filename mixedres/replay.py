@@ -40,7 +40,7 @@ def replay_step(given: Sequence[str]) -> None:
             f"scale {float(state.loss_scale.loss_scale):g}; examining ..."
         )
         finding = nonfinite.examine_step(experiment, state, saved.batch)
-    if finding.origin is None and preset is not None:
+    if finding.origin is None and preset not in (None, saved.config["precision.name"]):
         console.show(
             f"in {preset} the loss and every gradient of this step are finite; set config.precision.name={preset}"
         )

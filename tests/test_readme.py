@@ -4,6 +4,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from experiments import readme
 from mixedres import precision
 from mixedres.config.keys import KEYS
 from tests import ROOT
+from tests.arrays import normal
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
@@ -41,8 +43,9 @@ def test_example_of_the_readme_trains_in_float16(capsys):
     names = run(example)
     assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
     assert capsys.readouterr().out.startswith("loss 0.0")
-    jaxpr = str(names["jax"].make_jaxpr(names["step"])(names["params"], names["state"]))
-    assert "preferred_element_type=float16" in jaxpr and "preferred_element_type=float32" not in jaxpr
+    program = names["step"].lower(names["params"], names["state"]).as_text()
+    products = re.findall(r"dot_general .*: \((.*)\) ->", program)
+    assert len(products) == 5 and all(operands.count("xf16>") == 2 for operands in products)
 
 
 def test_code_of_readme_and_docs_shows_the_printed_report(capsys):
@@ -64,6 +67,32 @@ def test_rewritten_loop_of_the_docs_trains():
     names = run(loop)
     assert names["loss"] < 0.1 and names["loss"].dtype == np.float32
     assert "preferred_element_type=float16" in str(jax.make_jaxpr(names["step"])(names["params"], names["state"]))
+
+
+def test_repeated_batches_of_the_docs_take_the_steps_of_float32():
+    """Without repeats, the first batches would be lost, until the scale is low enough."""
+    imports, at_minimum, once, _, repeated = python_blocks(ROOT / "docs" / "precision.md")
+    names = run("\n".join((imports, once, repeated)))
+    batches = [{"x": normal(i, (32, 8)), "y": normal(i + 99, (32, 2))} for i in range(20)]
+    params = plain = {"w": normal(0, (8, 2))}
+    tx = names["precision"].loss_scaled(names["clipped"], names["precision"].DynamicLossScale(2.0**24))
+    state, plain_state = tx.init(params), names["clipped"].init(params)
+    lost = names["step"](params, state, batches[0])
+    assert not lost[1].grads_finite and (lost[0]["w"] == params["w"]).all()
+    for batch in batches:
+        params, state, loss = names["patient_step"](params, state, batch)
+        value, grads = jax.value_and_grad(names["loss_fn"])(plain, batch)
+        updates, plain_state = names["clipped"].update(grads, plain_state, plain)
+        plain = names["optax"].apply_updates(plain, updates)
+        np.testing.assert_allclose(loss, value, rtol=1e-3)
+    assert state.inner_state[1][0].count == len(batches) and state.loss_scale.total_skipped >= 5
+    np.testing.assert_allclose(params["w"], plain["w"], atol=2e-4)
+    assert np.abs(params["w"] - normal(0, (8, 2))).max() > 0.1
+    broken = batches[0] | {"x": jnp.full((32, 8), jnp.nan)}
+    _, state, _ = names["patient_step"](params, state, broken)
+    _, state, _ = names["patient_step"](params, state, broken)
+    with pytest.raises(FloatingPointError, match="40 steps in a row were skipped"):
+        exec(at_minimum, names | {"state": state})
 
 
 def test_input_costs_equal_the_results_file():

@@ -31,7 +31,8 @@ LossScaleT = TypeVar("LossScaleT", bound="_Counted")
 INITIAL_LOSS_SCALE = 2.0**15
 PERIOD = 2000
 FACTOR = 2.0
-MIN_LOSS_SCALE = 1.0
+# TensorFlow's minimum is 1. Where unscaled gradients exceed 65504, it would skip every step; PyTorch has no minimum.
+MIN_LOSS_SCALE = 2.0**-14
 MAX_LOSS_SCALE = 2.0**24
 
 
@@ -61,6 +62,11 @@ def map_inexact(function: Callable[[Any], Any], tree: T) -> T:
     Leaves of less than 32 bits are cast to float32 before the call. Results of `function` are not cast back.
     """
     return jax.tree.map(lambda x: function(_widen(x)) if is_inexact(x) else x, tree)
+
+
+def divide(tree: T, scale: jax.Array) -> T:
+    """Returns the tree divided by the scale; half-precision leaves are widened to float32 before the division."""
+    return map_inexact(lambda x: x / scale.astype(x.dtype), tree)
 
 
 def _register(cls: type[LossScaleT]) -> type[LossScaleT]:
@@ -158,7 +164,7 @@ class _Scaled(_Counted):
 
     def unscale(self, tree: T) -> T:
         """Returns the tree divided by the scale; half-precision leaves are widened to float32 before the division."""
-        return map_inexact(lambda x: x / self.loss_scale.astype(x.dtype), tree)
+        return divide(tree, self.loss_scale)
 
 
 @_register
@@ -195,10 +201,11 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
     """Loss scale that doubles after `period` consecutive finite steps and halves after a step that is not finite.
 
         loss_scale = DynamicLossScale(period=1000)
-        grads = loss_scale.unscale(jax.grad(lambda params: loss_scale.scale(loss_fn(params, x)))(params))
+        loss, grads = value_and_grad(loss_fn)(loss_scale, params, x)
 
     The scale stays in [min, max]; a product that would pass `max_loss_scale` leaves the scale unchanged. Defaults and
-    rule are those of TensorFlow's DynamicLossScale. The maximum is Apex's; TensorFlow's is the largest float32.
+    rule are those of TensorFlow's DynamicLossScale, except for the range: its minimum is 1, its maximum the largest
+    float32. The maximum here is Apex's.
 
     Attributes:
       loss_scale: float32 scalar, the present scale.
@@ -248,7 +255,10 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
 
     @property
     def at_minimum(self) -> jax.Array:
-        """Returns whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar."""
+        """Returns whether the scale is at its minimum, so that skipping steps does not help; a boolean scalar.
+
+        Read `state.loss_scale.at_minimum` in your own loop: there every step may be skipped without an error.
+        """
         return jnp.less_equal(self.loss_scale, self.min_loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:

@@ -103,7 +103,9 @@ def build(config: ConfigDict) -> Experiment:
         checkpoint_every=in_steps(config.checkpoint_every),
         warmup_steps=in_schedule(config.schedule.warmup),
         learning_rate=learning_rate,
-        tx=precision.loss_scaled(tx, loss_scale),
+        # Checking updates takes 167 more kernels in a step of ResNet-50. These optimizers compute in float32 and add an
+        # epsilon to what they divide by, so that finite gradients make finite updates.
+        tx=precision.loss_scaled(tx, loss_scale, check_updates=False),
     )
     _check_paths(experiment)
     return experiment

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from mixedres._internal.mesh import AXIS
 from mixedres._internal.types import ApplyFn, Batch, JittedStep, Metrics, Params, PyTree, Variables
 from mixedres.models import NormalizeFn, kernel_layout
-from mixedres.precision import LossScale, LossScaledState
+from mixedres.precision import LossScale, LossScaledState, scaled
 from mixedres.train import losses
 from mixedres.train.gradients import StepOptions, scaled_grads
 
@@ -104,7 +104,9 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
     grads, batch_stats, metrics = scaled_grads(state.variables, batch, state.loss_scale, options)
     checked = {"checked": kernel_layout.to_ohwi(grads)} if options.ohwi else {}
     assert options.tx is not None
-    updates, opt_state = options.tx.update(grads, state.opt_state, state.params, value=metrics["loss"], **checked)
+    updates, opt_state = options.tx.update(
+        scaled(grads, state.loss_scale), state.opt_state, state.params, value=metrics["loss"], **checked
+    )
     params = optax.apply_updates(state.params, updates)
     finite = opt_state.grads_finite
     ema = _average(state, {"params": params, "batch_stats": batch_stats}, options.ema_decay)

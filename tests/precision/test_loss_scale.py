@@ -89,7 +89,7 @@ def test_rule_in_a_compiled_loop(rule, verdicts):
         # The quotient is clamped, so a floor that no division meets is reached all the same.
         ({"loss_scale": 16.0, "min_loss_scale": 3.0}, [0, 0, 0, 0], [8, 4, 3, 3]),
         # jmp's own class forgets its floor at this jit boundary and goes on to 1.
-        ({"loss_scale": 16.0}, [0] * 6, [8, 4, 2, 1, 1, 1]),
+        ({"loss_scale": 16.0, "min_loss_scale": 4.0}, [0] * 4, [8, 4, 4, 4]),
     ],
     ids=str,
 )
@@ -98,10 +98,10 @@ def test_scales_after_steps(options, verdicts, expected):
     assert [float(x) for x in history[0]] == expected
 
 
-def test_defaults_equal_tensorflow():
+def test_defaults_equal_tensorflow_except_the_minimum():
     scale = DynamicLossScale()
     assert (scale.loss_scale, scale.period, scale.factor) == (32768, 2000, 2)
-    assert (scale.min_loss_scale, scale.max_loss_scale) == (1, 16777216)
+    assert (scale.min_loss_scale, scale.max_loss_scale) == (2.0**-14, 16777216)
     assert scale.counter == scale.consecutive_skipped == scale.total_skipped == 0
 
 
@@ -178,7 +178,7 @@ def test_invalid_scale_is_refused(make, bad):
     [
         ({"min_loss_scale": 2.0**16}, ("min_loss_scale 65536", "loss_scale 32768")),
         ({"max_loss_scale": 2.0**14}, ("max_loss_scale 16384", "loss_scale 32768")),
-        ({"loss_scale": 0.5}, ("loss_scale 0.5", "min_loss_scale 1")),
+        ({"loss_scale": 2.0**-15}, ("loss_scale 3.05176e-05", "min_loss_scale 6.10352e-05")),
         ({"min_loss_scale": 0.0}, ("min_loss_scale", "0.0")),
         ({"max_loss_scale": float("inf")}, ("max_loss_scale", "inf")),
         ({"factor": 1}, ("factor", "got 1")),

@@ -86,7 +86,7 @@ def test_batch_of_scales_adjusts_like_each_alone():
     batch = jax.tree.map(lambda *x: jnp.stack(x), *scales)
     verdicts = jnp.array([True, True, False])
     adjusted = jax.vmap(lambda scale, finite: scale.adjust(finite))(batch, verdicts)
-    assert adjusted.loss_scale.tolist() == [4, 8, 1]
+    assert adjusted.loss_scale.tolist() == [4, 8, 0.5]
     assert adjusted.counter.tolist() == [0, 1, 0]
     assert adjusted.total_skipped.tolist() == [0, 0, 1]
 

@@ -16,6 +16,8 @@ from mixedres.precision import (
     StaticLossScale,
     loss_scaled,
     make_loss_scale,
+    scaled,
+    value_and_grad,
 )
 from tests.train.step_cases import bits
 
@@ -46,6 +48,11 @@ def gradients(step):
     return jax.tree.map(jnp.float32, {"kernel": kernel, "bias": rng.normal(size=4)})
 
 
+def times_scale(grads, state):
+    """Gradients of the scaled loss."""
+    return scaled(state.loss_scale.scale(grads), state)
+
+
 def scaled_optimizer(name):
     """With a scale that doubles after every second step."""
     return loss_scaled(OPTIMIZERS[name](), DynamicLossScale(loss_scale=2.0**10, period=2))
@@ -62,8 +69,7 @@ def test_scaled_gradients_make_the_same_steps(name):
     for i in range(STEPS):
         updates, plain_state = plain.update(gradients(i), plain_state, expected)
         expected = optax.apply_updates(expected, updates)
-        scaled = state.loss_scale.scale(gradients(i))
-        updates, state = tx.update(scaled, state, weights)
+        updates, state = tx.update(times_scale(gradients(i), state), state, weights)
         weights = optax.apply_updates(weights, updates)
         assert bits((weights, state.inner_state)) == bits((expected, plain_state))
         assert state.grads_finite
@@ -80,7 +86,7 @@ def compiled(name):
     @jax.jit
     def step(grads, state, weights):
         traces.append(name)
-        updates, state = tx.update(state.loss_scale.scale(grads), state, weights)
+        updates, state = tx.update(times_scale(grads, state), state, weights)
         return optax.apply_updates(weights, updates), state, updates
 
     weights, state = params(), tx.init(params())
@@ -127,7 +133,7 @@ def test_scale_except_powers_of_two_costs_one_rounding(name):
     weights, state = params(), tx.init(params())
     step = jax.jit(tx.update)
     for i in range(STEPS):
-        updates, state = step(state.loss_scale.scale(gradients(i)), state, weights)
+        updates, state = step(times_scale(gradients(i), state), state, weights)
         weights = optax.apply_updates(weights, updates)
     for key in weights:
         np.testing.assert_allclose(weights[key], expected[key], rtol=2e-6, atol=1e-7)
@@ -139,17 +145,22 @@ def test_unscaling_uses_the_scale_of_the_step():
     state = tx.init(jnp.zeros(2))
     for scale in (8.0, 16.0, 32.0):
         assert state.loss_scale.loss_scale == scale
-        updates, state = tx.update(jnp.array([24.0, -40.0]), state)
+        grads = scaled(jnp.array([24.0, -40.0]), state)
+        updates, state = tx.update(grads, state)
         np.testing.assert_array_equal(updates, [-24.0 / scale, 40.0 / scale])
     # And after an overflow the old scale is not used again.
-    _, state = tx.update(jnp.array([jnp.inf, 0.0]), state)
-    updates, state = tx.update(jnp.array([24.0, -40.0]), state)
+    _, state = tx.update(scaled(jnp.array([jnp.inf, 0.0]), state), state)
+    updates, state = tx.update(scaled(jnp.array([24.0, -40.0]), state), state)
     np.testing.assert_array_equal(updates, [-24.0 / 32, 40.0 / 32])
+    # Gradients are unscaled by the scale that they carry, whatever state is given.
+    np.testing.assert_array_equal(tx.update(grads, state)[0], [-24.0 / 32, 40.0 / 32])
+    assert state.loss_scale.loss_scale == 64
 
 
 def test_gradient_that_unscaling_makes_infinite_skips_the_step():
     tx = loss_scaled(optax.sgd(1.0), StaticLossScale(0.25))
-    updates, state = tx.update(jnp.array([1.0, 3e38]), tx.init(jnp.zeros(2)))
+    state = tx.init(jnp.zeros(2))
+    updates, state = tx.update(scaled(jnp.array([1.0, 3e38]), state), state)
     assert not state.grads_finite and not updates.any()
 
 
@@ -160,7 +171,7 @@ def test_donating_the_state_leaves_the_callers_scale():
     for _ in range(2):
         state = tx.init(params())
         old = state
-        _, state = step(gradients(0), state)
+        _, state = step(scaled(gradients(0), state), state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves((old.inner_state, old.loss_scale)))
     assert scale.loss_scale == 2.0**15
     assert scale.counter == 0
@@ -177,7 +188,7 @@ def test_half_parameters_keep_the_states_dtypes(name, dtype):
     for i in range(3):
         before = state
         half = jax.tree.map(lambda x: (4 * x).astype(dtype), gradients(i))
-        updates, state = step(half, state, weights)
+        updates, state = step(scaled(half, state), state, weights)
         for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
             assert (new.dtype, new.shape, new.weak_type) == (old.dtype, old.shape, old.weak_type)
         assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
@@ -198,7 +209,8 @@ def test_integer_parameters_are_passed_over(bad):
         grads["w"] = grads["w"].at[0].set(jnp.inf)
     trained = optax.masked(optax.sgd(0.5, momentum=0.9), {"w": True, "n": False})
     tx = loss_scaled(trained, StaticLossScale(4.0))
-    updates, state = tx.update(grads, tx.init(weights), weights)
+    state = tx.init(weights)
+    updates, state = tx.update(scaled(grads, state), state, weights)
     assert updates["n"].dtype == jax.dtypes.float0
     np.testing.assert_array_equal(updates["w"], [-0.0, -0.0] if bad else [-2.0, 0.0])
     assert bool(state.grads_finite) != bad
@@ -211,8 +223,8 @@ def test_typed_keys_in_the_state():
     grads = jnp.array([1.0, 2.0])
     plain, _ = noisy.update(grads, noisy.init(grads))
     state = tx.init(grads)
-    _, state = tx.update(2 * grads.at[0].set(jnp.nan), state)
-    updates, _ = tx.update(2 * grads, state)
+    _, state = tx.update(scaled(2 * grads.at[0].set(jnp.nan), state), state)
+    updates, _ = tx.update(scaled(2 * grads, state), state)
     np.testing.assert_array_equal(updates, plain)
 
 
@@ -223,17 +235,19 @@ def test_extra_arguments_reach_the_optimizer():
     inner = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
     tx = loss_scaled(inner, StaticLossScale(4.0))
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
-    updates, state = tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), value=3.0, other=5.0)
+    grads = scaled(jnp.array([8.0]), StaticLossScale(4.0))
+    updates, state = tx.update(grads, tx.init(jnp.zeros(1)), value=3.0, other=5.0)
     assert (updates[0], state.inner_state) == (6.0, 5.0)
     # An optimizer that takes none ignores them, as everywhere in optax.
     plain = loss_scaled(optax.sgd(1.0), StaticLossScale(4.0))
-    updates, _ = plain.update(jnp.array([8.0]), plain.init(jnp.zeros(1)), value=3.0)
+    updates, _ = plain.update(grads, plain.init(jnp.zeros(1)), value=3.0)
     assert updates[0] == -2.0
 
 
 def test_wrapper_inside_a_chain():
     tx = optax.chain(loss_scaled(optax.identity(), StaticLossScale(4.0)), optax.scale(-0.5))
-    updates, (state, _) = tx.update(jnp.array([8.0, 2.0]), tx.init(jnp.zeros(2)))
+    state = tx.init(jnp.zeros(2))
+    updates, (state, _) = tx.update(scaled(jnp.array([8.0, 2.0]), state), state)
     assert isinstance(state, LossScaledState)
     np.testing.assert_array_equal(updates, [-1.0, -0.25])
 
@@ -256,7 +270,7 @@ def test_non_finite_loss_skips_the_step():
     tx = loss_scaled(optax.sgd(1.0), DynamicLossScale(loss_scale=4.0))
     state = tx.init(jnp.ones(2))
     for value, applied in ((1.0, True), (jnp.inf, False), (jnp.nan, False)):
-        updates, after = tx.update(jnp.full(2, 4.0), state, jnp.ones(2), value=jnp.float32(value))
+        updates, after = tx.update(scaled(jnp.full(2, 4.0), state), state, jnp.ones(2), value=jnp.float32(value))
         assert after.grads_finite == applied and after.loss_scale.loss_scale == (4.0 if applied else 2.0)
         np.testing.assert_array_equal(updates, -1.0 if applied else -0.0)
 
@@ -308,7 +322,8 @@ def test_sharded_gradients_are_checked(axis_type, spec):
 @pytest.mark.parametrize("kind", ["dynamic", 128.0, "none"])
 def test_flax_serializes_the_state(kind):
     tx = loss_scaled(optax.adam(0.1), make_loss_scale(kind))
-    _, state = tx.update({"w": jnp.asarray([1.0, jnp.inf])}, tx.init({"w": jnp.ones(2)}))
+    state = tx.init({"w": jnp.ones(2)})
+    _, state = tx.update(scaled({"w": jnp.asarray([1.0, jnp.inf])}, state), state)
     restored = serialization.from_bytes(tx.init({"w": jnp.zeros(2)}), serialization.to_bytes(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert [np.asarray(x).dtype for x in jax.tree.leaves(restored)] == [x.dtype for x in jax.tree.leaves(state)]
@@ -329,7 +344,7 @@ def test_flax_serializes_the_state(kind):
 def test_extra_arguments_of_update_are_checked(given, message):
     tx = loss_scaled(optax.sgd(0.1), StaticLossScale(2.0))
     with pytest.raises(TypeError, match=message):
-        tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}), **given)
+        tx.update(scaled({"w": jnp.ones(2)}, StaticLossScale(2.0)), tx.init({"w": jnp.ones(2)}), **given)
 
 
 def test_line_search_takes_the_unscaled_loss_and_gradient():
@@ -338,15 +353,17 @@ def test_line_search_takes_the_unscaled_loss_and_gradient():
     def loss(params):
         return jnp.sum((params - jnp.arange(4.0)) ** 4)
 
-    def minimized(tx, scale):
+    def minimized(tx, scale, scaled_optimizer):
         params = jnp.zeros(4)
         state = tx.init(params)
         for _ in range(5):
-            value, gradient = jax.value_and_grad(loss)(params)
-            updates, state = tx.update(gradient * scale, state, params, value=value, grad=gradient, value_fn=loss)
+            value, grads = value_and_grad(loss)(scale, params)
+            given = {"value": value, "grad": grads if scaled_optimizer else grads.unscaled(), "value_fn": loss}
+            updates, state = tx.update(grads if scaled_optimizer else given["grad"], state, params, **given)
             params = optax.apply_updates(params, updates)
         return params
 
-    plain = minimized(optax.lbfgs(), 1.0)
+    plain = minimized(optax.lbfgs(), NoOpLossScale(), False)
     assert float(jnp.abs(plain - jnp.arange(4.0)).max()) < 1
-    np.testing.assert_array_equal(minimized(loss_scaled(optax.lbfgs(), StaticLossScale(256.0)), 256.0), plain)
+    scale = StaticLossScale(256.0)
+    np.testing.assert_array_equal(minimized(loss_scaled(optax.lbfgs(), scale), scale, True), plain)

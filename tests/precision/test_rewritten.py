@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from mixedres.precision import DynamicLossScale, NoOpLossScale, StaticLossScale, enable_rewrite
+from mixedres.precision import DynamicLossScale, NoOpLossScale, StaticLossScale, enable_rewrite, value_and_grad
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(16, 8)), jnp.float32)
@@ -22,7 +22,7 @@ def test_rewritten_step_is_close_to_float32(dtype, loss_scale, short):
     fn, tx = enable_rewrite(loss, optax.sgd(0.5), {"float16": "fp16", "bfloat16": "bf16"}[dtype] if short else dtype)
     state = tx.init(W)
     assert state.loss_scale.loss_scale == loss_scale
-    grads = jax.grad(lambda w: state.loss_scale.scale(fn(w, X)))(W)
+    _, grads = value_and_grad(fn)(state, W, X)
     updates, state = tx.update(grads, state, W)
     expected = -0.5 * jax.grad(loss)(W, X)
     assert updates.dtype == jnp.float32 and bool(state.grads_finite)

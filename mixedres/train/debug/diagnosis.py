@@ -45,7 +45,7 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
     if origin is None:
         return (
             "The compiled step rounds differently where the compiler fuses operations; if this happens again, "
-            "set config.precision.name to a preset with bf16, and test the machine's memory"
+            f"{_or(_wider(chosen), _SMALLER_STEPS)}, and test the machine's memory"
         )
     if origin.is_argument and origin.array.path.startswith("batch/"):
         return (
@@ -61,10 +61,10 @@ def cause(finding: Finding, chosen: precision.Precision, loss_scale: precision.L
     half = limit < _largest(jnp.bfloat16)
     if half and origin.array.direction == "forward":
         _, slash, layer = origin.array.path.partition("/")  # no slash: the layer is the whole network
-        keep = f", keep the layer in float32 with config.precision.keep_float32=^/{layer}$" if slash else ""
+        keep = f"keep the layer in float32 with config.precision.keep_float32=^/{layer}$" if slash else ""
         return (
             f"The forward pass outgrew {origin.array.dtype}, which ends at {limit:.0f}, and no loss scale "
-            f"changes that; {_wider(chosen)}{keep}, or {_SMALLER_STEPS}"
+            f"changes that; {_or(_wider(chosen), keep, _SMALLER_STEPS)}"
         )
     if half:
         return _cause_in_gradient(origin.array, chosen, loss_scale)
@@ -78,11 +78,11 @@ def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale
     scale = float(loss_scale.loss_scale)
     text = f"A gradient outgrew {row.dtype}, which ends at {_largest(row.dtype):.0f}, at loss scale {scale:g}; "
     if isinstance(loss_scale, precision.NoOpLossScale):
-        return text + f"{_wider(chosen)}, or {_SMALLER_STEPS}"
+        return text + _or(_wider(chosen), _SMALLER_STEPS)
     if isinstance(loss_scale, precision.StaticLossScale):
         return text + "lower config.precision.loss_scale or set it to 'dynamic'"
     if bool(loss_scale.at_minimum):
-        return text + f"the scale is at its minimum: lower config.loss_scale.min, or {_wider(chosen)}"
+        return text + f"the scale is at its minimum: {_or('lower config.loss_scale.min', _wider(chosen))}"
     return text + (
         "the scale halves at every skipped step: lower config.loss_scale.initial, or raise "
         "config.max_consecutive_skips until the scale is low enough"
@@ -90,7 +90,19 @@ def _cause_in_gradient(row: ArrayRecord, chosen: precision.Precision, loss_scale
 
 
 def _wider(chosen: precision.Precision) -> str:
-    return f"set config.precision.name={chosen.wider or 'bf16'}"
+    """Returns the advice to take a preset with a wider range; '' if the range is that of float32 already."""
+    if chosen.wider is None:
+        return ""
+    advice = [f"set config.precision.name={chosen.wider}"] if chosen.wider != chosen.name else []
+    if str(chosen.policy) != str(precision.get(chosen.name).policy):
+        advice.append("remove config.precision.policy")
+    return " and ".join(advice)
+
+
+def _or(*advice: str) -> str:
+    """Returns the pieces of advice that are not empty, as alternatives."""
+    given = [text for text in advice if text]
+    return ", or ".join([", ".join(given[:-1]), given[-1]] if len(given) > 1 else given)
 
 
 def _largest(dtype: DType) -> float:

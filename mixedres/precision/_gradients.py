@@ -1,0 +1,174 @@
+"""Gradients that carry their loss scale, and `value_and_grad`, which computes them."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mixedres._internal.types import Function, Params, PyTree
+from mixedres.precision._loss_scale import LossScale, divide
+
+# Product of the scale and of the last element of the carried scale; see `ScaledGradients`.
+_LARGE = 1e30
+
+
+class LossScaledState(NamedTuple):
+    """State of `loss_scaled`.
+
+    Attributes:
+      inner_state: the wrapped optimizer's state.
+      loss_scale: loss scale of the next step, which `value_and_grad` reads.
+      grads_finite: boolean scalar, whether the last update was applied; true before the first.
+    """
+
+    inner_state: Any
+    loss_scale: LossScale
+    grads_finite: jax.Array
+
+
+def find_state(tree: PyTree) -> LossScaledState:
+    """Returns the only `LossScaledState` in a pytree, with plain arrays where `nnx.Optimizer` has variables.
+
+        state = find_state(optax.chain(loss_scaled(optax.sgd(0.1), NoOpLossScale())).init(params))
+        print(state.loss_scale.total_skipped, state.grads_finite)
+
+    Args:
+      tree: the state of `loss_scaled`, or what contains it: the state of `optax.chain`, a `TrainState` of Flax, an
+        `nnx.Optimizer`.
+
+    Raises:
+      TypeError: if `tree` contains no such state.
+      ValueError: if `tree` contains several.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, LossScaledState))
+    found = [x for x in leaves if isinstance(x, LossScaledState)]
+    if not found:
+        raise TypeError(
+            f"no LossScaledState is in the given {type(tree).__name__}; pass the state of a precision.loss_scaled "
+            "optimizer, or what contains it"
+        )
+    if len(found) > 1:
+        raise ValueError(f"{len(found)} LossScaledStates are in the given {type(tree).__name__}; pass one of them")
+    nnx: Any = sys.modules.get("flax.nnx")
+    state: LossScaledState = found[0] if nnx is None else nnx.as_pure(found[0])
+    return state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ScaledGradients:
+    """Gradients of a scaled loss, with the scale; `value_and_grad` and `scaled` make them.
+
+        grads = scaled({"w": 8 * w}, StaticLossScale(8.0))
+        assert (grads.unscaled()["w"] == w).all()
+
+    A pytree. Linear maps keep the scale right: sums and means over microbatches or devices, products with a number.
+    After other maps, such as clipping, and for sums of gradients with different scales, the scale is NaN, and
+    `loss_scaled` skips the step. A global norm of scaled gradients is infinite.
+
+    Attributes:
+      tree: the scaled gradients.
+      carried_scale: float32 (3,), (scale, 1, 1e30 / scale) times the factor of the linear maps so far. The scale is the
+        ratio of the first two elements. The third shows other maps, and its square makes norms infinite.
+    """
+
+    tree: Params
+    carried_scale: Any
+
+    @property
+    def scale(self) -> jax.Array:
+        """Returns the scale, a float32 scalar; NaN if a map was not linear or a sum left the range of its dtype."""
+        _, one, large = self._carried()
+        scale = self.unchecked_scale
+        # 1 up to rounding, also that of bfloat16; infinite after a cast to float16, which is no error.
+        ratio = large / one * (scale / _LARGE)
+        is_linear = (jnp.abs(ratio - 1) < 0.02) | jnp.isinf(ratio)
+        return jnp.where(is_linear & (scale > 0) & (scale < jnp.inf), scale, jnp.nan)
+
+    @property
+    def unchecked_scale(self) -> jax.Array:
+        """Returns the scale without the check of the maps; XLA reduces it to the loss scale where there were none."""
+        times_scale, one, _ = self._carried()
+        return times_scale / one
+
+    def _carried(self) -> jax.Array:
+        (carried,) = jax.tree.leaves(self.carried_scale)  # of a variable of nnx too
+        return jnp.asarray(carried, jnp.float32)
+
+    def unscaled(self) -> Params:
+        """Returns the gradients divided by the scale, a plain tree; half-precision leaves are widened first."""
+        return divide(self.tree, self.scale)
+
+    def __contains__(self, name: object) -> bool:
+        """Returns whether the gradients are a dict with this key; Flax's `TrainState` asks."""
+        return isinstance(self.tree, Mapping) and name in self.tree
+
+    def __repr__(self) -> str:
+        """Returns a short text, which errors of `jax.tree.map` show."""
+        count = len(jax.tree.leaves(self.tree))
+        return f"<ScaledGradients with {count} leaves; tx.update takes them, .unscaled() returns a plain tree>"
+
+
+def scaled(grads: Params, state: PyTree) -> ScaledGradients:
+    """Marks gradients of a loss that you scaled yourself, for the `update` of `loss_scaled`.
+
+        state = loss_scaled(optax.sgd(0.1), StaticLossScale(8.0)).init(params)
+        grads = scaled(jax.grad(lambda params: state.loss_scale.scale(loss_fn(params, x)))(params), state)
+
+    Args:
+      grads: a tree of gradients, of a loss that was multiplied by the loss scale.
+      state: that loss scale, or what contains the state of `loss_scaled`: see `find_state`.
+    """
+    loss_scale = state if isinstance(state, LossScale) else find_state(state).loss_scale
+    scale = loss_scale.loss_scale
+    carried: Any = jnp.stack([scale, jnp.float32(1), _LARGE / scale])
+    # nnx.Optimizer filters gradients by the type of their variables.
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is not None:
+        leaves = jax.tree.leaves(grads, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        if leaves and isinstance(leaves[0], nnx.Variable):
+            carried = type(leaves[0])(carried)
+    return ScaledGradients(grads, carried)
+
+
+def scaled_gradients_in(tree: PyTree) -> ScaledGradients | None:
+    """Returns the scaled gradients that `tree` is, also as the `nnx.State` that `nnx.Optimizer` makes; else None."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(tree, nnx.State) and set(tree) == {"tree", "carried_scale"}:
+        return ScaledGradients(tree["tree"], tree["carried_scale"])
+    return tree if isinstance(tree, ScaledGradients) else None
+
+
+def value_and_grad(
+    loss_fn: Function, *, has_aux: bool = False, transform: Function = jax.value_and_grad, **options: Any
+) -> Callable[..., Any]:
+    """Returns a function like `jax.value_and_grad(loss_fn)` that scales the loss before the differentiation.
+
+        state = loss_scaled(optax.sgd(0.1), DynamicLossScale()).init(params)
+        loss, grads = value_and_grad(loss_fn)(state, params, x)
+
+    The first argument of the function is the loss scale, or what contains the state of `loss_scaled` (see
+    `find_state`). The other arguments are those of `loss_fn`. The function returns the loss without the scale, and
+    `ScaledGradients` for `update`.
+
+    Args:
+      loss_fn: a function that returns a scalar, or a scalar and other results with `has_aux`.
+      has_aux: the function returns ((loss, aux), grads), as in JAX.
+      transform: `nnx.value_and_grad` for nnx modules, `equinox.filter_value_and_grad` for Equinox modules.
+      **options: options of `transform`, such as `argnums`, which counts the arguments of `loss_fn`.
+    """
+
+    def value_and_scaled_grad(state: PyTree, *args: Any, **kwargs: Any) -> tuple[Any, ScaledGradients]:
+        loss_scale = state if isinstance(state, LossScale) else find_state(state).loss_scale
+
+        def scaled_loss(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            result = loss_fn(*args, **kwargs)
+            return loss_scale.scale(result[0] if has_aux else result), result
+
+        (_, result), grads = transform(scaled_loss, has_aux=True, **options)(*args, **kwargs)
+        return result, scaled(grads, loss_scale)
+
+    return value_and_scaled_grad

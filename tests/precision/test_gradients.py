@@ -1,0 +1,314 @@
+"""Gradients that carry their loss scale: the same steps as in float32, and an error where a scale would be lost."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import PartitionSpec as P
+
+from mixedres.precision import (
+    DynamicLossScale,
+    LossScaledState,
+    NoOpLossScale,
+    ScaledGradients,
+    StaticLossScale,
+    find_state,
+    loss_scaled,
+    scaled,
+    value_and_grad,
+)
+from tests.arrays import normal
+
+SCALE = StaticLossScale(2.0**13)
+PARAMS = {"w": normal(0, (8, 2)), "b": jnp.zeros((1, 2))}
+X = normal(1, (16, 8))
+
+
+def loss(params, x):
+    return jnp.square(jnp.tanh(x @ params["w"]) + params["b"] - 1).mean()
+
+
+def optimizer(loss_scale=SCALE):
+    return loss_scaled(optax.sgd(1.0), loss_scale)
+
+
+def close(tree, expected, rtol=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), tree, expected)
+
+
+def equal(tree, expected):
+    jax.tree.map(np.testing.assert_array_equal, tree, expected)
+
+
+def test_value_and_grad_returns_the_unscaled_loss():
+    value, grads = value_and_grad(loss)(SCALE, PARAMS, X)
+    expected, expected_grads = jax.value_and_grad(loss)(PARAMS, X)
+    assert value == expected and grads.scale == 2.0**13
+    equal(grads.tree["w"], 2.0**13 * expected_grads["w"])
+    equal(grads.unscaled(), expected_grads)
+    # As jax.value_and_grad with auxiliary results, and with respect to other arguments.
+    both = value_and_grad(lambda x, params: (loss(params, x), x[0, 0]), has_aux=True, argnums=(1, 0))
+    (value, aux), grads = both(SCALE, X, PARAMS)
+    assert value == expected and aux == X[0, 0]
+    equal(grads.unscaled()[0], expected_grads)
+    assert grads.unscaled()[1].shape == X.shape
+
+
+def holders():
+    """What may contain the state of `loss_scaled`, by name."""
+    tx = optimizer()
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    return {
+        "state": tx.init(PARAMS),
+        "chain": optax.chain(optax.identity(), tx).init(PARAMS),
+        "around": optax.MultiSteps(tx, 2).init(PARAMS),
+        "inside": loss_scaled(optax.MultiSteps(optax.sgd(0.1), 2), SCALE).init(PARAMS),
+        "linen": TrainState.create(apply_fn=None, params=PARAMS, tx=tx),
+        "nnx": nnx.Optimizer(model, tx, wrt=nnx.Param),
+        "nnx state": nnx.Optimizer(model, tx, wrt=nnx.Param).opt_state,
+    }
+
+
+def test_state_is_found_in_any_container():
+    for name, holder in holders().items():
+        state = find_state(holder)
+        assert isinstance(state, LossScaledState) and bool(state.grads_finite), name
+        assert f"{state.loss_scale.loss_scale:.0f}, {state.loss_scale.total_skipped}" == "8192, 0", name
+        assert value_and_grad(loss)(holder, PARAMS, X)[1].scale == 2.0**13, name
+    two = (optimizer().init(PARAMS), optimizer().init(PARAMS))
+    with pytest.raises(ValueError, match=r"^2 LossScaledStates are in the given tuple; pass one of them$"):
+        find_state(two)
+    with pytest.raises(TypeError, match=r"^no LossScaledState is in the given dict; pass the state of .*$"):
+        value_and_grad(loss)(PARAMS, X)
+
+
+def test_linear_maps_keep_the_scale():
+    grads = value_and_grad(loss)(SCALE, PARAMS, X)[1]
+    expected = grads.unscaled()
+    for factor in (0.125, -3.0, 1e-9, 1e6):
+        times_factor = jax.tree.map(lambda g, f=factor: g * f, grads).unscaled()
+        close(jax.tree.map(lambda g, f=factor: g / f, times_factor), expected)
+    for dtype in (jnp.bfloat16, jnp.float16):
+        assert jax.tree.map(lambda g, d=dtype: g.astype(d), grads).scale == 2.0**13
+        odd = value_and_grad(loss)(StaticLossScale(1001.0), PARAMS, X)[1]
+        np.testing.assert_allclose(jax.tree.map(lambda g, d=dtype: g.astype(d), odd).scale, 1001, rtol=4e-3)
+    summed = jax.tree.map(lambda a, b: (a + b) / 2, grads, grads)
+    close(summed.unscaled(), expected)
+    per_example = jax.vmap(lambda x: value_and_grad(loss)(SCALE, PARAMS, x[None])[1])(X)
+    close(jax.tree.map(lambda g: g.mean(0), per_example).unscaled(), expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        optax.clip(1.0).update,
+        optax.clip_by_global_norm(1.0).update,
+        optax.contrib.normalize().update,
+        lambda grads, _: jax.tree.map(jnp.sign, grads),
+        lambda grads, _: jax.tree.map(jnp.zeros_like, grads),
+        lambda grads, _: jax.tree.map(jnp.add, grads, value_and_grad(loss)(StaticLossScale(2.0**12), PARAMS, X)[1]),
+        lambda grads, _: jax.tree.map(lambda g: (8 * g).astype(jnp.float16), grads),  # the scale becomes infinite
+    ],
+    ids=["clip", "clip_by_global_norm", "normalize", "sign", "zeros", "two scales", "float16"],
+)
+def test_other_maps_skip_the_step(change):
+    """Before, clipping scaled gradients made steps 2**13 times too small."""
+    state = optimizer().init(PARAMS)
+    grads = value_and_grad(loss)(state, PARAMS, X)[1]
+    assert optax.tree.norm(grads) == np.inf
+    changed = change(grads, optax.EmptyState())
+    changed = changed[0] if isinstance(changed, tuple) else changed
+    assert np.isnan(changed.scale)
+    updates, state = optimizer().update(changed, state)
+    assert not state.grads_finite and not updates["w"].any()
+
+
+def test_plain_gradients_are_refused():
+    """Before, gradients that were never scaled made updates 2**13 times too small."""
+    tx = optimizer()
+    grads = jax.grad(loss)(PARAMS, X)
+    with pytest.raises(TypeError, match=r"got dict; .*value_and_grad\(loss_fn\)\(state, params, ...\), or write .*"):
+        tx.update(grads, tx.init(PARAMS), PARAMS)
+    # Without a scale they are right.
+    plain = optimizer(NoOpLossScale())
+    equal(plain.update(grads, plain.init(PARAMS))[0], jax.tree.map(jnp.negative, grads))
+
+
+def test_gradients_with_a_scale_are_no_updates():
+    grads = value_and_grad(loss)(SCALE, PARAMS, X)[1]
+    for wrong in (
+        lambda: jax.tree.map(lambda p, g: p - g, PARAMS, grads),
+        lambda: jax.tree.map(lambda p, g: p - g, PARAMS["w"], grads),
+        lambda: optax.apply_updates(PARAMS, grads),
+        lambda: optax.MultiSteps(optimizer(), 2).update(grads, optax.MultiSteps(optimizer(), 2).init(PARAMS), PARAMS),
+    ):
+        with pytest.raises((ValueError, TypeError), match="ScaledGradients"):
+            wrong()
+    assert "w" in grads and "_overwrite_with_gradient" not in grads
+    assert repr(grads).startswith("<ScaledGradients with 2 leaves")
+
+
+def test_scan_over_microbatches():
+    def mean_of_parts(state, params, parts):
+        def add(total, x):
+            value, grads = value_and_grad(loss)(state, params, x)
+            return jax.tree.map(jnp.add, total, grads), value
+
+        zeros = scaled(jax.tree.map(jnp.zeros_like, params), state)
+        total, values = jax.lax.scan(add, zeros, parts)
+        return values.mean(), jax.tree.map(lambda g: g / len(parts), total)
+
+    tx = optimizer()
+    value, grads = jax.jit(mean_of_parts)(tx.init(PARAMS), PARAMS, X.reshape(4, 4, 8))
+    expected, expected_grads = jax.value_and_grad(loss)(PARAMS, X)
+    close((value, grads.unscaled()), (expected, expected_grads))
+
+
+@pytest.mark.parametrize("mean", [jax.lax.pmean, lambda g, axis: jax.tree.map(lambda x: x / 8, jax.lax.psum(g, axis))])
+def test_mean_over_devices(mean):
+    tx = optimizer()
+
+    def step(params, state, x):
+        varying = jax.lax.pcast(params, "data", to="varying")
+        value, grads = value_and_grad(loss)(state, varying, x)
+        updates, state = tx.update(mean(grads, "data"), state, params)
+        return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P()))
+    params, state, value = mapped(PARAMS, tx.init(PARAMS), X)
+    expected, grads = jax.value_and_grad(loss)(PARAMS, X)
+    assert state.grads_finite
+    close((params, value), (jax.tree.map(jnp.subtract, PARAMS, grads), expected))
+
+
+def test_nnx_optimizer_takes_the_steps_of_float32():
+    def trained(tx, gradients):
+        model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer):
+            value, grads = gradients(lambda model: jnp.square(model(X) - 1).mean(), optimizer, model)
+            optimizer.update(model, grads)
+            return value
+
+        values = [step(model, optimizer) for _ in range(3)]
+        return values, nnx.as_pure(nnx.state(model)), optimizer
+
+    def own(loss, optimizer, model):
+        return value_and_grad(loss, transform=nnx.value_and_grad)(optimizer, model)
+
+    plain = trained(optax.sgd(0.1), lambda loss, _, model: nnx.value_and_grad(loss)(model))
+    values, model, optimizer = trained(loss_scaled(optax.sgd(0.1), DynamicLossScale(2.0**10)), own)
+    close((values, model), plain[:2])
+    state = find_state(optimizer)
+    assert state.grads_finite and state.loss_scale.counter == 3
+    with pytest.raises(TypeError, match="got State; compute them with"):
+        trained(loss_scaled(optax.sgd(0.1), SCALE), lambda loss, _, model: nnx.value_and_grad(loss)(model))
+
+
+def test_equinox_filters_the_leaves():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(8, 2, 4, 1, key=jax.random.key(0))
+    assert any(callable(leaf) for leaf in jax.tree.leaves(model))
+
+    def loss(model):
+        return jnp.square(jax.vmap(model)(X) - 1).mean()
+
+    tx = optimizer()
+    value, grads = value_and_grad(loss, transform=eqx.filter_value_and_grad)(SCALE, model)
+    updates, _ = tx.update(grads, tx.init(eqx.filter(model, eqx.is_array)))
+    expected, expected_grads = eqx.filter_value_and_grad(loss)(model)
+    assert value == expected and isinstance(grads, ScaledGradients)
+    close(updates, jax.tree.map(jnp.negative, expected_grads))
+
+
+def sam(loss_scale):
+    adversary = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    return loss_scaled(optax.contrib.sam(optax.sgd(0.1), adversary, opaque_mode=True), loss_scale)
+
+
+def test_gradients_of_the_optimizer_itself_are_unscaled():
+    plain = optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), opaque_mode=True)
+    grad_fn = jax.grad(lambda params, _: loss(params, X))
+    expected, _ = plain.update(grad_fn(PARAMS, 0), plain.init(PARAMS), PARAMS, grad_fn=grad_fn)
+    tx = sam(SCALE)
+    state = tx.init(PARAMS)
+
+    def scaled_grad_fn(params, _):
+        return value_and_grad(loss)(state, params, X)[1]
+
+    updates, after = tx.update(scaled_grad_fn(PARAMS, 0), state, PARAMS, grad_fn=scaled_grad_fn)
+    close(updates, expected)
+    assert after.grads_finite
+    unscaled = sam(NoOpLossScale())
+    close(unscaled.update(grad_fn(PARAMS, 0), unscaled.init(PARAMS), PARAMS, grad_fn=grad_fn)[0], expected)
+
+    def broken(params, _):
+        return jax.tree.map(lambda g: g.at[0].set(jnp.inf) if g.ndim == 2 else g, scaled_grad_fn(params, _))
+
+    updates, after = tx.update(scaled_grad_fn(PARAMS, 0), state, PARAMS, grad_fn=broken)
+    assert not after.grads_finite and after.loss_scale.total_skipped == 1
+    equal(updates, jax.tree.map(jnp.zeros_like, PARAMS))
+
+
+def test_functions_that_cannot_be_unscaled_are_refused():
+    grads = value_and_grad(loss)(SCALE, PARAMS, X)[1]
+    tx = sam(SCALE)
+    with pytest.raises(TypeError, match=r"^grad_fn must return gradients that carry their loss scale, got dict; .*$"):
+        tx.update(grads, tx.init(PARAMS), PARAMS, grad_fn=lambda params, _: jax.grad(loss)(params, X))
+    for loss_scale in (SCALE, NoOpLossScale()):
+        tx = loss_scaled(optax.contrib.sophia(1e-2), loss_scale)
+        given = {"obj_fn": lambda params: loss(params, X)}
+        if loss_scale is SCALE:
+            with pytest.raises(TypeError, match=r"^obj_fn is a function that the optimizer would evaluate without .*$"):
+                tx.update(grads, tx.init(PARAMS), PARAMS, **given)
+        else:
+            assert tx.update(grads, tx.init(PARAMS), PARAMS, **given)[1].grads_finite
+
+
+@pytest.mark.parametrize(
+    "tx, params",
+    [
+        # Moments in bfloat16 make b2 1, and the bias correction divides by 0.
+        (optax.inject_hyperparams(optax.adamw)(1e-3), jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)),
+        (optax.contrib.normalize(), jax.tree.map(jnp.zeros_like, PARAMS)),
+    ],
+    ids=["adamw", "normalize"],
+)
+def test_update_that_is_not_finite_skips_the_step(tx, params):
+    """Before, the update was applied with `grads_finite` true."""
+    grads = jax.tree.map(jnp.zeros_like, params)
+    plain, _ = tx.update(grads, tx.init(params), params)
+    assert not all(np.isfinite(x).all() for x in jax.tree.leaves(plain))
+    wrapped = loss_scaled(tx, DynamicLossScale())
+    state = wrapped.init(params)
+    updates, after = wrapped.update(scaled(grads, state), state, params)
+    assert not after.grads_finite and after.loss_scale.total_skipped == 1
+    equal(updates, jax.tree.map(jnp.zeros_like, updates))
+    equal(after.inner_state, state.inner_state)
+    unchecked = loss_scaled(tx, DynamicLossScale(), check_updates=False)
+    assert unchecked.update(scaled(grads, state), state, params)[1].grads_finite
+
+
+def test_scale_below_one_trains_where_gradients_exceed_float16():
+    """As GradScaler does. With the former minimum of 1, 60 of 60 steps were skipped."""
+
+    def large(w):
+        return (1e5 * w.astype(jnp.float16).astype(jnp.float32)).sum()  # the gradient of w is 1e5
+
+    tx = loss_scaled(optax.sgd(1e-5), DynamicLossScale())
+    state, skipped = tx.init(jnp.float32(4)), []
+    for _ in range(20):
+        updates, state = tx.update(value_and_grad(large)(state, jnp.float32(4))[1], state)
+        skipped.append(not state.grads_finite)
+    assert skipped == 16 * [True] + 4 * [False] and state.loss_scale.loss_scale == 0.5
+    np.testing.assert_allclose(updates, -1.0, rtol=1e-3)
+    at_one = loss_scaled(optax.sgd(1e-5), DynamicLossScale(1.0, min_loss_scale=1.0))
+    state = at_one.init(jnp.float32(4))
+    assert state.loss_scale.at_minimum
+    assert not at_one.update(value_and_grad(large)(state, jnp.float32(4))[1], state)[1].grads_finite
