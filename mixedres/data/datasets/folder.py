@@ -130,6 +130,7 @@ def scan(
             f"{root / (train_folder or '')} has one class, {data_set.class_names[0]}; a classifier needs two or more "
             "class folders, as in cat/1.jpg and dog/1.jpg"
         )
+    assert isinstance(data_set.train, ImageFolder)
     notes = [data_set.note, *notes, *left_out.notes(), _note_of_bits(data_set.train)]
     return dataclasses.replace(data_set, note="; ".join(filter(None, notes)))
 
