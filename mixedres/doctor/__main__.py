@@ -50,6 +50,8 @@ def examine_numerics(given: Sequence[str]) -> None:
     flags = overrides(report, options.config)
     if flags:
         console.show("", "To follow the advice, add:", *(f"  {flag}" for flag in flags))
+    elif all(row.is_finite for row in report.rows):
+        console.show("", "The config needs no change.")
     document = options.out.with_suffix(".json")
     report.to_html(options.out)
     document.write_text(json.dumps(report.to_json(), allow_nan=False), encoding="utf-8")

@@ -158,7 +158,7 @@ def _comparison(preset: str, log2_scale: int, found: dict[str, np.ndarray], exac
 def overrides(report: Report, config: ConfigDict) -> list[str]:
     """Returns the flags that follow the advice, quoted for a shell: one line, and a second line as an alternative.
 
-    Returns [] if no flag helps.
+    Returns [] if nothing is to be changed, or no flag helps.
     """
     if not all(row.is_finite for row in report.rows):
         return []
@@ -171,8 +171,10 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
         flags += ["--config.precision.loss_scale=none"] * (config.precision.loss_scale is not None)
     elif kept != config.precision.keep_float32:
         flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
-    if report.dtype == "bfloat16" or report.limited_by is None:  # no tensor limits the scale
-        return [" ".join(flags) or "nothing: the config does so already"]
+    # No tensor limits the scale, or the scale in use is the recommended one.
+    keeps_scale = report.limited_by is None or report.keeps_scale
+    if report.dtype == "bfloat16" or (keeps_scale and name == config.precision.name):
+        return [" ".join(flags)] if flags else []
     scale = f"{report.recommended_scale:.12g}"
     lines = [" ".join([*flags, f"--config.precision.loss_scale={scale}"])]
     if precision.get(name).loss_scale == "dynamic":

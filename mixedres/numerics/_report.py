@@ -15,7 +15,7 @@ from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
-from mixedres.numerics._rows import FLUSHING, LOST, LOW, MARGIN, TensorRow, format_power
+from mixedres.numerics._rows import FLUSHING, LARGE_ERROR, LEVELS, LOST, LOW, MARGIN, TensorRow, format_power
 
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
 LOG2_SCALES = range(-24, 25)
@@ -90,6 +90,11 @@ class Report:
         """Limits of all gradients."""
         return _limits(self.scaled)
 
+    @cached_property
+    def half_limits(self) -> Limits:
+        """Limits of the gradients that become float16: those outside the layers of `keep_float32`."""
+        return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
+
     @property
     def limited_by(self) -> TensorRow | None:
         """Returns the gradient that overflows first; None if all are zero."""
@@ -110,8 +115,8 @@ class Report:
         """Returns the exponent of the loss scale at which the fewest gradients come near overflow or flush to zero.
 
         A gradient flushes if it loses over 0.1 % of its mass. Among equal scales, the scale with the least overflow is
-        taken, then the largest, up to 2**24. Modules that fit at no scale are ignored, because they stay in float32. If
-        all gradients are zero, the result is the scale in use.
+        taken, then the scale in use unless that is 1, then the largest, up to 2**24. Modules that fit at no scale are
+        ignored, because they stay in float32. If all gradients are zero, the result is the scale in use.
         """
         unfit = {row.layer for row in self.relevant if not row.is_scaled and row.is_damaged(0)}
         rows = [row for row in self.scaled if row.layer not in unfit] or self.scaled
@@ -124,7 +129,8 @@ class Report:
             troubled = sum(row.is_near_overflow(log2_scale) + (row.lost(log2_scale) > FLUSHING) for row in rows)
             return troubled, sum(max(0, top + log2_scale - TOP) for top in tops)
 
-        return min(reversed(LOG2_SCALES), key=damage)
+        present = [self.log2_scale] if self.log2_scale in LOG2_SCALES and self.log2_scale else []
+        return min([*present, *reversed(LOG2_SCALES)], key=damage)
 
     @property
     def max_safe_scale(self) -> float | None:
@@ -168,6 +174,21 @@ class Report:
 
         return tuple(row for row in self.rows if not is_small_bias(row))
 
+    def verdict(self, row: TensorRow, log2_scale: int) -> str:
+        """Returns the verdict of a row at the loss scale 2**log2_scale; 'negligible' for a problem of a small bias."""
+        verdict = row.verdict(log2_scale)
+        return "negligible" if LEVELS[verdict] in ("bad", "warn") and row not in self.relevant else verdict
+
+    def is_problem(self, row: TensorRow) -> bool:
+        """Returns whether a row has a problem at the loss scale in use or at the recommended loss scale."""
+        verdicts = (self.verdict(row, log2_scale) for log2_scale in (self.log2_scale, self.recommended_log2_scale))
+        return any(LEVELS[verdict] in ("bad", "warn") for verdict in verdicts)
+
+    @property
+    def keeps_scale(self) -> bool:
+        """Returns whether a loss scale is in use, and is the recommended one."""
+        return self.recommended_log2_scale == self.log2_scale != 0
+
     @cached_property
     def keep_float32_pattern(self) -> str:
         """Returns `keep_float32` as a regular expression, such as '^/(head|stem_conv)$'; '' if it is empty."""
@@ -197,12 +218,14 @@ class Report:
                 f"scale, {scale}, first {kept[0]}. It has the range of float32, and the error of its casts is about "
                 "0.2 % of a tensor instead of 0.02 %."
             )
+        if self.keeps_scale and not kept:
+            return f"Nothing to change at loss scale {scale}. {self._gradient_sentence()}"
         exceptions = f", with {_enumerated(kept)} in float32" if kept else ""
         return f"Take float16 at loss scale {scale}{exceptions}. {self._gradient_sentence()}"
 
     def _gradient_sentence(self) -> str:
         """Returns the sentence about the loss scales that fit the gradients that become float16."""
-        enough, safe, first = _limits([row for row in self.scaled if row.layer not in self.keep_float32])
+        enough, safe, first = self.half_limits
         other, others = (" other", " others") if self.keep_float32 else ("", "")
         if first is None or safe is None or enough is None:
             return f"All{other} gradients are zero, so the scale that they need is unknown."
@@ -239,7 +262,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the whole report for `json.dumps`; numbers that are not finite become None."""
-        limit = self.limited_by
+        limits = self.half_limits
+        limit = limits.limited_by
         document = {
             "format": 1,
             "title": self.title,
@@ -247,9 +271,9 @@ class Report:
             "notes": list(self.notes),
             "present_log2_scale": self.log2_scale,
             "recommended_log2_scale": self.recommended_log2_scale,
-            "max_safe_log2_scale": self.max_safe_log2_scale,
+            "max_safe_log2_scale": limits.max_safe_log2_scale,
             "limited_by": limit and {"kind": limit.kind, "name": limit.name},
-            "min_sufficient_log2_scale": self.min_sufficient_log2_scale,
+            "min_sufficient_log2_scale": limits.min_sufficient_log2_scale,
             "keep_float32": list(self.keep_float32),
             "keep_float32_pattern": self.keep_float32_pattern,
             "rules": {
@@ -259,12 +283,20 @@ class Report:
                 "margin": MARGIN,
                 "lost": LOST,
                 "flushing": FLUSHING,
+                "large_error": LARGE_ERROR,
                 "low": LOW,
+                "levels": LEVELS,
             },
             "probes": [dataclasses.asdict(probe) for probe in self.probes],
             "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
             "rows": [
-                row.to_json(self.log2_scale, self.recommended_log2_scale) | {"keep": row.layer in self.keep_float32}
+                row.to_json(self.recommended_log2_scale)
+                | {
+                    "verdict": self.verdict(row, self.log2_scale),
+                    "recommended_verdict": self.verdict(row, self.recommended_log2_scale),
+                    "keep": row.layer in self.keep_float32,
+                    "negligible": row not in self.relevant,
+                }
                 for row in self.rows
             ],
         }

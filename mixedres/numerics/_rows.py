@@ -23,6 +23,19 @@ LOST = 1e-2
 FLUSHING = 1e-3
 # Fraction of the nonzero values that float16 represents with fewer digits or not at all.
 LOW = 0.5
+# Level of each verdict, worst first: 'bad' and 'warn' are problems.
+LEVELS = {
+    "non-finite": "bad",
+    "OVERFLOW": "bad",
+    "LOST": "bad",
+    "headroom < 4x": "warn",
+    "flushing": "warn",
+    "inexact": "warn",
+    "low": "good",
+    "negligible": "good",
+    "all zero": "none",
+    "ok": "good",
+}
 # Expected relative l2 error of a cast above which the tensor should stay in float32.
 LARGE_ERROR = 1e-2
 
@@ -102,19 +115,14 @@ class TensorRow:
 
     def is_damaged(self, log2_scale: int) -> bool:
         """Returns whether the tensor should stay in float32 at the loss scale 2**log2_scale."""
-        return (
-            not self.is_finite
-            or self.is_near_overflow(log2_scale)
-            or self.lost(log2_scale) > FLUSHING
-            or self.cast_error("float16", log2_scale) > LARGE_ERROR
-        )
+        return LEVELS[self.verdict(log2_scale)] in ("bad", "warn")
 
     def verdict(self, log2_scale: int) -> str:
         """Returns the first verdict that applies in float16 at the loss scale 2**log2_scale.
 
         'non-finite'; 'all zero'; 'OVERFLOW': the largest element becomes infinite; 'LOST': over 1 % of the mass becomes
-        zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero; 'low': over half of the nonzero elements
-        have fewer digits than usual, or none; 'ok'.
+        zero; 'headroom < 4x'; 'flushing': over 0.1 % of the mass becomes zero; 'inexact': the expected error of the
+        cast is over 1 %; 'low': over half of the nonzero elements have fewer digits than usual, or none; 'ok'.
         """
         exponents, moved = self.exponents, self.at(log2_scale)
         if not self.is_finite:
@@ -130,6 +138,8 @@ class TensorRow:
             return "headroom < 4x"
         if lost > FLUSHING:
             return "flushing"
+        if self.cast_error("float16", log2_scale) > LARGE_ERROR:
+            return "inexact"
         low = any(part.subnormal(moved) + part.flushed(moved) > LOW * (1 - part.zeros) for part in self.parts)
         return "low" if low else "ok"
 
@@ -137,7 +147,7 @@ class TensorRow:
         """Returns the same tensor with the examinations of both rows."""
         return dataclasses.replace(self, parts=self.parts + other.parts, executions=self.executions + other.executions)
 
-    def to_json(self, present: int, recommended: int) -> dict[str, Any]:
+    def to_json(self, recommended: int) -> dict[str, Any]:
         """Returns the row as a dict for `Report.to_json`, which replaces numbers that are not finite."""
         exponents = self.exponents
         return {
@@ -153,8 +163,6 @@ class TensorRow:
             "nan": exponents.nan,
             **_counts(exponents),
             "parts": list(map(_counts, self.parts)) if len(self.parts) > 1 else [],
-            "verdict": self.verdict(present),
-            "recommended_verdict": self.verdict(recommended),
             "float16_error": self.cast_error("float16", recommended),
             "bfloat16_error": self.cast_error("bfloat16"),
         }

@@ -32,18 +32,12 @@ def render(report: Any, *, problems_only: bool) -> str:
         lines += ["", *_comparisons(report)]
     for kind in KINDS:
         rows = [row for row in report.rows if row.kind == kind]
-        shown = [row for row in rows if not problems_only or _is_problem(row, report)]
+        shown = [row for row in rows if not problems_only or report.is_problem(row)]
         if shown:
             lines += ["", *_table(report, _HEADINGS[kind], shown)]
         elif rows:
             lines += ["", f"{_HEADINGS[kind]}: all {len(rows)} fine"]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _is_problem(row: TensorRow, report: Any) -> bool:
-    fine = {"ok", "low", "all zero"}
-    verdicts = {row.verdict(log2_scale) for log2_scale in (report.log2_scale, report.recommended_log2_scale)}
-    return not verdicts <= fine or row.is_damaged(report.recommended_log2_scale)
 
 
 def _facts(report: Any) -> list[str]:
@@ -52,9 +46,10 @@ def _facts(report: Any) -> list[str]:
         "loss scale now": _scale(report.log2_scale),
         "recommended" if fits else "float16 at best": _scale(report.recommended_log2_scale),
     }
-    if report.limited_by is not None:
-        facts["largest safe"] = f"{_scale(report.max_safe_log2_scale)}, for the {report.limited_by}"
-        facts["enough"] = _scale(report.min_sufficient_log2_scale)
+    enough, largest, first = report.half_limits
+    if first is not None:
+        facts["largest safe"] = f"{_scale(largest)}, for the {first}"
+        facts["enough"] = _scale(enough)
     kept = ", ".join(report.keep_float32) + " (*)" if report.keep_float32 else "nothing"
     facts["keep in float32" if fits else "do not fit"] = kept
     lines: list[str] = []
@@ -118,7 +113,7 @@ def _line(row: TensorRow, report: Any, low: int) -> str:
     exponents = row.exponents
     largest = "-" if exponents.top is None else f"2^{exponents.top}"
     scales = (report.log2_scale, report.recommended_log2_scale)
-    verdicts = dict.fromkeys(map(row.verdict, scales))
+    verdicts = dict.fromkeys(report.verdict(row, scale) for scale in scales)
     name = row.name + " *" * (row.layer in report.keep_float32)
     if len(name) > _NAME:
         name = f"...{name[3 - _NAME :]}"

@@ -48,18 +48,14 @@ def test_fresh_network_over_some_steps_compared_with_real_gradients(tmp_path, ca
     document = json.loads((tmp_path / "page.json").read_text())
     assert document["title"] == "cifar_resnet8 on synthetic, fp16, steps 0, 2" and document["present_log2_scale"] == 15
     assert [probe["step"] for probe in document["probes"]] == [0, 2]
-    assert document["title"] in out.read_text() and "Take float16 at loss scale 2**" in text
+    assert document["title"] in out.read_text() and "Nothing to change at loss scale 2**15." in text
+    assert "The config needs no change." in text and "  --config." not in text
     errors = {comparison["preset"]: comparison for comparison in document["comparison"]}
     assert 0 < errors["fp16"]["median"] < errors["bf16"]["median"] < 0.5
     assert errors["fp16"]["log2_scale"] == document["recommended_log2_scale"] and errors["bf16"]["log2_scale"] == 0
     assert errors["fp16"]["worst"] < 0.2
 
     doctor._check_free(out)  # the next report may take its place
-
-    # What it says to add is understood, and followed there is nothing left to change but the scale.
-    line = next(line for line in text.splitlines() if line.startswith("  --config."))
-    followed = parse_flags([*TINY, *shlex.split(line)]).config
-    assert followed.precision.loss_scale == 2.0 ** document["recommended_log2_scale"]
 
 
 @pytest.mark.usefixtures("small_network")
@@ -92,10 +88,10 @@ def test_non_finite_step_ends_the_walk_but_not_the_report(tmp_path, capsys):
 SCALE = "--config.precision.loss_scale=1024"
 
 
-def report(dtype="float16", kept="", log2_scale=10):
+def report(dtype="float16", kept="", log2_scale=10, keeps_scale=False):
     """A stand-in for what `overrides` reads."""
     about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**log2_scale}
-    return types.SimpleNamespace(**about, rows=[], limited_by=1)
+    return types.SimpleNamespace(**about, rows=[], limited_by=1, keeps_scale=keeps_scale)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +104,18 @@ def report(dtype="float16", kept="", log2_scale=10):
         ("bf16", report(), [f"--config.precision.name=fp16 {SCALE}"]),
         ("fp16_rewrite", report("bfloat16"), ["--config.precision.name=bf16_rewrite"]),
         ("fp32", report("bfloat16"), ["--config.precision.name=bf16"]),
-        ("bf16", report("bfloat16"), ["nothing: the config does so already"]),
+        ("bf16", report("bfloat16"), []),
+        ("fp16", report(keeps_scale=True), []),
+        ("fp16", report(kept="^/(a)$", keeps_scale=True), ["'--config.precision.keep_float32=^/(a)$'"]),
+        ("fp32", report(keeps_scale=True), [f"--config.precision.name=fp16 {SCALE}"]),
     ],
 )
 def test_doctor_takes_overrides_of_the_config(preset, found, lines):
     told = examination.overrides(found, run_cases.tiny(preset))
     assert len(told) >= len(lines) and all(a.startswith(b) for a, b in zip(told, lines, strict=False))
+    assert bool(told) == bool(lines)
+    for line in told[:1]:
+        parse_flags([*TINY, *shlex.split(line)])
 
 
 @pytest.mark.parametrize(

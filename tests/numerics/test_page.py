@@ -16,9 +16,12 @@ import mixedres.numerics
 from mixedres.numerics._exponents import BINS, Exponents
 from mixedres.numerics._page.rendering import render
 from mixedres.numerics._report import Comparison, Probe
+from mixedres.numerics._rows import LEVELS
+from tests.numerics import cases
 
 FOLDER = pathlib.Path(mixedres.numerics.__file__).parent / "_page"
 RULES = {"top": 15, "smallest_normal": -14, "smallest": -24, "margin": 2, "lost": 0.01, "flushing": 0.001, "low": 0.5}
+RULES |= {"large_error": 0.01, "levels": LEVELS}
 HOSTILE = (
     '</script><script>alert(1)</script><!-- <img onerror=x> & {{script}} {{data}} \u2028\u2029 \ud800 "quoted" \'é'
 )
@@ -155,9 +158,10 @@ def evaluate(expression, **given):
 VERDICTS = [
     (row(first=-14), 0, "ok"),
     (row(first=-15), 0, "low"),
-    (row(first=-25), 0, "low"),
+    (row(first=-25), 0, "inexact"),
+    (row(first=-25, negligible=True), 0, "negligible"),
     (row(first=-26), 0, "LOST"),
-    (row(first=-26), 1, "low"),
+    (row(first=-26), 1, "inexact"),
     (row(first=13), 0, "ok"),
     (row(first=14), 0, "headroom < 4x"),
     (row(first=15), 0, "headroom < 4x"),
@@ -186,6 +190,21 @@ def test_verdicts_of_the_page_equal_the_report():
     cases = [[about, log2_scale] for about, log2_scale, _ in VERDICTS]
     code = "given.cases.map(([row, log2Scale]) => page.judge(row, log2Scale, given.rules).verdict)"
     assert evaluate(code, cases=cases, rules=RULES) == [verdict for *_, verdict in VERDICTS]
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_page_and_text_judge_alike(name):
+    """Every row of a report at the scale in use and at the recommended one, and the number of problems."""
+    report = dataclasses.replace(cases.examined(name)[1], log2_scale=15)
+    code = "given.rows.map(row => given.scales.map(s => page.judge(row, s, given.rules).verdict))"
+    told = report.to_json()
+    scales = [told["present_log2_scale"], told["recommended_log2_scale"]]
+    judged = evaluate(code, rows=told["rows"], scales=scales, rules=told["rules"])
+    assert judged == [[row["verdict"], row["recommended_verdict"]] for row in told["rows"]]
+    problems = sum(any(LEVELS[verdict] in ("bad", "warn") for verdict in verdicts) for verdicts in judged)
+    assert problems == sum(map(report.is_problem, report.rows))
+    if told["max_safe_log2_scale"] is not None:
+        assert told["recommended_log2_scale"] <= told["max_safe_log2_scale"]
 
 
 def test_of_several_examinations_the_worst_counts():
@@ -251,4 +270,4 @@ def test_colors_and_numbers():
     assert evaluate("[0, 1e-6, 0.00234, 0.9995, 0.99999, 1, null].map(page.percent)") == percentages
     assert evaluate("[page.power(-14), page.plain(17), page.plain(-3)]") == ["2⁻¹⁴", "131,072", "1/8"]
     counts = evaluate("page.countVerdicts(given.rows, 0, given.rules)", rows=[row(), row(first=-30)], rules=RULES)
-    assert {verdict: count for verdict, count in counts.items() if count} == {"LOST": 1, "low": 1}
+    assert {verdict: count for verdict, count in counts.items() if count} == {"LOST": 1, "inexact": 1}

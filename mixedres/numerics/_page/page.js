@@ -4,10 +4,6 @@
 const SCALED = new Set(["gradient", "weight gradient"]); // the kinds that a loss scale moves
 const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // number of colors; fractions of the first and the last
 const LOWEST = -72, HIGHEST = 40; // exponents; the outermost cells include all beyond
-const LEVELS = {
-  "non-finite": "bad", "OVERFLOW": "bad", "LOST": "bad", "headroom < 4x": "warn", "flushing": "warn", "low": "warn",
-  "all zero": "none", "ok": "good",
-};
 
 // The effect of float16 on a row at the scale 2**log2Scale; the mass is the sum of magnitudes. For a row with
 // several examinations the worst one counts.
@@ -15,7 +11,8 @@ function judge(row, log2Scale, rules) {
   const s = SCALED.has(row.kind) ? log2Scale : 0, whole = tally(row, s, rules);
   const parts = row.parts && row.parts.length ? row.parts.map(part => tally(part, s, rules)) : [whole];
   const lost = Math.max(...parts.map(part => part.lostMass)), low = Math.max(...parts.map(part => part.small));
-  return { verdict: verdictOf(), lost, flushed: whole.flushed, subnormal: whole.subnormal,
+  const error = Math.max(...parts.map(part => part.error)), found = verdictOf();
+  return { verdict: row.negligible && isProblem(found, rules) ? "negligible" : found, lost, flushed: whole.flushed, subnormal: whole.subnormal,
     overflowing: whole.overflowing, top: whole.top, log2Scale: s };
 
   function verdictOf() {
@@ -25,33 +22,38 @@ function judge(row, log2Scale, rules) {
     if (lost > rules.lost) return "LOST";
     if (whole.top + s + rules.margin > rules.top) return "headroom < 4x";
     if (lost > rules.flushing) return "flushing";
+    if (error > rules.large_error) return "inexact";
     return low > rules.low ? "low" : "ok";
   }
 }
 
-// Fractions of the nonzero elements; lostMass is a fraction of the sum of magnitudes.
+// Fractions of the nonzero elements; lostMass is a fraction of the sum of magnitudes, and error the expected l2 error of
+// a cast relative to the l2 norm, as in Exponents.relative_error.
 function tally(part, s, rules) {
-  let mass = 0, lostMass = 0, number = 0, lost = 0, subnormal = 0, overflowing = 0, top = null;
+  let mass = 0, lostMass = 0, number = 0, lost = 0, subnormal = 0, overflowing = 0, top = null, energy = 0, noise = 0;
   part.counts.forEach((count, i) => {
     if (!count) return;
     const e = part.first + i, moved = e + s, weight = 1.5 * 2 ** e * count;
     mass += weight;
     number += count;
     top = e;
+    const square = 7 / 3 * 4 ** moved, unit = 2 ** Math.max(moved - 10, rules.smallest);
+    energy += square * count;
+    noise += (moved < rules.smallest - 1 ? square : Math.min(unit ** 2 / 12, square)) * count;
     if (moved > rules.top) overflowing += count;
     else if (moved < rules.smallest - 1) { lost += count; lostMass += weight; }
     else if (moved < rules.smallest_normal) subnormal += count;
   });
   const ratio = x => number ? x / number : 0;
   return { lostMass: number ? lostMass / mass : 0, flushed: ratio(lost), subnormal: ratio(subnormal),
-    small: ratio(subnormal + lost), overflowing: ratio(overflowing), top };
+    small: ratio(subnormal + lost), overflowing: ratio(overflowing), top, error: energy ? Math.sqrt(noise / energy) : 0 };
 }
 
-function isProblem(verdict) { return LEVELS[verdict] === "bad" || LEVELS[verdict] === "warn"; }
+function isProblem(verdict, rules) { return ["bad", "warn"].includes(rules.levels[verdict]); }
 
 // Number of rows by verdict, in the order of severity.
 function countVerdicts(rows, log2Scale, rules) {
-  const counts = Object.fromEntries(Object.keys(LEVELS).map(verdict => [verdict, 0]));
+  const counts = Object.fromEntries(Object.keys(rules.levels).map(verdict => [verdict, 0]));
   for (const row of rows) counts[judge(row, log2Scale, rules).verdict] += 1;
   return counts;
 }
@@ -250,20 +252,23 @@ function showKinds(data) {
   }
 }
 
-// The counts of verdicts, now and at the slider, of what the scale moves; and the problems of every kind.
+// The counts of verdicts, now and at the slider, of what the scale moves and float32 does not keep; and the problems of
+// every kind.
 function showCounts() {
-  const { rows, rules } = view.data, moved = rows.filter(row => SCALED.has(row.kind));
+  const { rows, rules } = view.data, scaled = rows.filter(row => SCALED.has(row.kind));
+  const moved = scaled.filter(row => !row.keep), kept = scaled.length - moved.length;
   const now = countVerdicts(moved, view.present, rules), then = countVerdicts(moved, view.log2Scale, rules);
-  const parts = Object.keys(LEVELS).filter(verdict => now[verdict] || then[verdict]).map(verdict => {
-    const level = LEVELS[verdict], change = now[verdict] === then[verdict] ? "" : `${now[verdict]} → `;
+  const parts = Object.keys(rules.levels).filter(verdict => now[verdict] || then[verdict]).map(verdict => {
+    const level = rules.levels[verdict], change = now[verdict] === then[verdict] ? "" : `${now[verdict]} → `;
     return make("span", { className: level }, `${SIGNS[level]} ${verdict} `, change,
       make("b", {}, String(then[verdict])));
   });
   $("counts").replaceChildren(
-    make("span", { className: "soft" }, `${moved.length} gradients, now → at ${power(view.log2Scale)}:`), ...parts);
+    make("span", { className: "soft" }, `${moved.length} gradients, now → at ${power(view.log2Scale)}:`), ...parts,
+    make("span", { className: "soft" }, kept ? `${kept} to keep in float32` : ""));
   for (const label of $("kinds").children) {
     const kind = label.firstChild.value, counts = countVerdicts(rows.filter(row => row.kind === kind), view.log2Scale, rules);
-    const troubles = Object.keys(counts).filter(isProblem).reduce((sum, verdict) => sum + counts[verdict], 0);
+    const troubles = Object.keys(counts).filter(verdict => isProblem(verdict, rules)).reduce((sum, verdict) => sum + counts[verdict], 0);
     label.lastChild.textContent = troubles ? ` ! ${troubles}` : "";
     label.lastChild.className = "trouble warn";
   }
@@ -441,7 +446,7 @@ function canvasOf(row, panel, colors) {
 }
 
 function verdictNode(verdict) {
-  const level = LEVELS[verdict];
+  const level = view.data.rules.levels[verdict];
   return make("b", { className: level }, verdict);
 }
 
@@ -463,7 +468,7 @@ function updateMaps() {
       let problem = false;
       for (const cell of line.cells) {
         const then = cell.panel.scaled ? judge(cell.row, view.log2Scale, view.data.rules) : cell.now;
-        problem ||= isProblem(then.verdict);
+        problem ||= isProblem(then.verdict, view.data.rules);
         if (cell.at !== view.log2Scale && cell.panel.scaled) setLost(cell.texts[2], then);
         cell.at = view.log2Scale;
         // What stays as it is would cost a new layout.
