@@ -192,7 +192,7 @@ def test_verdicts_of_the_page_equal_the_report():
     assert evaluate(code, cases=cases, rules=RULES) == [verdict for *_, verdict in VERDICTS]
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("name", ["transformer", "tiny factors, huge logits"])
 def test_page_and_text_judge_alike(name):
     """Every row of a report at the scale in use and at the recommended one, and the number of problems."""
     report = dataclasses.replace(cases.examined(name)[1], log2_scale=15)
