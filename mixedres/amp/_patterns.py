@@ -197,9 +197,16 @@ def _is_masked(node: Node) -> bool:
 def divisor(node: Node) -> Value | None:
     """Returns the operand of a node that divides; None if there is none, or the operand is not float32."""
     position = DIVISORS.get(node.primitive)
-    if position is None or (node.primitive == "integer_pow" and node.eqn.params["y"] > 0):
+    if position is None or _has_positive_exponent(node):
         return None
     return node.ins[position] if node.ins[position].is_f32 else None
+
+
+def _has_positive_exponent(node: Node) -> bool:
+    if node.primitive == "pow":
+        exponent = node.ins[1].constant
+        return exponent is not None and bool((exponent > 0).all())
+    return node.primitive == "integer_pow" and node.eqn.params["y"] > 0
 
 
 def is_safe_divisor(node: Node, dtype: np.dtype) -> bool:
