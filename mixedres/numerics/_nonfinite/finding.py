@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from mixedres._internal.errors import listed
 from mixedres.numerics._recording.frames import Place, Statistics, Tensor, module_path, outside
+from mixedres.numerics._recording.readers import factors, hidden
 
 # The status of an array in its statistics; 0 is neither.
 FINITE, MASKED = 1.0, 0.5
+FACTOR = "backward (a factor of the derivative, computed in the forward pass)"
 # These compute nothing: infinities in their results were written by the program.
 _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
@@ -22,7 +25,8 @@ class ArrayRecord:
 
     Attributes:
       path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
-      direction: 'forward', or 'backward' in the transpose of a function.
+      direction: 'forward', 'backward' in the transpose of a function, or `FACTOR` for a factor of the derivative of the
+        operation on the line, such as 0.5 / sqrt(x) for sqrt(x).
       primitive: operation that computed the array; '' for an argument.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
       dtype, shape: dtype and shape on one device.
@@ -83,15 +87,22 @@ class Finding:
       arrays: all floating-point arrays, arguments included, in order of evaluation.
       nonfinite_results: names of the results that are not finite.
       origin: the first array that is not finite; None if all results are finite.
+      hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
+        quotient 1 / inf = 0. Empty if a result is not finite. Written masks of -inf, and operations such as tanh or a
+        maximum, which are right for an infinite operand, do not count.
     """
 
     arrays: tuple[ArrayRecord, ...]
     nonfinite_results: tuple[str, ...]
     origin: Origin | None
+    hidden: tuple[tuple[ArrayRecord, ArrayRecord], ...] = ()
 
     def __str__(self) -> str:
         if self.origin is None:
-            return "all results are finite"
+            by = dict.fromkeys(f"{row.primitive} at {row.source or row.path or 'an unknown line'}" for _, row in self.hidden)
+            arrays = dict.fromkeys(str(array) for array, _ in self.hidden)
+            count = f"infinities in {len(arrays)} array{'s' * (len(arrays) > 1)} were hidden by"
+            return f"all results are finite, but {count}: {listed([*by], 3)}" if by else "all results are finite"
         iterations = ", ".join(map(str, self.origin.iterations))
         loops = f", in iteration {iterations}" if iterations else ""
         results = ", ".join(filter(None, self.nonfinite_results))  # a result that is no tree has no name
@@ -104,12 +115,21 @@ class Search:
 
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
+        self._factors: set[Tensor] = set()
 
     def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
         """Returns the finding of a program with these named results."""
         tensors = [tensor for tensor in self._statistics.tensors if tensor.name or tensor.primitive]
         bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
+        self._factors = factors(tensors)
+
+        def is_written(place: Place) -> bool:
+            return self._is_mask(place) or not (place[0].primitive or place[0].links(place[1]))
+
+        pairs = [] if bad else hidden(self._statistics.tensors, lambda place: not self._finite(place), is_written)
+        rows = {tensor: self._row(tensor, self._statistics.of(tensor)) for pair in pairs for tensor, _ in pair}
         return Finding(
+            hidden=tuple((rows[array], rows[by]) for (array, _), (by, _) in pairs),
             arrays=tuple(self._row(t, self._statistics.of(t)) for t in tensors),
             nonfinite_results=tuple(name for name, _ in bad),
             origin=self._origin([(tensor, ()) for _, tensor in bad], tensors),
@@ -166,9 +186,12 @@ class Search:
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
         argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
+        direction = "backward" if "transpose(" in argument.scope else "forward"
+        if argument in self._factors:
+            direction = FACTOR
         return ArrayRecord(
             path=argument.name or module_path(argument.scope),
-            direction="backward" if "transpose(" in argument.scope else "forward",
+            direction=direction,
             primitive=argument.primitive,
             source=argument.source,
             dtype=tensor.dtype,
