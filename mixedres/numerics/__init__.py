@@ -4,7 +4,7 @@ from mixedres.numerics._examine import TensorCounts, examine
 from mixedres.numerics._exponents import Exponents, exponents
 from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding, Origin
-from mixedres.numerics._nonfinite.interpreter import first_nonfinite
+from mixedres.numerics._nonfinite.search import first_nonfinite
 from mixedres.numerics._report import Comparison, Report
 from mixedres.numerics._rows import LOST, TensorRow
 from mixedres.numerics._taps import TapStatistics, tap, tapped_value_and_grad

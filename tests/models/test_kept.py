@@ -14,7 +14,7 @@ from mixedres._internal.jax_compat import equations
 from mixedres._internal.module_paths import match_module
 from mixedres.models import create, module_paths, policy_at
 from mixedres.models.layers import Conv
-from mixedres.numerics._nonfinite.finding import module_path
+from mixedres.numerics._recording.frames import module_path
 from tests.amp.graphs import SHORT, dtypes_by
 from tests.arrays import normal
 from tests.models.networks import small

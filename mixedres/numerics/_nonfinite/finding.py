@@ -1,22 +1,20 @@
-"""The result of `first_nonfinite`: arrays of a traced program, and the search for the origin of infinities and NaNs.
-
-The body of a loop or of a shard_map is a frame. A tensor in a frame stands for one array per iteration. An index
-selects an array: it has the iterations of the surrounding loops, outermost first.
-"""
+"""The result of `first_nonfinite`, and the search for the origin of infinities and NaNs."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-Path = tuple[int, ...]
-Index = tuple[int, ...]
+from mixedres._internal.errors import listed
+from mixedres.numerics._recording.frames import Place, Statistics, Tensor, module_path, outside
+from mixedres.numerics._recording.readers import factors, hidden
+
 # The status of an array in its statistics; 0 is neither.
 FINITE, MASKED = 1.0, 0.5
+FACTOR = "backward (a factor of the derivative, computed in the forward pass)"
 # These compute nothing: infinities in their results were written by the program.
 _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
@@ -27,7 +25,8 @@ class ArrayRecord:
 
     Attributes:
       path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
-      direction: 'forward', or 'backward' in the transpose of a function.
+      direction: 'forward', 'backward' in the transpose of a function, or `FACTOR` for a factor of the derivative of the
+        operation on the line, such as 0.5 / sqrt(x) for sqrt(x).
       primitive: operation that computed the array; '' for an argument.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
       dtype, shape: dtype and shape on one device.
@@ -88,15 +87,22 @@ class Finding:
       arrays: all floating-point arrays, arguments included, in order of evaluation.
       nonfinite_results: names of the results that are not finite.
       origin: the first array that is not finite; None if all results are finite.
+      hidden: pairs of an array with infinities and of a finite array that was computed from the infinities, such as a
+        quotient 1 / inf = 0. Empty if a result is not finite. Written masks of -inf, and operations such as tanh or a
+        maximum, which are right for an infinite operand, do not count.
     """
 
     arrays: tuple[ArrayRecord, ...]
     nonfinite_results: tuple[str, ...]
     origin: Origin | None
+    hidden: tuple[tuple[ArrayRecord, ArrayRecord], ...] = ()
 
     def __str__(self) -> str:
         if self.origin is None:
-            return "all results are finite"
+            by = dict.fromkeys(f"{row.primitive} at {row.source or row.path or 'an unknown line'}" for _, row in self.hidden)
+            arrays = dict.fromkeys(str(array) for array, _ in self.hidden)
+            count = f"infinities in {len(arrays)} array{'s' * (len(arrays) > 1)} were hidden by"
+            return f"all results are finite, but {count}: {listed([*by], 3)}" if by else "all results are finite"
         iterations = ", ".join(map(str, self.origin.iterations))
         loops = f", in iteration {iterations}" if iterations else ""
         results = ", ".join(filter(None, self.nonfinite_results))  # a result that is no tree has no name
@@ -104,118 +110,27 @@ class Finding:
         return f"the first array that is not finite is {self.origin}{loops}; {ending}"
 
 
-@dataclasses.dataclass(eq=False)
-class Frame:
-    """The program, the body of a scan, or the body of a shard_map.
+class Search:
+    """Search in the statistics [status, largest finite magnitude] of all arrays of a program."""
 
-    Attributes:
-      kind: 'program', 'scan', or 'devices' for a shard_map.
-      path: indices of the equations that lead to the call.
-      parent: the surrounding frame; None for the program.
-      length, reverse: number and order of the iterations of a scan.
-      tensors: the measured arrays in order of evaluation.
-    """
-
-    kind: Literal["program", "scan", "devices"]
-    path: Path
-    parent: Frame | None = None
-    length: int = 1
-    reverse: bool = False
-    tensors: list[Tensor] = dataclasses.field(default_factory=list)
-
-    def chain(self) -> list[Frame]:
-        """Returns the surrounding frames and this frame, outermost first."""
-        return [*(self.parent.chain() if self.parent else []), self]
-
-    def scans(self) -> list[Frame]:
-        """Returns the scans in `chain`."""
-        return [frame for frame in self.chain() if frame.kind == "scan"]
-
-
-Place = tuple["Tensor", Index]
-Links = Callable[[Index], list[Place]]
-
-
-@dataclasses.dataclass(eq=False)
-class Tensor:
-    """An array of the program.
-
-    Attributes:
-      frame, row: position of its statistics.
-      path: indices of the equations that lead to its equation.
-      primitive: primitive of its equation; '' for an argument.
-      name: name of an argument; '' for a result.
-      scope: surrounding named scopes as JAX prints them, with 'jvp(...)' and 'transpose(...)'.
-      source: 'file:line (function)' of the code of the equation; '' if unknown to JAX.
-      dtype, shape: dtype and shape on one device.
-      links: function of an index to the arrays from which this array was computed.
-    """
-
-    frame: Frame
-    row: int
-    path: Path
-    primitive: str
-    scope: str
-    source: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    links: Links
-    name: str = ""
-
-    def order(self, index: Index) -> tuple[int, ...]:
-        """Returns a key that sorts arrays and iterations by the time of evaluation."""
-        key: list[int] = []
-        start = 0
-        for frame, i in zip(self.frame.scans(), index, strict=True):
-            key += [*self.path[start : len(frame.path)], frame.length - 1 - i if frame.reverse else i]
-            start = len(frame.path)
-        return (*key, *self.path[start:])
-
-
-def place(tensor: Tensor | None, index: Index) -> Iterator[Place]:
-    """Yields `tensor` with the iterations of the scans around it; yields nothing for None, a constant.
-
-    Args:
-      tensor: the array that is read, or None.
-      index: iterations of the scans around the reader; the reader is in the frame of `tensor` or inside that frame.
-    """
-    if tensor is not None:
-        yield tensor, index[: len(tensor.frame.scans())]
-
-
-def link(*tensors: Tensor | None) -> Links:
-    """Returns the links of an array that was computed from `tensors` of its own frame or of surrounding frames."""
-    return lambda index: [found for tensor in tensors for found in place(tensor, index)]
-
-
-def module_path(scope: str) -> str:
-    """Returns the modules of a name stack: 'ResNet/norm' for 'transpose(jvp(ResNet))/norm/norm._average'."""
-    plain, count = scope, 1
-    while count:
-        plain, count = re.subn(r"\w+\(([^()]*)\)", r"\1", plain)
-    parts: list[str] = []
-    for part in filter(None, plain.split("/")):
-        owner, dot, _ = part.partition(".")  # a method of a flax module
-        if not (dot and parts and parts[-1] == owner):
-            parts.append(part)
-    return "/".join(parts)
-
-
-class Measurements:
-    """Statistics of all arrays of a program."""
-
-    def __init__(self, frames: Mapping[Path, Frame], numbers: Mapping[Path, Any]):
-        """Takes statistics, float32 (iterations and devices of the frames ..., tensors, 2), by the path of a frame."""
-        self._frames = frames
-        self._numbers = {path: np.asarray(x) for path, x in numbers.items()}
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+        self._factors: set[Tensor] = set()
 
     def finding(self, results: Sequence[tuple[str, Tensor | None]]) -> Finding:
         """Returns the finding of a program with these named results."""
-        tensors = [tensor for frame in self._frames.values() for tensor in frame.tensors]
-        tensors = sorted((t for t in tensors if t.name or t.primitive), key=lambda t: t.path)
+        tensors = [tensor for tensor in self._statistics.tensors if tensor.name or tensor.primitive]
         bad = [(name, tensor) for name, tensor in results if tensor is not None and not self._finite((tensor, ()))]
+        self._factors = factors(tensors)
+
+        def is_written(place: Place) -> bool:
+            return self._is_mask(place) or not (place[0].primitive or place[0].links(place[1]))
+
+        pairs = [] if bad else hidden(self._statistics.tensors, lambda place: not self._finite(place), is_written)
+        rows = {tensor: self._row(tensor, self._statistics.of(tensor)) for pair in pairs for tensor, _ in pair}
         return Finding(
-            arrays=tuple(self._row(t, self._numbers[t.frame.path][..., t.row, :].reshape(-1, 2)) for t in tensors),
+            hidden=tuple((rows[array], rows[by]) for (array, _), (by, _) in pairs),
+            arrays=tuple(self._row(t, self._statistics.of(t)) for t in tensors),
             nonfinite_results=tuple(name for name, _ in bad),
             origin=self._origin([(tensor, ()) for _, tensor in bad], tensors),
         )
@@ -248,40 +163,35 @@ class Measurements:
         while not tensor.primitive and where in reached_by and not reached_by[where][0].primitive:
             where = reached_by[where]
         return Origin(
-            array=self._row(tensor, self._at(first)),
-            inputs=tuple(self._row(t, self._at((t, i))) for t, i in dict.fromkeys(tensor.links(index))),
+            array=self._row(tensor, self._statistics.at(first)),
+            inputs=tuple(self._row(t, self._statistics.at((t, i))) for t, i in dict.fromkeys(tensor.links(index))),
             devices=self._bad_devices(where),
             iterations=where[1],
             position=tensors.index(tensor) if tensor in tensors else 0,
         )
 
-    def _at(self, place: Place) -> np.ndarray:
-        """Returns the statistics of a tensor in one iteration, (devices, 2)."""
-        tensor, index = place
-        iterations = iter(index)
-        chain = tensor.frame.chain()[1:]
-        chosen = tuple(next(iterations) if frame.kind == "scan" else slice(None) for frame in chain)
-        return self._numbers[tensor.frame.path][(*chosen, tensor.row)].reshape(-1, 2)
-
     def _finite(self, place: Place) -> bool:
-        return bool((self._at(place)[:, 0] == FINITE).all())
+        return bool((self._statistics.at(place)[:, 0] == FINITE).all())
 
     def _is_mask(self, place: Place) -> bool:
         """Returns whether the array was written with -inf as its only nonfinite value."""
         tensor, index = place
         written = tensor.primitive in _WRITES or not tensor.links(index)
-        return written and bool((self._at(place)[:, 0] >= MASKED).all())
+        return written and bool((self._statistics.at(place)[:, 0] >= MASKED).all())
 
     def _bad_devices(self, place: Place) -> tuple[int, ...]:
         if not any(frame.kind == "devices" for frame in place[0].frame.chain()):
             return ()
-        return tuple(np.flatnonzero(self._at(place)[:, 0] != FINITE).tolist())
+        return tuple(np.flatnonzero(self._statistics.at(place)[:, 0] != FINITE).tolist())
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
-        argument = tensor if tensor.name or tensor.primitive else next(_outside(tensor), tensor)
+        argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
+        direction = "backward" if "transpose(" in argument.scope else "forward"
+        if argument in self._factors:
+            direction = FACTOR
         return ArrayRecord(
             path=argument.name or module_path(argument.scope),
-            direction="backward" if "transpose(" in argument.scope else "forward",
+            direction=direction,
             primitive=argument.primitive,
             source=argument.source,
             dtype=tensor.dtype,
@@ -289,13 +199,3 @@ class Measurements:
             finite=bool((numbers[:, 0] == FINITE).all()),
             largest=float(numbers[:, 1].max()),
         )
-
-
-def _outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:
-    """Yields the arrays outside of a body that its argument `tensor` stands for."""
-    index = (0,) * len(tensor.frame.scans()) if index is None else index
-    for found, at in tensor.links(index):
-        if found.name or found.primitive:
-            yield found
-        else:
-            yield from _outside(found, at)

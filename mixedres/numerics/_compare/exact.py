@@ -1,0 +1,109 @@
+"""Evaluation of an equation in float32: the same operation on the same numbers, without the roundings to half."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, DType, Equation, Jaxpr
+
+HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
+# What binds a body and reads it: jit, custom derivatives, jax.checkpoint.
+INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
+# The bits of a half number have no float32 form: the exact program goes on from the number that was computed.
+_BITS = {"bitcast_convert_type"}
+
+
+def is_half(dtype: DType) -> bool:
+    """Returns whether a dtype is float16 or bfloat16."""
+    return dtype in HALVES
+
+
+def widened(array: Array) -> Any:
+    """Returns a half array in float32, and any other array as it is."""
+    if not is_half(jnp.result_type(array)):
+        return array
+    if isinstance(array, jax.Array):
+        return lax.convert_element_type(array, jnp.float32)
+    return np.asarray(array, np.float32)
+
+
+def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
+    """Evaluates an equation with float32 in place of float16 and bfloat16, in the bodies of the equation too.
+
+    Args:
+      eqn: an equation of the half program.
+      args: operands, in float32 where those of the equation are half.
+      platform: the platform of the program, for `lax.platform_dependent`.
+    """
+    name, params = eqn.primitive.name, eqn.params
+
+    def of(jaxpr: Jaxpr) -> Any:
+        inner, consts = jax_compat.opened(jaxpr)
+        consts = [widened(x) for x in consts]
+
+        def run(*args: Array) -> list[Any]:
+            return jax_compat.interpret(
+                inner, consts, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
+            )
+
+        return run
+
+    if name in INLINED:
+        return of(jax_compat.body(eqn))(*args)
+    if (branch := jax_compat.platform_branch(eqn, platform)) is not None:
+        return of(branch)(*args[1:])
+    if name == "cond":
+        return lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:])
+    if name == "while":
+        return _while(eqn, args, of)
+    if name == "scan":
+        return _scan(eqn, args, of)
+    if name == "shard_map":
+        return list(jax_compat.shard_map_like(eqn, lambda *args: tuple(of(params["jaxpr"])(*args)))(*args))
+    if name == "reduce_precision":
+        return list(args)
+    if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
+        return list(args)
+    changed = {key: _changed(value, args) for key, value in params.items()}
+    return jax_compat.bind(eqn, *args, **changed)
+
+
+def _wide(dtype: DType) -> np.dtype:
+    return np.dtype(np.float32) if is_half(dtype) else dtype
+
+
+def _while(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
+    params = eqn.params
+    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    condition, body = of(params["cond_jaxpr"]), of(params["body_jaxpr"])
+    cond_consts, body_consts, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+    return lax.while_loop(
+        lambda state: condition(*cond_consts, *state)[0], lambda state: body(*body_consts, *state), list(state)
+    )
+
+
+def _scan(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
+    params = eqn.params
+    num_consts, num_carry = jax_compat.scan_arity(params)
+    end, body = num_consts + num_carry, of(params["jaxpr"])
+
+    def step(carry: Array, slices: Array) -> Any:
+        results = body(*args[:num_consts], *carry, *slices)
+        return results[:num_carry], results[num_carry:]
+
+    carry, stacked = lax.scan(
+        step, list(args[num_consts:end]), list(args[end:]), params["length"], reverse=params["reverse"]
+    )
+    return [*carry, *stacked]
+
+
+def _changed(value: Any, args: Sequence[Array]) -> Any:
+    """Returns a parameter of an equation with float32 in place of half."""
+    if isinstance(value, np.dtype | type) and value in HALVES:
+        return np.dtype(np.float32)
+    return value

@@ -1,0 +1,69 @@
+"""A function traced on its arguments, with the names of arguments and results."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from mixedres._internal.tree import leaves_by_path
+from mixedres._internal.types import Array, Function, Jaxpr, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced function.
+
+    Attributes:
+      jaxpr: the program, closed.
+      arrays, names: its arguments, and their names.
+      results: names of its results.
+      platform: platform for which the program is compiled: where the arguments are, or the default.
+    """
+
+    jaxpr: Jaxpr
+    arrays: list[Any]
+    names: list[str]
+    results: list[str]
+    platform: str
+
+    @classmethod
+    def of(cls, fn: Function, args: Sequence[PyTree], names: Sequence[str], is_array: Callable[[Any], bool]) -> Traced:
+        """Traces `fn(*args)`.
+
+        Args:
+          fn: a function of pytrees of arrays.
+          args: its arguments.
+          names: names of the arguments; default: 'argument 0' and so on.
+          is_array: predicate of the leaves that are traced; others are passed unchanged.
+
+        Raises:
+          ValueError: if the number of names is not that of the arguments.
+        """
+        names = list(names) or [f"argument {i}" for i in range(len(args))]
+        if len(names) != len(args):
+            raise ValueError(f"names must have one name for each of the {len(args)} arguments, got {names!r}")
+        leaves = [leaf for name, arg in zip(names, args, strict=True) for leaf in _named(arg, name)]
+        arrays = [leaf for _, leaf in leaves if is_array(leaf)]
+
+        def of_arrays(*arrays: Array) -> Any:
+            remaining = iter(arrays)
+            full = [next(remaining) if is_array(leaf) else leaf for _, leaf in leaves]
+            return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
+
+        jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
+        return cls(
+            jaxpr,
+            arrays,
+            [name for name, leaf in leaves if is_array(leaf)],
+            [name for name, _ in _named(shapes)],
+            next(held, jax.default_backend()),
+        )
+
+
+def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
+    """Returns the leaves of a tree with their paths: [('root/params/kernel', leaf), ...]."""
+    return [("/".join(filter(None, (root, name))), leaf) for name, leaf in leaves_by_path(tree)]

@@ -1,0 +1,244 @@
+"""Evaluation of a traced program that measures every floating-point array, compiled as one program.
+
+Calls are inlined; scan and shard_map are entered, with statistics for every iteration and device. `while` and `cond`
+are single operations; of a `lax.platform_dependent` the branch of the platform is inlined.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, Equation, Jaxpr
+from mixedres.numerics._recording.frames import Frame, Index, Links, Path, Place, Statistics, Tensor, link, place
+
+INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
+# Their results have the elements of their operand, so one measurement is enough.
+SAME_ELEMENTS = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "neg", "copy", "copy_p"}
+SAME_ELEMENTS |= {"pvary", "pcast"}
+Numbers = dict[Path, jax.Array]
+
+
+class Value(NamedTuple):
+    """An array, or what a subclass of `Recorder` has for one, and the measured tensor with its elements.
+
+    The tensor of integers and constants is None.
+    """
+
+    array: Any
+    tensor: Tensor | None = None
+
+
+@dataclasses.dataclass
+class Tape:
+    """Statistics of a frame, and of the frames inside, while it is traced."""
+
+    frame: Frame
+    numbers: list[Any] = dataclasses.field(default_factory=list)
+    inner: Numbers = dataclasses.field(default_factory=dict)
+
+
+def is_widening(eqn: Equation) -> bool:
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    old, new = (jnp.result_type(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
+    both_floats = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+    return both_floats and jnp.promote_types(old, new) == new
+
+
+class Site(NamedTuple):
+    """The place of an equation: indices that lead to it, surrounding named scopes, and its source line."""
+
+    path: Path = ()
+    scope: str = ""
+    source: str = ""
+
+
+class Recorder:
+    """Evaluates programs for one platform; `frames` are the frames of the last evaluation by path.
+
+    A subclass says what is measured. It may also carry more than an array for each value of the program.
+    """
+
+    # Primitives whose results are not measured, because the measured operand says the same.
+    unmeasured = frozenset(SAME_ELEMENTS)
+
+    def __init__(self, platform: str) -> None:
+        self.frames: dict[Path, Frame] = {}
+        self.platform = platform
+
+    def measure(self, array: Array) -> Any:
+        """Returns the statistics of a value, float32 (k,), or what `collect` takes for them."""
+        raise NotImplementedError
+
+    def collect(self, numbers: list[Any]) -> jax.Array:
+        """Returns the results of `measure` as one array, float32 (tensors, k)."""
+        return jnp.stack(numbers)
+
+    def operation(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
+        """Returns the results of an equation without a body that is entered."""
+        return jax_compat.bind(eqn, *arrays)
+
+    def carried(self, array: Array) -> Any:
+        """Returns a value in the form in which a scan carries it."""
+        return array
+
+    def kept(self, array: Array) -> Any:
+        """Returns a value without what only `measure` needs."""
+        return array
+
+    def returned(self, array: Array) -> Any:
+        """Returns what `run` returns of a result."""
+        return None
+
+    def run(
+        self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array], level: int
+    ) -> tuple[list[Any], list[Tensor | None], Statistics]:
+        """Compiles and runs a closed jaxpr on the arguments `arrays`, which are called `names`.
+
+        Results are rounded to their dtype after every operation, as the program is written.
+
+        Args:
+          jaxpr, names, arrays: the program, the names of its arguments, and its arguments.
+          level: optimization level of XLA on a CPU; with 0 or 1, code for a program that runs once is compiled faster.
+
+        Returns:
+          `returned` of the results, the tensors of the results, and the statistics of all arrays.
+        """
+        tensors: list[Tensor | None] = []
+
+        def measured(*arrays: Array) -> tuple[list[Any], Numbers]:
+            results, numbers = self.program(jaxpr, names, arrays)
+            tensors[:] = [result.tensor for result in results]
+            return [self.returned(result.array) for result in results], numbers
+
+        options: dict[str, Any] = {"xla_allow_excess_precision": False}
+        if self.platform == "cpu":
+            options["xla_backend_optimization_level"] = level
+        results, numbers = jax.jit(measured).lower(*arrays).compile(options)(*arrays)
+        return results, tensors, Statistics(self.frames, jax.device_get(numbers))
+
+    def program(self, jaxpr: Jaxpr, names: Sequence[str], arrays: Sequence[Array]) -> tuple[list[Value], Numbers]:
+        """Results and statistics of a closed jaxpr on the arguments `arrays`, which are called `names`."""
+        tape = self._tape(Frame("program", ()))
+        named = enumerate(zip(arrays, names, strict=True))
+        args = [self._argument(tape, array, (-1, i), link(), name) for i, (array, name) in named]
+        return self._body(jaxpr, tape, Site(), args), self._collected(tape)
+
+    def _tape(self, frame: Frame) -> Tape:
+        self.frames[frame.path] = frame  # JAX may trace a body twice; the frames are the same then
+        return Tape(frame)
+
+    def _collected(self, tape: Tape) -> Numbers:
+        """Returns float32 (tensors, k) for the frame of a tape and the frames inside, by path."""
+        own = {tape.frame.path: self.collect(tape.numbers)} if tape.numbers else {}
+        return own | tape.inner
+
+    def _measured(self, tape: Tape, array: Array, links: Links, **about: Any) -> Value:
+        kept = self.kept(array)
+        first = jax.tree.leaves(kept)[0]
+        dtype = jnp.result_type(first)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            return Value(kept)
+        tensor = Tensor(tape.frame, len(tape.numbers), dtype=dtype, shape=jnp.shape(first), links=links, **about)
+        tape.numbers.append(self.measure(array))
+        tape.frame.tensors.append(tensor)
+        return Value(kept, tensor)
+
+    def _argument(self, tape: Tape, array: Array, path: Path, links: Links, name: str = "") -> Value:
+        return self._measured(tape, array, links, path=path, primitive="", scope="", source="", name=name)
+
+    def _body(self, jaxpr: Jaxpr, tape: Tape, site: Site, args: Sequence[Value]) -> list[Value]:
+        inner, consts = jax_compat.opened(jaxpr)
+        constants = [self._argument(tape, x, (*site.path, -2, i), link(), "a constant") for i, x in enumerate(consts)]
+
+        def equation(i: int, eqn: Equation, operands: list[Value]) -> Sequence[Value]:
+            scope = "/".join(part for part in (site.scope, jax_compat.name_stack(eqn)) if part)
+            # Operations in JAX itself, such as the inside of jnp.where, have the line of the call.
+            here = Site((*site.path, i), scope, jax_compat.source_line(eqn) or site.source)
+            return self._equation(tape, eqn, here, operands)
+
+        return jax_compat.interpret(inner, constants, args, equation, lambda atom: Value(atom.val))
+
+    def _equation(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
+        name = eqn.primitive.name
+        if name in INLINED:
+            return self._body(jax_compat.body(eqn), tape, site, args)
+        if (branch := jax_compat.platform_branch(eqn, self.platform)) is not None:
+            return self._body(branch, tape, site, args[1:])
+        if name == "scan" and eqn.params["length"]:
+            return self._scan(tape, eqn, site, args)
+        if name == "shard_map":
+            return self._shard_map(tape, eqn, site, args)
+        results = self.operation(eqn, [arg.array for arg in args])
+        if name in self.unmeasured or is_widening(eqn):
+            tensors = [arg.tensor for arg in args] if len(args) >= len(results) else [args[0].tensor] * len(results)
+            return [Value(self.kept(x), tensor) for x, tensor in zip(results, tensors, strict=False)]
+        links = link(*(arg.tensor for arg in args))
+        return [self._result(tape, eqn, result, site, links) for result in results]
+
+    def _result(self, tape: Tape, eqn: Equation, array: Array, site: Site, links: Links) -> Value:
+        return self._measured(tape, array, links, primitive=eqn.primitive.name, **site._asdict())
+
+    def _shard_map(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
+        params, path = eqn.params, site.path
+        tensors: list[Tensor | None] = []
+
+        def function(*arrays: Array) -> tuple[tuple[Any, ...], Numbers]:
+            inner = self._tape(Frame("devices", path, tape.frame))
+            pairs = enumerate(zip(arrays, args, strict=True))
+            values = [self._argument(inner, array, (*path, -1, i), link(arg.tensor)) for i, (array, arg) in pairs]
+            results = self._body(params["jaxpr"], inner, site, values)
+            tensors[:] = [result.tensor for result in results]
+            return tuple(r.array for r in results), {path: x[None] for path, x in self._collected(inner).items()}
+
+        by_device = PartitionSpec(jax_compat.manual_axes(eqn))
+        mapped = jax_compat.shard_map_like(eqn, function, (tuple(params["out_specs"]), by_device))
+        results, numbers = mapped(*(arg.array for arg in args))
+        tape.inner |= numbers
+        return [Value(array, tensor) for array, tensor in zip(results, tensors, strict=True)]
+
+    def _scan(self, tape: Tape, eqn: Equation, site: Site, args: list[Value]) -> Sequence[Value]:
+        params, path = eqn.params, site.path
+        num_consts, num_carry = jax_compat.scan_arity(params)
+        consts, init, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
+        length, reverse = params["length"], params["reverse"]
+        first, last = (length - 1, 0) if reverse else (0, length - 1)
+        tensors: list[Tensor | None] = []  # of the results of the body: the next carry, and slices
+
+        def carried(number: int) -> Links:
+            def links(index: Index) -> list[Place]:
+                *outside, i = index
+                if i == first:
+                    return list(place(init[number].tensor, tuple(outside)))
+                return list(place(tensors[number], (*outside, i + 1 if reverse else i - 1)))
+
+            return links
+
+        def step(carry: Array, slices: Array) -> Any:
+            inner = self._tape(Frame("scan", path, tape.frame, length, reverse))
+            state = [self._argument(inner, array, (*path, -1, i), carried(i)) for i, array in enumerate(carry)]
+            pairs = enumerate(zip(slices, xs, strict=True), start=num_carry)
+            parts = [self._argument(inner, array, (*path, -1, i), link(x.tensor)) for i, (array, x) in pairs]
+            results = self._body(params["jaxpr"], inner, site, [*consts, *state, *parts])
+            tensors[:] = [result.tensor for result in results]
+            arrays = [result.array for result in results]
+            return tuple(map(self.carried, arrays[:num_carry])), (tuple(arrays[num_carry:]), self._collected(inner))
+
+        start = tuple(self.carried(arg.array) for arg in init)
+        slices = tuple(arg.array for arg in xs)
+        carry, (stacked, numbers) = lax.scan(step, start, slices, length, reverse=reverse)
+        tape.inner |= numbers
+
+        def result_of(number: int) -> Links:
+            iterations = [last] if number < num_carry else range(length)
+            return lambda index: [found for i in iterations for found in place(tensors[number], (*index, i))]
+
+        after = site._replace(path=(*path, sys.maxsize))  # after all of the body
+        return [self._result(tape, eqn, array, after, result_of(i)) for i, array in enumerate((*carry, *stacked))]
