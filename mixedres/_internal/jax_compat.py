@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import source_info_util
 from jax._src.distributed import global_state as global_state
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
+from jax.interpreters import ad
 
-from mixedres._internal.types import Equation
+from mixedres._internal.types import Aval, Equation
 
 # Primitives that do nothing but call their one body, in all versions.
 SIMPLE_CALLS = frozenset(
@@ -50,6 +52,16 @@ def closed(jaxpr: Any) -> Any:
 def struct(array: Any, dtype: Any) -> Any:
     """Returns the type of `array` in another dtype, varying over the same mesh axes, for `jax.make_jaxpr`."""
     return jax.typeof(array).update(dtype=np.dtype(dtype), weak_type=False)
+
+
+def zero_cotangent(aval: Aval) -> Any:
+    """Returns a zero cotangent for a pullback of `jax.vjp`; before JAX 0.11 the zero must be an array.
+
+    Since JAX 0.12, a custom_vjp rule under vmap must not get an array as the cotangent of an unbatched result.
+    """
+    if jax.__version_info__ >= (0, 11):
+        return ad.Zero(aval)
+    return np.zeros(aval.shape, aval.dtype if jnp.issubdtype(aval.dtype, jnp.inexact) else jax.dtypes.float0)
 
 
 def interpret(

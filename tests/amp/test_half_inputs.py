@@ -92,3 +92,16 @@ def test_maximum_is_scattered_in_half():
     w = normal(3, (8, 8))
     function = lambda x: (x @ w).at[jnp.arange(2)].max(x[:2] @ w) @ w  # noqa: E731
     assert distance(jax.jit(autocast(function))(w), function(w)) < 2e-3
+
+
+@pytest.mark.parametrize("after", [lambda y: y, jnp.tanh], ids=["result", "activation"])
+def test_product_of_a_softmax_of_half_arrays_and_float32_weights(after):
+    w = normal(2, (8, 3))
+
+    def function(x, w):
+        y = jax.lax.dot_general(jax.nn.softmax(x), w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        return after(y) @ w.T
+
+    x = X[:, :8]
+    got, want = (f(x, w) for f in (autocast(function), function))
+    assert got.dtype == want.dtype and distance(got, want) < 2e-3

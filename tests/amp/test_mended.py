@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from mixedres.amp import autocast, explain
+from tests.amp.graphs import distance
 from tests.arrays import normal
 
 X, W1, W2 = normal(0, (4, 8)), normal(1, (8, 16)), normal(2, (16, 8))
@@ -108,3 +109,42 @@ def test_gradient_of_a_half_value_read_by_every_step():
         return lax.scan(lambda h, _: (h + (c @ W2).mean() * 1e-2, None), 0.0, None, length=4096)[0]
 
     assert_close_gradients(loss, W1)
+
+
+def test_vmap_of_a_while_loop_with_products_stops_each_example():
+    """vmap batches the predicate; an example that is done keeps its state, random keys included."""
+    double = 2 * jnp.eye(4)
+
+    def steps(x, count, key):
+        return jax.lax.while_loop(
+            lambda state: state[1] > 0,
+            lambda state: (state[0] @ double, state[1] - 1, jax.random.split(state[2])[0]),
+            (x, count, key),
+        )
+
+    x, counts = jnp.ones((2, 3, 4)), jnp.arange(6).reshape(2, 3)
+    x, left, keys = autocast(jax.vmap(jax.vmap(steps)))(x, counts, jax.random.split(jax.random.key(0), (2, 3)))
+    assert (x[..., 0] == 2.0**counts).all() and (left == 0).all()
+    assert (keys == jax.vmap(jax.vmap(steps))(x, counts, jax.random.split(jax.random.key(0), (2, 3)))[2]).all()
+
+
+def test_custom_vjp_under_vmap_may_have_unread_results_without_a_batch():
+    """JAX 0.12 raises an error if their cotangents are arrays of zeros."""
+
+    @jax.custom_vjp
+    def layer(x, w):
+        return jnp.tanh(x @ w), w.sum(), 3
+
+    def backward(saved, cotangents):
+        x, w, y = saved
+        slope = cotangents[0] * (1 - y**2)
+        return slope @ w.T, jnp.outer(x, slope) + cotangents[1]
+
+    layer.defvjp(lambda x, w: ((y := layer(x, w)), (x, w, y[0])), backward)
+
+    def loss(x, w):
+        return jax.vmap(layer, (0, None), (0, None, None))(x, w)[0].sum()
+
+    x, w = normal(0, (5, 8)), normal(1, (8, 4))
+    for got, want in zip(*(jax.grad(f, argnums=(0, 1))(x, w) for f in (autocast(loss), loss)), strict=True):
+        assert distance(got, want) < 2e-3

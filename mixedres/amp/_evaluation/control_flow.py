@@ -105,7 +105,19 @@ def _while(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array])
         results = evaluate(params["body_jaxpr"], (*path, 1), cells(body.invars, [*consts[cut:], *state]))
         return tuple(as_float32(r) for r in results)
 
-    return cells(eqn.outvars, lax.while_loop(proceeds, step, tuple(as_float32(arg) for arg in args[start:])))
+    def masked_step(state: PyTree) -> Any:
+        # vmap batched the predicate: an example whose predicate is false keeps its state.
+        runs = proceeds(state)
+
+        def select(new: Array, old: Array) -> Any:
+            return lax.select(lax.broadcast_in_dim(runs, new.shape, range(runs.ndim)), new, old)
+
+        return jax.tree.map(select, step(state), state)
+
+    init = tuple(as_float32(arg) for arg in args[start:])
+    if test.outvars[0].aval.shape:
+        return cells(eqn.outvars, lax.while_loop(lambda state: proceeds(state).any(), masked_step, init))
+    return cells(eqn.outvars, lax.while_loop(proceeds, step, init))
 
 
 def _cond(evaluate: EvaluateBody, eqn: Equation, path: Path, args: list[Array]) -> list[Any]:

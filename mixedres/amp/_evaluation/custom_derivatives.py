@@ -100,7 +100,8 @@ def _pullback(eqn: Equation, rewrite: Function) -> tuple[Callable[..., Any], Cal
         return results, Partial(gradients, pullback)
 
     def bwd(gradients: Array, cotangents: Any) -> Any:
-        return gradients([_array(c) for c, aval in zip(cotangents, outs, strict=True) if is_inexact(aval)])
+        inexact = [c for c, aval in zip(cotangents, outs, strict=True) if is_inexact(aval)]
+        return gradients([None if isinstance(c, SymbolicZero) else c for c in inexact])
 
     return fwd, bwd
 
@@ -137,8 +138,3 @@ def _uniform_equation(eqn: Equation, args: list[Array], dtype: np.dtype, lists: 
 
 def _unfit_literal(eqn: Equation, dtype: np.dtype) -> bool:
     return any(isinstance(a, Literal) and is_f32(a.aval) and unfit(np.asarray(a.val), dtype) for a in eqn.invars)
-
-
-def _array(cotangent: Array) -> Any:
-    """Returns a cotangent as an array; a symbolic zero becomes an array of zeros."""
-    return jnp.zeros(cotangent.shape, cotangent.dtype) if isinstance(cotangent, SymbolicZero) else cotangent

@@ -22,8 +22,8 @@ def variable(eqn: Equation) -> list[bool]:
 def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the functions (forward, backward) of a custom_vjp_call, by the rule of its author.
 
-    forward: (*operands) -> (results, pullback). backward: (pullback, cotangents of the inexact results) -> gradients of
-    the operands for which `varies` is true.
+    forward: (*operands) -> (results, pullback). backward: (pullback, cotangents of the inexact results, None for zero)
+    -> gradients of the operands for which `varies` is true.
     """
 
     def forward(*operands: Array) -> Any:
@@ -36,7 +36,8 @@ def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[...,
 
     def backward(pullback: PyTree, cotangents: Sequence[Array]) -> Any:
         own = iter(cotangents)
-        return pullback([next(own) if is_inexact(var.aval) else float0(var.aval) for var in eqn.outvars])
+        given = [(var.aval, next(own) if is_inexact(var.aval) else None) for var in eqn.outvars]
+        return pullback([jax_compat.zero_cotangent(aval) if c is None else c for aval, c in given])
 
     return forward, backward
 

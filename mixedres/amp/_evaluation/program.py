@@ -16,7 +16,7 @@ from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._evaluation import control_flow, custom_derivatives
 from mixedres.amp._evaluation.equation import call, kinds
-from mixedres.amp._evaluation.values import Cell, Widened, as_float32, cast, cells, is_f32
+from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
 from mixedres.amp._graph import Graph, Path, is_half
 
@@ -109,6 +109,6 @@ class Evaluator:
 
 def _given(arg: Array, dtype: np.dtype) -> Any:
     """Returns the array of an operand of a half node."""
-    if isinstance(arg, Cell):
-        return arg.half(dtype) if arg.shared or arg.exact is not None else arg.array
-    return arg
+    if isinstance(arg, Cell) and (arg.shared or arg.exact is not None):
+        return arg.half(dtype)
+    return as_computed(arg)
