@@ -10,7 +10,19 @@ from mixedres.numerics._recording.frames import Place, Tensor
 
 # Their results are right if an operand is infinite in place of a number beyond the range.
 _SATURATING = {"select_n", "clamp", "max", "min", "reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"}
-_SATURATING |= {"tanh", "logistic", "exp", "exp2", "expm1", "erf", "erfc", "atan", "sign", "sort", "select_and_scatter_add"}
+_SATURATING |= {
+    "tanh",
+    "logistic",
+    "exp",
+    "exp2",
+    "expm1",
+    "erf",
+    "erfc",
+    "atan",
+    "sign",
+    "sort",
+    "select_and_scatter_add",
+}
 # They read a part of the operand; "" is the slice that an iteration of a scan reads.
 _SATURATING |= {"", "slice", "dynamic_slice", "gather", "split", "dynamic_update_slice", "scatter"}
 
