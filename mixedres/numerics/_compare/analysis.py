@@ -107,9 +107,12 @@ class Analysis:
         by_tensor: dict[Tensor, list[Place]] = defaultdict(list)
         for place in self._places:
             by_tensor[place[0]].append(place)
-        shown = {
-            tensor: self._row(tensor, found) for tensor, found in by_tensor.items() if tensor.name or tensor.primitive
-        }
+        self._reader: dict[Tensor, Tensor] = {}
+        for tensor, index in self._places:
+            for found, _ in tensor.links(index):
+                self._reader.setdefault(found, tensor)
+        named = {tensor: found for tensor, found in by_tensor.items() if tensor.name or tensor.primitive}
+        shown = {tensor: self._row(tensor, found) for tensor, found in named.items()}
         self.rows = tuple(shown[tensor] for tensor in statistics.tensors if tensor in shown)
         pairs = hidden(statistics.tensors, self._is_infinite, lambda place: not place[0].primitive)
         self.hidden = tuple((shown[array], shown[by]) for (array, _), (by, _) in pairs)
@@ -200,27 +203,31 @@ class Analysis:
         argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
         numbers = self._numbers[worst]
         rms = math.sqrt(numbers[recorder.SQUARES] / max(1, math.prod(tensor.shape)))
-        largest = [_fraction(numbers[which], rms) for which in (recorder.LARGEST_OWN, recorder.LARGEST)]
-        counted = [recorder.INFINITE, recorder.ZEROS, recorder.SUBNORMAL]
-        counts = [sum(self._numbers[place][which] for place in found) for which in counted]
-        in_loop = [(place[1], self.own(place), self.accumulated(place)) for place in found if place[1]]
         backward = "transpose(" in tensor.scope or tensor in self._factors
+
+        def count(which: int) -> int | None:
+            total = sum(self._numbers[place][which] for place in found)
+            return None if math.isnan(total) else int(total)
+
         return OperationRow(
-            argument.name or module_path(argument.scope),
-            "backward" if backward else "forward",
-            tensor.primitive,
-            tensor.source,
-            tensor.dtype,
-            tensor.shape,
-            max(self.own(place) for place in found),
-            self.accumulated(worst),
-            *largest,
-            *(None if math.isnan(count) else int(count) for count in counts),
+            path=argument.name or module_path(argument.scope),
+            direction="backward" if backward else "forward",
+            primitive=tensor.primitive,
+            source=tensor.source,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            own=max(self.own(place) for place in found),
+            accumulated=self.accumulated(worst),
+            largest_own=_fraction(numbers[recorder.LARGEST_OWN], rms),
+            largest=_fraction(numbers[recorder.LARGEST], rms),
+            infinite=count(recorder.INFINITE),
+            zeros=count(recorder.ZEROS),
+            subnormal=count(recorder.SUBNORMAL),
             cancellation=self._cancellation(worst),
             share=sum(self._mass.get(place, (0.0, 0.0))[1] for place in found),
             cast_of=self._cast_of(tensor, worst[1]),
             iteration=worst[1],
-            iterations=tuple(in_loop),
+            iterations=tuple((place[1], self.own(place), self.accumulated(place)) for place in found if place[1]),
         )
 
     def _cast_of(self, tensor: Tensor, index: Index) -> str:

@@ -54,9 +54,9 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
         return run
 
     if name in INLINED:
-        return of(jax_compat.body(eqn))(*args)
+        return list(of(jax_compat.body(eqn))(*args))
     if (branch := jax_compat.platform_branch(eqn, platform)) is not None:
-        return of(branch)(*args[1:])
+        return list(of(branch)(*args[1:]))
     if name == "cond":
         return lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:])
     if name == "while":

@@ -74,7 +74,7 @@ class PairRecorder(Recorder):
         return exact.evaluate(eqn, arrays, self.platform)
 
     def carried(self, array: Array) -> Pair:
-        """Returns a pair of two arrays: those of the first iteration are equal, those of later iterations may differ."""
+        """Returns a pair of two arrays, because those of later iterations may differ."""
         pair = _pair(array)
         return Pair(pair.array, _exact(pair))
 
@@ -104,12 +104,9 @@ class PairRecorder(Recorder):
             varying = [jax_compat.vary_alike(*map(jnp.asarray, jax.tree.leaves(part))) for part in parts]
             _, structure = jax.tree.flatten(parts[0])
             stacked = [jnp.stack(jax_compat.vary_alike(*column)) for column in zip(*varying, strict=True)]
-            for position, found in zip(
-                positions,
-                jax.vmap(partial(_errors, detailed=True))(jax.tree.unflatten(structure, stacked)),
-                strict=True,
-            ):
-                result[position] = found
+            found = jax.vmap(partial(_errors, detailed=True))(jax.tree.unflatten(structure, stacked))
+            for position, row in zip(positions, found, strict=True):
+                result[position] = row
         return jnp.stack(jax_compat.vary_alike(*result))
 
 
@@ -127,7 +124,8 @@ def _errors(pair: Pair, detailed: bool) -> jax.Array:
 
     Elements that are masks in float32, or not finite, are left out.
     """
-    array, wide, own = (None if x is None else _real(widened(x)) for x in pair)
+    array = _real(widened(pair.array))
+    wide, own = (None if x is None else _real(x) for x in (pair.exact, pair.own))
     reference = array if wide is None else wide
     regular = _is_regular(reference)
     unknown = jnp.float32(0 if detailed else jnp.nan)

@@ -89,7 +89,8 @@ def compare(
         those of `autocast` are compared with float32.
       *args: its arguments; leaves that are no arrays are passed unchanged.
       dtype, lists, level, keep_float32: as for `autocast`. dtype=None: `fn` as it is, without autocast.
-      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the first argument.
+      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the first
+        argument.
       scale: loss scale for of='grad'; the gradients are divided by it.
       names: names of the arguments in the report; default: 'argument 0' and so on.
 
@@ -141,7 +142,10 @@ def _half_dtype(program: Traced) -> np.dtype[Any]:
 
 
 def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Sequence[Any]) -> tuple[Mend, ...]:
-    """Returns the changes that remove some of the error, best first: layers in float32, bfloat16, another loss scale."""
+    """Returns the changes that remove some of the error, best first.
+
+    Tried are float32 for the largest contributors, bfloat16, and another loss scale.
+    """
     assert half.options is not None
     kept = half.options["keep_float32"]
     tried: dict[str, _Half] = {}

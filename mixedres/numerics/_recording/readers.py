@@ -88,7 +88,7 @@ def factors(tensors: Sequence[Tensor]) -> set[Tensor]:
     for tensor in reversed(tensors):
         readers = read_by[tensor]
         in_jvp = "jvp(" in tensor.scope and "transpose(" not in tensor.scope and tensor.source
-        if in_jvp and readers and first_at[tensor.source] is not tensor:
-            if all("transpose(" in reader.scope or reader in result for reader in readers):
-                result.add(tensor)
+        only_backward = all("transpose(" in reader.scope or reader in result for reader in readers)
+        if in_jvp and readers and first_at[tensor.source] is not tensor and only_backward:
+            result.add(tensor)
     return result
