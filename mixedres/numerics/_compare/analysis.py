@@ -16,6 +16,8 @@ from mixedres.numerics._recording.readers import factors, hidden, places
 
 # An error jumps where it is this many times as large as those of the operands, and as one rounding.
 JUMP = 8.0
+# A sum that cancels this much of its operands has an error of a percent in float32 already.
+_NOISE = 0.01 / 2.0**-24
 # The error that stands for infinities and NaNs in a comparison of errors.
 _INFINITE = 1e6
 # Their errors are sums of the errors of the operands; errors of other results are sums of relative errors.
@@ -88,6 +90,7 @@ class Analysis:
     Attributes:
       rows: one row per operation on floating-point numbers, in order of evaluation.
       errors: relative l2 errors of the results by name.
+      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and through which much of the error of the results passes, or None.
       hidden: pairs of an operation with infinities and of an operation with finite results that reads them.
     """
@@ -101,6 +104,8 @@ class Analysis:
         # Sums over the devices; a largest error is of one device.
         self._numbers = {place: self._over_devices(statistics.at(place)) for place in self._places}
         measured = [(name, tensor) for name, tensor in results if tensor is not None]
+        self.noise = tuple(name for name, tensor in measured if self._is_noise((tensor, ())))
+        measured = [(name, tensor) for name, tensor in measured if name not in self.noise]
         self.errors = {name: self.accumulated((tensor, ())) for name, tensor in measured}
         self._mass = self._flow([(tensor, ()) for _, tensor in measured])
         self._factors = factors(statistics.tensors)
@@ -147,8 +152,16 @@ class Analysis:
         return not math.isfinite(self._numbers[place][recorder.ERROR])
 
     def _is_noise(self, place: Place) -> bool:
-        """Returns whether a result is zero but for rounding: far below the rounding of its operands in half."""
-        return self._cancellation(place) > 0.1 / self._eps
+        """Returns whether a result is zero but for rounding in float32 too, such as the gradient of a key's bias.
+
+        The last sum before the result then cancels all but the last digits of its operands.
+        """
+        while self._cancellation(place) < _NOISE:
+            inputs = [found for found in dict.fromkeys(place[0].links(place[1])) if self.accumulated(found)]
+            if len(inputs) != 1 or place[0].primitive in ("reduce_sum", "dot_general"):
+                return False
+            place = inputs[0]
+        return True
 
     def _cancellation(self, place: Place) -> float:
         tensor, index = place
@@ -164,7 +177,7 @@ class Analysis:
 
         The error of an array is split among the operation and its operands by the squares of their errors.
         """
-        found = {place: min(self.accumulated(place), _INFINITE) ** 2 for place in results if not self._is_noise(place)}
+        found = {place: min(self.accumulated(place), _INFINITE) ** 2 for place in results}
         total = sum(found.values())
         through: dict[Place, float] = defaultdict(float)
         begin: dict[Place, tuple[float, float]] = {}

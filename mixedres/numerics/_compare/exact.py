@@ -14,8 +14,6 @@ from mixedres._internal.types import Array, DType, Equation, Jaxpr
 HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
 # What binds a body and reads it: jit, custom derivatives, jax.checkpoint.
 INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
-# The bits of a half number have no float32 form: the exact program goes on from the number that was computed.
-_BITS = {"bitcast_convert_type"}
 
 
 def is_half(dtype: DType) -> bool:
@@ -44,11 +42,11 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
 
     def of(jaxpr: Jaxpr) -> Any:
         inner, consts = jax_compat.opened(jaxpr)
-        consts = [widened(x) for x in consts]
+        wide = [widened(x) for x in consts]
 
         def run(*args: Array) -> list[Any]:
             return jax_compat.interpret(
-                inner, consts, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
+                inner, wide, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
             )
 
         return run
@@ -58,7 +56,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     if (branch := jax_compat.platform_branch(eqn, platform)) is not None:
         return list(of(branch)(*args[1:]))
     if name == "cond":
-        return lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:])
+        return list(lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:]))
     if name == "while":
         return _while(eqn, args, of)
     if name == "scan":

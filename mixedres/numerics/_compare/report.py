@@ -86,22 +86,26 @@ class ErrorReport:
       dtype: the half dtype.
       rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation.
       errors: relative l2 error of every result against the float32 program, by name.
+      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
       jump: the first operation whose error jumps and which much of the error of the results passes; None if none does.
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
       mends: changes that were tried, best first; empty for a healthy program.
+      rewritten: whether `autocast` made the half program, and not the function itself.
     """
 
     function: str
     dtype: np.dtype[Any]
     rows: tuple[OperationRow, ...]
     errors: dict[str, float]
+    noise: tuple[str, ...]
     jump: OperationRow | None
     hidden: tuple[tuple[OperationRow, OperationRow], ...]
     mends: tuple[Mend, ...] = ()
+    rewritten: bool = True
 
     @property
     def error(self) -> float:
-        """Returns the largest error of a result; results that are zero but for rounding do not count."""
+        """Returns the largest error of a result."""
         return max(self.errors.values(), default=0.0)
 
     @property
@@ -146,10 +150,13 @@ class ErrorReport:
         if self.is_fine:
             return ()
         lines = [str(mend) for mend in self.mends]
-        unnamed = [one.row for one in self.contributors[:3] if one.share > 0.05 and not one.row.path]
+        unnamed = [
+            one.row for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)
+        ]
         for row in dict.fromkeys(unnamed):
             high = ", or give the product precision=jax.lax.Precision.HIGHEST" if row.primitive in _PRODUCTS else ""
-            lines.append(f"{row.name}: wrap it in jax.named_scope and keep the scope{high}")
+            keep = "wrap it in a jax.named_scope for keep_float32" if self.rewritten else "compute it in float32"
+            lines.append(f"{row.name}: {keep}{high}")
         return tuple(lines)
 
     def to_text(self) -> str:
@@ -158,6 +165,8 @@ class ErrorReport:
         if len(self.errors) > 1:
             worst = sorted(self.errors.items(), key=lambda item: -item[1])
             lines.append("Errors of the results: " + listed([f"{name} {_number(error)}" for name, error in worst], 3))
+        if self.noise:
+            lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
         lines += [f"  try {line}" for line in self.advice]
         table = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -120,10 +120,23 @@ def compare(
     exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays, level=1)
     analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
     name = getattr(fn, "__name__", type(fn).__name__)
-    report = ErrorReport(name, found, analysis.rows, analysis.errors, analysis.jump, analysis.hidden)
+    report = ErrorReport(
+        name,
+        found,
+        analysis.rows,
+        analysis.errors,
+        analysis.noise,
+        analysis.jump,
+        analysis.hidden,
+        (),
+        dtype is not None,
+    )
     if report.is_fine or dtype is None:
         return report
-    return dataclasses.replace(report, mends=_mends(report, half, args, exact))
+    counted = {
+        i: array for i, (name, array) in enumerate(zip(program.results, exact, strict=True)) if name in report.errors
+    }
+    return dataclasses.replace(report, mends=_mends(report, half, args, counted))
 
 
 def _is_array(leaf: Any) -> bool:
@@ -141,7 +154,7 @@ def _half_dtype(program: Traced) -> np.dtype[Any]:
     return dtypes.pop() if len(dtypes) == 1 else HALVES[0]
 
 
-def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Sequence[Any]) -> tuple[Mend, ...]:
+def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[Mend, ...]:
     """Returns the changes that remove some of the error, best first.
 
     Tried are float32 for the largest contributors, bfloat16, and another loss scale.
@@ -168,7 +181,7 @@ def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Sequ
             found = _results(changed, args)
         except ValueError:  # the path has no operation that autocast could keep
             continue
-        error = max((_error(a, b) for a, b in zip(found, exact, strict=True)), default=0.0)
+        error = max((_error(found[i], array) for i, array in exact.items()), default=0.0)
         removes = 0.0 if math.isinf(error) else 1.0 if math.isinf(report.error) else 1 - error / report.error
         mends.append(Mend(change, error, removes))
     return tuple(sorted((mend for mend in mends if mend.removes > 0), key=lambda mend: mend.error))

@@ -56,7 +56,7 @@ def hidden(
     for place in places(tensors):
         for found in place[0].links(place[1]):
             read_by[found].append(place)
-    found: dict[tuple[Tensor, Tensor], tuple[Place, Place]] = {}
+    pairs: dict[tuple[Tensor, Tensor], tuple[Place, Place]] = {}
     for origin in bad:
         if is_written(origin) or any(cause in bad for cause in origin[0].links(origin[1])):
             continue
@@ -67,8 +67,8 @@ def hidden(
                     seen.add(reader)
                     queue.append(reader)
                 elif reader not in bad and reader[0].primitive not in _SATURATING:
-                    found.setdefault((origin[0], reader[0]), (origin, reader))
-    return sorted(found.values(), key=lambda pair: pair[0][0].path)
+                    pairs.setdefault((origin[0], reader[0]), (origin, reader))
+    return sorted(pairs.values(), key=lambda pair: pair[0][0].path)
 
 
 def factors(tensors: Sequence[Tensor]) -> set[Tensor]:
