@@ -1,6 +1,6 @@
 """Evaluation of an equation in float32: the same operation on the same numbers, without the roundings to half."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, DType, Equation, Jaxpr
+from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
 
 HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
 # What binds a body and reads it: jit, custom derivatives, jax.checkpoint.
@@ -19,6 +19,13 @@ INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_
 def is_half(dtype: DType) -> bool:
     """Returns whether a dtype is float16 or bfloat16."""
     return dtype in HALVES
+
+
+def rounds(eqn: Equation) -> bool:
+    """Returns whether an equation, or an equation in its bodies, has half operands or results."""
+    inside = (inner for body in jax_compat.bodies(eqn) for inner in jax_compat.equations(body))
+    atoms = (atom for one in (eqn, *inside) for atom in (*one.invars, *one.outvars))
+    return any(is_half(getattr(atom.aval, "dtype", None)) for atom in atoms)
 
 
 def widened(array: Array) -> Any:
@@ -40,7 +47,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     """
     name, params = eqn.primitive.name, eqn.params
 
-    def of(jaxpr: Jaxpr) -> Any:
+    def of(jaxpr: Jaxpr) -> Function:
         inner, consts = jax_compat.opened(jaxpr)
         wide = [widened(x) for x in consts]
 
@@ -67,7 +74,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
         return list(args)
     if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
         return list(args)
-    changed = {key: _changed(value, args) for key, value in params.items()}
+    changed = {key: _changed(value, of) for key, value in params.items()}
     return jax_compat.bind(eqn, *args, **changed)
 
 
@@ -75,7 +82,7 @@ def _wide(dtype: DType) -> np.dtype:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
-def _while(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
+def _while(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
     params = eqn.params
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     condition, body = of(params["cond_jaxpr"]), of(params["body_jaxpr"])
@@ -85,7 +92,7 @@ def _while(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
     )
 
 
-def _scan(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
+def _scan(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
     params = eqn.params
     num_consts, num_carry = jax_compat.scan_arity(params)
     end, body = num_consts + num_carry, of(params["jaxpr"])
@@ -100,8 +107,14 @@ def _scan(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
     return [*carry, *stacked]
 
 
-def _changed(value: Any, args: Sequence[Array]) -> Any:
-    """Returns a parameter of an equation with float32 in place of half."""
+def _changed(value: Any, of: Callable[[Jaxpr], Function]) -> Any:
+    """Returns a parameter of an equation with float32 in place of half; `of`: from a body to its float32 function."""
     if isinstance(value, np.dtype | type) and value in HALVES:
         return np.dtype(np.float32)
-    return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_changed(part, of) for part in value))
+    if not hasattr(value, "eqns"):
+        return value
+    avals = [jax.ShapeDtypeStruct(var.aval.shape, _wide(var.aval.dtype)) for var in jax_compat.opened(value)[0].invars]
+    wide = jax.make_jaxpr(of(value))(*avals)
+    return wide if hasattr(value, "consts") else wide.jaxpr

@@ -56,7 +56,7 @@ class PairRecorder(Recorder):
         if eqn.effects or eqn.primitive.name in _MEETING:
             return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
         same = all(pair.exact is None for pair in pairs)
-        rounds = any(is_half(getattr(atom.aval, "dtype", None)) for atom in (*eqn.invars, *eqn.outvars))
+        rounds = exact.rounds(eqn)
         if not rounds and same:
             return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
         own: list[Any] = [None] * len(eqn.outvars)

@@ -127,7 +127,7 @@ class ErrorReport:
     @property
     def verdict(self) -> str:
         """Returns the result of the comparison in a few sentences."""
-        halves = [row for row in self.rows if row.dtype == self.dtype and row.primitive]
+        halves = [row for row in self.rows if row.primitive and (row.dtype == self.dtype or row.own)]
         if not halves:
             return f"No operation of {self.function} is computed in {self.dtype}; the results are those of float32."
         worst = max(self.errors, key=lambda name: self.errors[name], default="")
@@ -135,7 +135,8 @@ class ErrorReport:
         result = f"the result{f' {worst}' * bool(worst)} is {off}"
         if self.is_fine:
             products = sum(row.primitive in _PRODUCTS for row in halves)
-            many = f"{products} products" if products else f"{len(halves)} operations"
+            count, what = (products, "product") if products else (len(halves), "operation")
+            many = f"{count} {what}{'s' * (count > 1)}"
             return f"{self.dtype} is fine here: {result}, which the rounding of {many} explains."
         sentences = [f"{self.dtype} is not fine here: {result}."]
         for array, by in self.hidden[:3]:
