@@ -1,4 +1,7 @@
-"""Examines the numbers inside a function: ranges of tensors, and where they stop being finite; needs only jax."""
+"""Examines the numbers inside a function: their ranges, errors of half precision, and where infinities begin.
+
+Needs only jax.
+"""
 
 from mixedres.numerics._compare.analysis import OperationRow
 from mixedres.numerics._compare.report import Contributor, ErrorReport, Mend

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import compare, first_nonfinite
 from tests.arrays import normal
@@ -103,7 +104,9 @@ def test_mend_of_pairwise_distances_is_the_product():
     assert report.mends[0].change == "keep_float32='^/product(/|$)'" and report.mends[0].removes == 1
     assert "sqrt" in str(report) and report.mends[0].change in str(report)
 
-    unnamed = compare(lambda a, b: jnp.sqrt((a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * (a @ b.T) + 1e-4), a, b)
+    unnamed = compare(
+        lambda a, b: jnp.sqrt((a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * (a @ b.T) + 1e-4), a, b
+    )
     assert "wrap it in a jax.named_scope" in unnamed.advice[0] and "Precision.HIGHEST" in unnamed.advice[0]
     with pytest.warns(UserWarning, match="casts nothing"):
         assert compare(lambda a, b: distances(a, b, jax.lax.Precision.HIGHEST), a, b).error == 0
@@ -212,11 +215,15 @@ def test_bodies_of_reductions_become_float32():
 
 def test_devices_are_summed():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("data")
-    fn = jax.shard_map(lambda x: jnp.tanh(x.astype(F16)), mesh=mesh, in_specs=spec, out_specs=spec)
+    spec = P("data")
+    layer = lambda x: jnp.tanh(x.astype(F16))  # noqa: E731
+    fn = jax.shard_map(lambda x: jax.lax.psum(layer(x).sum(), "data"), mesh=mesh, in_specs=spec, out_specs=P())
     x = normal(0, (64, 8))
-    inside = row(compare(fn, x, dtype=None), "tanh")
-    outside = row(compare(lambda x: jnp.tanh(x.astype(F16)), x, dtype=None), "tanh")
+    report = compare(fn, x, dtype=None)
+    exact = np.tanh(np.asarray(x, np.float64)).sum()
+    assert report.error == pytest.approx(abs(float(fn(x)) - exact) / abs(exact), rel=1e-2) and report.error > 0
+    inside = row(report, "tanh")
+    outside = row(compare(layer, x, dtype=None), "tanh")
     assert inside.own == pytest.approx(outside.own) and inside.accumulated == pytest.approx(outside.accumulated)
 
 
