@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from mixedres import autocast
 from mixedres.numerics import compare, first_nonfinite
 from tests.arrays import normal
+from tests.numerics import cases
 
 F16 = jnp.float16
 
@@ -255,3 +257,14 @@ def test_mistakes_are_one_line(call, message):
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), [("ResNet", "fp16"), ("transformer", "bf16")])
+def test_gradients_of_healthy_networks_are_fine(name, dtype):
+    case = cases.CASES[name]()
+    loss = case.loss(cases.F32)
+    fn, args = lambda params, batch: loss(params, batch, 1.0), (case.params, case.batch)
+    report = compare(fn, *args, dtype=dtype, of="grad", scale=2.0**10)
+    assert report.is_fine and not report.mends, str(report)
+    assert first_nonfinite(autocast(fn), *args).hidden == ()

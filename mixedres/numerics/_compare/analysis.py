@@ -193,6 +193,8 @@ class Analysis:
             additive = place[0].primitive in _ADDITIVE
             weights = [self._weight(found, recorder.ERROR, additive, place) for found in inputs]
             own = self._weight(place, recorder.OWN, additive, place)
+            if place[0].primitive in _CHOICES:  # what the operands do not explain are elements that were chosen anew
+                own = max(own, self._weight(place, recorder.ERROR, additive, place) - sum(weights))
             if not (total := own + sum(weights)):
                 own = total = 1.0
             begin[place] = mass, mass * own / total
