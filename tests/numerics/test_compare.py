@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixedres import autocast
 from mixedres.numerics import compare, first_nonfinite
+from mixedres.numerics._compare.exact import evaluate
 from tests.arrays import normal
 from tests.numerics import cases
 
@@ -213,6 +214,13 @@ def test_bodies_of_reductions_become_float32():
     report = compare(fn, normal(0, (8, 8)))
     assert report.is_fine and 0 < report.error < 0.01
     assert row(report, "reduce").own > 0
+
+
+def test_float32_products_of_accelerators_are_not_tf32():
+    for asked, found in ((None, "HIGHEST"), (jax.lax.Precision.HIGH, "HIGH")):
+        (eqn,) = jax.make_jaxpr(lambda x: jax.lax.dot(x, x, precision=asked))(jnp.ones((4, 4))).eqns  # noqa: B023
+        (wide,) = jax.make_jaxpr(lambda x: evaluate(eqn, [x, x], "cuda"))(jnp.ones((4, 4))).eqns  # noqa: B023
+        assert [one.name for one in wide.params["precision"]] == [found, found]
 
 
 def test_devices_are_summed():

@@ -10,10 +10,10 @@ from jax import lax
 
 from mixedres._internal import jax_compat
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
+from mixedres.numerics._recording.recorder import INLINED
 
 HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
-# What binds a body and reads it: jit, custom derivatives, jax.checkpoint.
-INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
+_DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
 
 
 def is_half(dtype: DType) -> bool:
@@ -75,6 +75,8 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
         return list(args)
     changed = {key: _changed(value, of) for key, value in params.items()}
+    if platform != "cpu" and "precision" in params and params["precision"] in _DEFAULTS:
+        changed["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)  # the default may be TF32
     return jax_compat.bind(eqn, *args, **changed)
 
 
