@@ -45,7 +45,7 @@ def examine_numerics(given: Sequence[str]) -> None:
     # Imported here so that a mistake in the command need not wait for the models.
     from mixedres.doctor.examination import examine_network, overrides
 
-    report = examine_network(options.config, options.workdir, options.steps, options.compare)
+    report, errors = examine_network(options.config, options.workdir, options.steps, options.compare)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:
@@ -55,6 +55,10 @@ def examine_numerics(given: Sequence[str]) -> None:
     document = options.out.with_suffix(".json")
     report.to_html(options.out)
     document.write_text(json.dumps(report.to_json(), allow_nan=False), encoding="utf-8")
+    if errors is not None:
+        page = _errors_page(options.out)
+        errors.to_html(page)
+        console.show("", "Where float32 and half part", *errors.to_text().splitlines(), f"All operations: {page}")
     console.show("", f"All {len(report.rows)} tensors: {options.out} (to look at), {document}")
 
 
@@ -73,7 +77,10 @@ def parse(given: Sequence[str]) -> Options:
         "--steps", default="0", metavar="N,N...", help="training steps after which to examine (default 0)"
     )
     parser.add_argument(
-        "--compare", default="", metavar="PRESET,...", help="measure the errors of real gradients in these presets"
+        "--compare",
+        default="",
+        metavar="PRESET,...",
+        help="measure the errors of real gradients in these presets, and where they begin in the first",
     )
     parser.add_argument("--out", default="doctor.html", metavar="FILE.html", help="the report (default doctor.html)")
     options, rest = parser.parse_known_args(list(given))
@@ -106,12 +113,17 @@ def _config(options: argparse.Namespace, rest: list[str], workdir: pathlib.Path 
     return parse_flags([f"--config={file}", *rest]).config
 
 
+def _errors_page(out: pathlib.Path) -> pathlib.Path:
+    """Returns the page about the errors of all operations, beside the report."""
+    return out.with_name(f"{out.stem}_compare.html")
+
+
 def _check_free(out: pathlib.Path) -> None:
     """Raises ConfigError if `out` or the JSON beside it exists and is not an earlier report."""
     document = out.with_suffix(".json")
     earlier = read_json(document)
     is_report = isinstance(earlier, dict) and {"advice", "recommended_log2_scale", "rows"} <= earlier.keys()
-    for path in (out, document):
+    for path in (out, document, _errors_page(out)):
         if path.exists() and not (is_report and path.is_file()):
             raise ConfigError(f"--out={out}: {path} exists and is not an earlier report; name another file")
 

@@ -20,15 +20,17 @@ from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch
-from mixedres.numerics import Comparison, Report
+from mixedres.numerics import Comparison, ErrorReport, Report, compare
 from mixedres.train import Experiment, TrainState, build, compilation_cache, distributed, monitor, start
 from mixedres.train import steps as jitted
 
 
 def examine_network(
     config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]
-) -> Report:
-    """Returns the sum of the reports after each of `steps` training steps; prints its progress.
+) -> tuple[Report, ErrorReport | None]:
+    """Returns the sum of the reports after each of `steps` training steps, and where the errors of gradients begin.
+
+    The second report is None if there is no half preset in `presets`. Prints its progress.
 
     Writes nothing but compiled programs.
 
@@ -56,7 +58,8 @@ def examine_network(
         if presets:
             console.say(f"comparing gradients in {', '.join(presets)} ...")
             comparisons = _compare_gradients(experiment, state, batch, report, presets)
-    return dataclasses.replace(report, title=title, comparisons=tuple(comparisons))
+        errors = _compare_operations(experiment, state, batch, report, presets)
+    return dataclasses.replace(report, title=title, comparisons=tuple(comparisons)), errors
 
 
 def _over_steps(experiment: Experiment, state: TrainState, steps: Sequence[int]) -> tuple[Report, TrainState, Batch]:
@@ -133,10 +136,32 @@ def _compare_gradients(
     return comparisons
 
 
+def _compare_operations(
+    experiment: Experiment, state: TrainState, batch: Batch, report: Report, presets: Sequence[str]
+) -> ErrorReport | None:
+    """Returns the errors of all operations of a step in the first half preset, or None if no preset is half.
+
+    A float16 preset is run at the recommended loss scale.
+    """
+    dtypes = {name: jnp.dtype(precision.get(name).policy.compute_dtype) for name in presets}
+    half = next((name for name, dtype in dtypes.items() if dtype != jnp.float32), None)
+    if half is None:
+        return None
+    console.say(f"comparing the operations in {half} with float32 ...")
+    step = jitted.loss_and_grads(experiment.in_precision(precision.get(half)))
+    state = _at_scale(experiment, state, report.recommended_log2_scale if dtypes[half] == jnp.float16 else 0)
+    return compare(step, state, batch, dtype=None, names=("state", "batch"))
+
+
+def _at_scale(experiment: Experiment, state: TrainState, log2_scale: int) -> TrainState:
+    """Returns the state with the static loss scale 2**log2_scale."""
+    scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, log2_scale)), experiment.replicated_sharding)
+    return dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
+
+
 def _gradients(experiment: Experiment, state: TrainState, batch: Batch, log2_scale: int) -> dict[str, np.ndarray]:
     """Returns the unscaled float32 gradients of a step at the loss scale 2**log2_scale."""
-    scale = jax.device_put(precision.StaticLossScale(math.ldexp(1.0, log2_scale)), experiment.replicated_sharding)
-    state = dataclasses.replace(state, opt_state=state.opt_state._replace(loss_scale=scale))
+    state = _at_scale(experiment, state, log2_scale)
     quick = jax_compat.options_for_one_run(experiment.devices[0].platform)
     _, grads = jitted.loss_and_grads(experiment).lower(state, batch).compile(quick)(state, batch)
     return named_leaves(jax.device_get(grads))

@@ -1,5 +1,11 @@
-"""Examines the numbers inside a function: ranges of tensors, and where they stop being finite; needs only jax."""
+"""Examines the numbers inside a function: their ranges, errors of half precision, and where infinities begin.
 
+Needs only jax.
+"""
+
+from mixedres.numerics._compare.analysis import OperationRow
+from mixedres.numerics._compare.report import Contributor, ErrorReport, Mend
+from mixedres.numerics._compare.running import compare
 from mixedres.numerics._examine import TensorCounts, examine
 from mixedres.numerics._exponents import Exponents, exponents
 from mixedres.numerics._linen import tap_modules
@@ -13,13 +19,18 @@ __all__ = [
     "LOST",
     "ArrayRecord",
     "Comparison",
+    "Contributor",
+    "ErrorReport",
     "Exponents",
     "Finding",
+    "Mend",
+    "OperationRow",
     "Origin",
     "Report",
     "TapStatistics",
     "TensorCounts",
     "TensorRow",
+    "compare",
     "examine",
     "exponents",
     "first_nonfinite",

@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics import first_nonfinite
+from mixedres.numerics._nonfinite import finding as finding_module
 
 F16 = jnp.float16
 
@@ -74,6 +75,34 @@ def test_unused_infinity_is_not_blamed():
     finding = first_nonfinite(fn, jnp.asarray([0.0, 1.0, 2.0]))
     assert finding.origin.array.path == "culprit" and finding.origin.array.primitive == "sqrt"
     assert any(row.primitive == "log" and not row.finite for row in finding.arrays)
+
+
+@pytest.mark.parametrize(
+    ("fn", "primitive"),
+    [
+        (lambda x: jnp.ones(3, F16) / (x + F16(6e4)), "div"),  # 1 / inf
+        (lambda x: jax.lax.rsqrt(x * x), "rsqrt"),
+        (lambda x: jnp.tanh(x * x) + jnp.minimum(jnp.exp(x), 1), ""),  # right for an infinite operand
+        (lambda x: jax.nn.softmax(jnp.where(x > 2, -jnp.inf, jnp.arange(3, dtype=F16))), ""),
+        (lambda x: jax.lax.reduce_window(x, F16(-jnp.inf), jax.lax.max, (2,), (1,), ((1, 0),)), ""),
+        (lambda x: jax.lax.scan(lambda c, x: (c + 1 / (x * x), c), F16(0), x), "div"),
+    ],
+)
+def test_hidden_infinity_is_named(fn, primitive):
+    finding = first_nonfinite(fn, jnp.asarray([3e4, 1.0, 2.0], F16))
+    assert finding.origin is None and {by.primitive for _, by in finding.hidden} == {primitive} - {""}
+    assert str(finding).startswith("all results are finite") and ("hidden by: div at " in str(finding)) == (
+        primitive == "div"
+    )
+
+
+def test_factor_of_a_derivative_is_backward():
+    """The derivative of a norm at 0 divides in the forward pass, at a line without a division."""
+    origin = first_nonfinite(jax.grad(lambda x: 2 * jnp.linalg.norm(x)), jnp.zeros(3)).origin
+    assert origin.array.primitive == "div" and origin.array.direction == finding_module.FACTOR
+    assert "backward (a factor of the derivative, computed in the forward pass): div" in str(origin)
+    origin = first_nonfinite(jax.grad(lambda x: jnp.sqrt(jnp.exp(x)).sum()), jnp.full(3, 100.0)).origin
+    assert (origin.array.primitive, origin.array.direction) == ("exp", "forward")
 
 
 def test_direction_is_known_inside_checkpoint_and_custom_rules():

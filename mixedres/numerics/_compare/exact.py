@@ -1,6 +1,6 @@
 """Evaluation of an equation in float32: the same operation on the same numbers, without the roundings to half."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,18 +9,23 @@ import numpy as np
 from jax import lax
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, DType, Equation, Jaxpr
+from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
+from mixedres.numerics._recording.recorder import INLINED
 
 HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
-# What binds a body and reads it: jit, custom derivatives, jax.checkpoint.
-INLINED = jax_compat.SIMPLE_CALLS - {"shard_map"} | {"custom_jvp_call", "custom_vjp_call"}
-# The bits of a half number have no float32 form: the exact program goes on from the number that was computed.
-_BITS = {"bitcast_convert_type"}
+_DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
 
 
 def is_half(dtype: DType) -> bool:
     """Returns whether a dtype is float16 or bfloat16."""
     return dtype in HALVES
+
+
+def rounds(eqn: Equation) -> bool:
+    """Returns whether an equation, or an equation in its bodies, has half operands or results."""
+    inside = (inner for body in jax_compat.bodies(eqn) for inner in jax_compat.equations(body))
+    atoms = (atom for one in (eqn, *inside) for atom in (*one.invars, *one.outvars))
+    return any(is_half(getattr(atom.aval, "dtype", None)) for atom in atoms)
 
 
 def widened(array: Array) -> Any:
@@ -42,23 +47,23 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
     """
     name, params = eqn.primitive.name, eqn.params
 
-    def of(jaxpr: Jaxpr) -> Any:
+    def of(jaxpr: Jaxpr) -> Function:
         inner, consts = jax_compat.opened(jaxpr)
-        consts = [widened(x) for x in consts]
+        wide = [widened(x) for x in consts]
 
         def run(*args: Array) -> list[Any]:
             return jax_compat.interpret(
-                inner, consts, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
+                inner, wide, args, lambda _, eqn, args: evaluate(eqn, args, platform), lambda x: widened(x.val)
             )
 
         return run
 
     if name in INLINED:
-        return of(jax_compat.body(eqn))(*args)
+        return list(of(jax_compat.body(eqn))(*args))
     if (branch := jax_compat.platform_branch(eqn, platform)) is not None:
-        return of(branch)(*args[1:])
+        return list(of(branch)(*args[1:]))
     if name == "cond":
-        return lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:])
+        return list(lax.switch(args[0], [of(branch) for branch in params["branches"]], *args[1:]))
     if name == "while":
         return _while(eqn, args, of)
     if name == "scan":
@@ -69,7 +74,9 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
         return list(args)
     if name == "convert_element_type" and jnp.result_type(args[0]) == _wide(params["new_dtype"]):
         return list(args)
-    changed = {key: _changed(value, args) for key, value in params.items()}
+    changed = {key: _changed(value, of) for key, value in params.items()}
+    if platform != "cpu" and "precision" in params and params["precision"] in _DEFAULTS:
+        changed["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)  # the default may be TF32
     return jax_compat.bind(eqn, *args, **changed)
 
 
@@ -77,7 +84,7 @@ def _wide(dtype: DType) -> np.dtype:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
-def _while(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
+def _while(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
     params = eqn.params
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     condition, body = of(params["cond_jaxpr"]), of(params["body_jaxpr"])
@@ -87,7 +94,7 @@ def _while(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
     )
 
 
-def _scan(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
+def _scan(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
     params = eqn.params
     num_consts, num_carry = jax_compat.scan_arity(params)
     end, body = num_consts + num_carry, of(params["jaxpr"])
@@ -102,8 +109,14 @@ def _scan(eqn: Equation, args: Sequence[Array], of: Any) -> list[Any]:
     return [*carry, *stacked]
 
 
-def _changed(value: Any, args: Sequence[Array]) -> Any:
-    """Returns a parameter of an equation with float32 in place of half."""
+def _changed(value: Any, of: Callable[[Jaxpr], Function]) -> Any:
+    """Returns a parameter of an equation with float32 in place of half; `of`: from a body to its float32 function."""
     if isinstance(value, np.dtype | type) and value in HALVES:
         return np.dtype(np.float32)
-    return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_changed(part, of) for part in value))
+    if not hasattr(value, "eqns"):
+        return value
+    avals = [jax.ShapeDtypeStruct(var.aval.shape, _wide(var.aval.dtype)) for var in jax_compat.opened(value)[0].invars]
+    wide = jax.make_jaxpr(of(value))(*avals)
+    return wide if hasattr(value, "consts") else wide.jaxpr

@@ -99,9 +99,9 @@ class Finding:
 
     def __str__(self) -> str:
         if self.origin is None:
-            by = dict.fromkeys(f"{row.primitive} at {row.source or row.path or 'an unknown line'}" for _, row in self.hidden)
-            arrays = dict.fromkeys(str(array) for array, _ in self.hidden)
-            count = f"infinities in {len(arrays)} array{'s' * (len(arrays) > 1)} were hidden by"
+            by = dict.fromkeys(f"{row.primitive} at {row.source or 'an unknown line'}" for _, row in self.hidden)
+            arrays = len({id(array) for array, _ in self.hidden})
+            count = f"infinities in {arrays} array{'s' * (arrays > 1)} were hidden by"
             return f"all results are finite, but {count}: {listed([*by], 3)}" if by else "all results are finite"
         iterations = ", ".join(map(str, self.origin.iterations))
         loops = f", in iteration {iterations}" if iterations else ""

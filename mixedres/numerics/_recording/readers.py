@@ -10,7 +10,19 @@ from mixedres.numerics._recording.frames import Place, Tensor
 
 # Their results are right if an operand is infinite in place of a number beyond the range.
 _SATURATING = {"select_n", "clamp", "max", "min", "reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"}
-_SATURATING |= {"tanh", "logistic", "exp", "exp2", "expm1", "erf", "erfc", "atan", "sign", "sort", "select_and_scatter_add"}
+_SATURATING |= {
+    "tanh",
+    "logistic",
+    "exp",
+    "exp2",
+    "expm1",
+    "erf",
+    "erfc",
+    "atan",
+    "sign",
+    "sort",
+    "select_and_scatter_add",
+}
 # They read a part of the operand; "" is the slice that an iteration of a scan reads.
 _SATURATING |= {"", "slice", "dynamic_slice", "gather", "split", "dynamic_update_slice", "scatter"}
 
@@ -44,7 +56,7 @@ def hidden(
     for place in places(tensors):
         for found in place[0].links(place[1]):
             read_by[found].append(place)
-    found: dict[tuple[Tensor, Tensor], tuple[Place, Place]] = {}
+    pairs: dict[tuple[Tensor, Tensor], tuple[Place, Place]] = {}
     for origin in bad:
         if is_written(origin) or any(cause in bad for cause in origin[0].links(origin[1])):
             continue
@@ -55,8 +67,8 @@ def hidden(
                     seen.add(reader)
                     queue.append(reader)
                 elif reader not in bad and reader[0].primitive not in _SATURATING:
-                    found.setdefault((origin[0], reader[0]), (origin, reader))
-    return sorted(found.values(), key=lambda pair: pair[0][0].path)
+                    pairs.setdefault((origin[0], reader[0]), (origin, reader))
+    return sorted(pairs.values(), key=lambda pair: pair[0][0].path)
 
 
 def factors(tensors: Sequence[Tensor]) -> set[Tensor]:
@@ -76,7 +88,7 @@ def factors(tensors: Sequence[Tensor]) -> set[Tensor]:
     for tensor in reversed(tensors):
         readers = read_by[tensor]
         in_jvp = "jvp(" in tensor.scope and "transpose(" not in tensor.scope and tensor.source
-        if in_jvp and readers and first_at[tensor.source] is not tensor:
-            if all("transpose(" in reader.scope or reader in result for reader in readers):
-                result.add(tensor)
+        only_backward = all("transpose(" in reader.scope or reader in result for reader in readers)
+        if in_jvp and readers and first_at[tensor.source] is not tensor and only_backward:
+            result.add(tensor)
     return result

@@ -144,7 +144,8 @@ class Recorder:
         kept = self.kept(array)
         first = jax.tree.leaves(kept)[0]
         dtype = jnp.result_type(first)
-        if not jnp.issubdtype(dtype, jnp.inexact):
+        is_reference = type(jax.typeof(first)).__name__ == "AbstractRef"  # an array is measured when it is read
+        if is_reference or not jnp.issubdtype(dtype, jnp.inexact):
             return Value(kept)
         tensor = Tensor(tape.frame, len(tape.numbers), dtype=dtype, shape=jnp.shape(first), links=links, **about)
         tape.numbers.append(self.measure(array))

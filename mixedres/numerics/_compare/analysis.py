@@ -1,0 +1,264 @@
+"""Search for the operations that part the half program from the float32 program."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mixedres.numerics._compare import recorder
+from mixedres.numerics._recording.frames import Index, Place, Statistics, Tensor, module_path, outside
+from mixedres.numerics._recording.readers import factors, hidden, places
+
+# An error jumps where it is this many times as large as those of the operands, and as one rounding.
+JUMP = 8.0
+# A sum that cancels this much of its operands has an error of a percent in float32 already.
+_NOISE = 0.01 / 2.0**-24
+# The error that stands for infinities and NaNs in a comparison of errors.
+_INFINITE = 1e6
+# Their errors are sums of the errors of the operands; errors of other results are sums of relative errors.
+_ADDITIVE = {"add", "sub", "add_any", "concatenate", "select_n", "reduce_sum", "max", "min", "psum", "cumsum"}
+# They take other elements where rounding changes a comparison, as the derivatives of relu and of maxima do. The error
+# does not come from a rounding that could be avoided.
+_CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter-add", "sort"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationRow:
+    """Errors of one operation, over all devices; in a loop those of the worst iteration.
+
+    Attributes:
+      path: modules and named scopes around the operation; an argument's name.
+      direction: 'forward' or 'backward', as in `ArrayRecord`.
+      primitive: name of the primitive; '' for an argument.
+      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
+      dtype, shape: dtype in the half program, and shape on one device.
+      own: error of the operation alone: relative l2 error against float32 with the operands of the half program.
+      accumulated: relative l2 error against the float32 program; infinite if infinities or NaNs are new.
+      largest_own, largest: largest elementwise errors of both kinds, as fractions of the root mean square of the array;
+        None if not measured.
+      infinite: number of elements that are finite in float32 alone; None if not measured.
+      zeros: number of elements that the operation rounded to zero; None if not measured.
+      subnormal: number of elements with fewer digits, because they are below the smallest normal number.
+      cancellation: norm of the operands over the norm of the result, for sums, differences and products; else 1.
+      share: estimated fraction of the results' error that begins in the operation.
+      cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
+      iteration: the iterations of the surrounding loops in which `accumulated` is largest, outermost first.
+      iterations: (iterations, own, accumulated) for every iteration; empty outside loops.
+    """
+
+    path: str
+    direction: str
+    primitive: str
+    source: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    own: float
+    accumulated: float
+    largest_own: float | None
+    largest: float | None
+    infinite: int | None
+    zeros: int | None
+    subnormal: int | None
+    cancellation: float
+    share: float
+    cast_of: str = ""
+    iteration: Index = ()
+    iterations: tuple[tuple[Index, float, float], ...] = ()
+
+    @property
+    def line(self) -> tuple[str, str, str]:
+        """Returns path, direction and source line, which operations that were written together share."""
+        return self.path, self.direction, self.source
+
+    @property
+    def name(self) -> str:
+        """Returns the primitive; for a cast, the primitive that it belongs to."""
+        of = f" for {self.cast_of}" if self.cast_of else ""
+        return f"cast to {self.dtype}{of}" if self.primitive == "convert_element_type" else self.primitive or "argument"
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        loop = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
+        return f"{self.name}{where} ({self.path or 'in no named scope'}, {self.direction}{loop})"
+
+
+class Analysis:
+    """The errors of all arrays, and how they lead to the errors of the results.
+
+    Attributes:
+      rows: one row per operation on floating-point numbers, in order of evaluation.
+      errors: relative l2 errors of the results by name.
+      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
+      jump: the first operation whose error jumps and through which much of the error of the results passes, or None.
+      hidden: pairs of an operation with infinities and of an operation with finite results that reads them.
+    """
+
+    def __init__(
+        self, statistics: Statistics, results: Sequence[tuple[str, Tensor | None]], dtype: np.dtype[Any]
+    ) -> None:
+        """Takes the statistics of a `PairRecorder`, named results, and the half dtype."""
+        self._statistics, self._eps = statistics, float(recorder.rounding(dtype))
+        self._places = sorted(places(statistics.tensors), key=lambda place: place[0].order(place[1]))
+        # Sums over the devices; a largest error is of one device.
+        self._numbers = {place: self._over_devices(statistics.at(place)) for place in self._places}
+        measured = [(name, tensor) for name, tensor in results if tensor is not None]
+        self.noise = tuple(name for name, tensor in measured if self._is_noise((tensor, ())))
+        measured = [(name, tensor) for name, tensor in measured if name not in self.noise]
+        self.errors = {name: self.accumulated((tensor, ())) for name, tensor in measured}
+        self._mass = self._flow([(tensor, ()) for _, tensor in measured])
+        self._factors = factors(statistics.tensors)
+        by_tensor: dict[Tensor, list[Place]] = defaultdict(list)
+        for place in self._places:
+            by_tensor[place[0]].append(place)
+        self._reader: dict[Tensor, Tensor] = {}
+        for tensor, index in self._places:
+            for found, _ in tensor.links(index):
+                self._reader.setdefault(found, tensor)
+        named = {tensor: found for tensor, found in by_tensor.items() if tensor.name or tensor.primitive}
+        shown = {tensor: self._row(tensor, found) for tensor, found in named.items()}
+        self.rows = tuple(shown[tensor] for tensor in statistics.tensors if tensor in shown)
+        pairs = hidden(statistics.tensors, self._is_infinite, lambda place: not place[0].primitive)
+        self.hidden = tuple((shown[array], shown[by]) for (array, _), (by, _) in pairs)
+        jump = next((place for place in self._places if self._jumps(place)), None)
+        self.jump = None if jump is None else dataclasses.replace(shown[jump[0]], iteration=jump[1])
+
+    @staticmethod
+    def _over_devices(numbers: np.ndarray) -> np.ndarray:
+        largest = [recorder.LARGEST, recorder.LARGEST_OWN]
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = numbers.astype(np.float64).sum(0)
+        total[largest] = numbers[:, largest].max(0)
+        return total
+
+    def _relative(self, place: Place, which: int) -> float:
+        numbers = self._numbers[place]
+        if not math.isfinite(numbers[which]):
+            return math.inf
+        if not numbers[which]:
+            return 0.0
+        return math.sqrt(numbers[which] / numbers[recorder.SQUARES]) if numbers[recorder.SQUARES] else math.inf
+
+    def own(self, place: Place) -> float:
+        """Returns the relative error of the operation alone."""
+        return self._relative(place, recorder.OWN)
+
+    def accumulated(self, place: Place) -> float:
+        """Returns the relative error against the float32 program."""
+        return self._relative(place, recorder.ERROR)
+
+    def _is_infinite(self, place: Place) -> bool:
+        return not math.isfinite(self._numbers[place][recorder.ERROR])
+
+    def _is_noise(self, place: Place) -> bool:
+        """Returns whether a result is zero but for rounding in float32 too, such as the gradient of a key's bias.
+
+        The last sum before the result then cancels all but the last digits of its operands.
+        """
+        while self._cancellation(place) < _NOISE:
+            inputs = [found for found in dict.fromkeys(place[0].links(place[1])) if self.accumulated(found)]
+            if len(inputs) != 1 or place[0].primitive in ("reduce_sum", "dot_general"):
+                return False
+            place = inputs[0]
+        return True
+
+    def _cancellation(self, place: Place) -> float:
+        tensor, index = place
+        inputs = [self._numbers[found] for found in dict.fromkeys(tensor.links(index))]
+        norms = [math.sqrt(numbers[recorder.SQUARES]) for numbers in inputs]
+        norm = math.sqrt(self._numbers[place][recorder.SQUARES])
+        if tensor.primitive in ("add", "sub", "add_any", "reduce_sum"):
+            return max(1.0, max(norms, default=0.0) / norm) if norm else math.inf
+        return 1.0
+
+    def _flow(self, results: list[Place]) -> dict[Place, tuple[float, float]]:
+        """Returns the fractions of the results' error that pass through, and that begin in, every array.
+
+        The error of an array is split among the operation and its operands by the squares of their errors.
+        """
+        found = {place: min(self.accumulated(place), _INFINITE) ** 2 for place in results}
+        total = sum(found.values())
+        through: dict[Place, float] = defaultdict(float)
+        begin: dict[Place, tuple[float, float]] = {}
+        for place, error in found.items():
+            through[place] += error / total if total else 0.0
+        for place in reversed(self._places):
+            if not (mass := through.get(place, 0.0)):
+                continue
+            inputs = [x for x in dict.fromkeys(place[0].links(place[1])) if x in self._numbers]
+            additive = place[0].primitive in _ADDITIVE
+            weights = [self._weight(found, recorder.ERROR, additive, place) for found in inputs]
+            own = self._weight(place, recorder.OWN, additive, place)
+            if place[0].primitive in _CHOICES:  # what the operands do not explain are elements that were chosen anew
+                own = max(own, self._weight(place, recorder.ERROR, additive, place) - sum(weights))
+            if not (total := own + sum(weights)):
+                own = total = 1.0
+            begin[place] = mass, mass * own / total
+            for found_input, weight in zip(inputs, weights, strict=True):
+                through[found_input] += mass * weight / total
+        return begin
+
+    def _weight(self, place: Place, which: int, additive: bool, reader: Place) -> float:
+        if not additive:
+            return min(self._relative(place, which), _INFINITE) ** 2
+        error = self._numbers[place][which]
+        repeated = max(1.0, math.prod(reader[0].shape) / max(1, math.prod(place[0].shape)))
+        scale = self._numbers[reader][recorder.SQUARES] or 1.0
+        return float(min(error * repeated, _INFINITE**2 * scale)) if math.isfinite(error) else _INFINITE**2 * scale
+
+    def _jumps(self, place: Place) -> bool:
+        if self._mass.get(place, (0.0, 0.0))[0] < 0.05 or not place[0].primitive:
+            return False
+        if place[0].primitive in _CHOICES and not self._is_infinite(place):
+            return False
+        before = [self.accumulated(found) for found in dict.fromkeys(place[0].links(place[1]))]
+        return self.accumulated(place) > JUMP * max(self._eps, *before, 0.0)
+
+    def _row(self, tensor: Tensor, found: list[Place]) -> OperationRow:
+        worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
+        argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
+        numbers = self._numbers[worst]
+        rms = math.sqrt(numbers[recorder.SQUARES] / max(1, math.prod(tensor.shape)))
+        backward = "transpose(" in tensor.scope or tensor in self._factors
+
+        def count(which: int) -> int | None:
+            total = sum(self._numbers[place][which] for place in found)
+            return None if math.isnan(total) else int(total)
+
+        return OperationRow(
+            path=argument.name or module_path(argument.scope),
+            direction="backward" if backward else "forward",
+            primitive=tensor.primitive,
+            source=tensor.source,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            own=max(self.own(place) for place in found),
+            accumulated=self.accumulated(worst),
+            largest_own=_fraction(numbers[recorder.LARGEST_OWN], rms),
+            largest=_fraction(numbers[recorder.LARGEST], rms),
+            infinite=count(recorder.INFINITE),
+            zeros=count(recorder.ZEROS),
+            subnormal=count(recorder.SUBNORMAL),
+            cancellation=self._cancellation(worst),
+            share=sum(self._mass.get(place, (0.0, 0.0))[1] for place in found),
+            cast_of=self._cast_of(tensor, worst[1]),
+            iteration=worst[1],
+            iterations=tuple((place[1], self.own(place), self.accumulated(place)) for place in found if place[1]),
+        )
+
+    def _cast_of(self, tensor: Tensor, index: Index) -> str:
+        if tensor.primitive != "convert_element_type":
+            return ""
+        around = [*(found for found, _ in tensor.links(index)), self._reader.get(tensor)]
+        same = [x for x in around if x is not None and (x.source, x.scope) == (tensor.source, tensor.scope)]
+        return same[0].primitive if same else ""
+
+
+def _fraction(error: float, rms: float) -> float | None:
+    if math.isnan(error):
+        return None
+    return 0.0 if not error else error / rms if rms else math.inf

@@ -1,0 +1,53 @@
+"""HTML page of a table that can be sorted and searched, in one self-contained file."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; color: #1d2330; margin: 2rem auto; max-width: 1300px; padding: 0 1rem; }
+h1 { font-size: 1.3rem; } p { margin: .3rem 0; } p.advice { border-left: 4px solid #e69f00; padding-left: .6rem; }
+input { font: inherit; width: 22rem; margin: .6rem 0; } table { border-collapse: collapse; width: 100%; }
+th { text-align: left; color: #667; position: sticky; top: 0; background: #fff; cursor: pointer; }
+th, td { padding: .2rem .5rem; border-bottom: 1px solid #dde; vertical-align: top; overflow-wrap: anywhere; }
+td { font-family: ui-monospace, monospace; font-size: 12.5px; }
+"""
+_SCRIPT = """
+const body = document.querySelector('tbody'), rows = [...body.rows], words = document.getElementById('words');
+words.addEventListener('input', () => rows.forEach(row => {
+  row.hidden = !row.textContent.toLowerCase().includes(words.value.toLowerCase());
+}));
+const value = (row, i) => row.cells[i].textContent === 'inf' ? Infinity : Number(row.cells[i].textContent);
+document.querySelectorAll('th').forEach((head, i) => head.addEventListener('click', () => {
+  const text = rows.some(row => Number.isNaN(value(row, i)));
+  const order = text ? (a, b) => a.cells[i].textContent.localeCompare(b.cells[i].textContent)
+                     : (a, b) => value(b, i) - value(a, i);
+  body.append(...[...rows].sort(order));
+}));
+"""
+
+
+def render(title: str, paragraphs: Sequence[str], head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Returns the page: a heading, paragraphs, and a table whose columns sort by a click; texts are escaped.
+
+    Args:
+      title: the heading.
+      paragraphs: the first is plain, the others are advice.
+      head: names of the columns.
+      rows: cells of the rows; a column of numbers sorts with the largest first.
+    """
+    first, *others = [_escaped(text) for text in paragraphs]
+    advice = "".join(f'<p class="advice">{text}</p>' for text in others)
+    headings = "".join(f"<th>{_escaped(name)}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
+        f"<h1>{_escaped(title)}</h1><p>{first}</p>{advice}"
+        '<input type="search" id="words" placeholder="operation, path, file" aria-label="search">'
+        f"<table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table><script>{_SCRIPT}</script></body></html>\n"
+    )
+
+
+def _escaped(text: str) -> str:
+    # Names may contain lone surrogates, which UTF-8 cannot encode.
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()

@@ -1,0 +1,170 @@
+"""Evaluation of a half program beside its float32 program, with the errors of every array."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, DType, Equation
+from mixedres.numerics._compare import exact
+from mixedres.numerics._compare.exact import is_half, widened
+from mixedres.numerics._recording.recorder import SAME_ELEMENTS, Recorder
+
+# The statistics of an array: sums over its elements, and the largest of the differences.
+SQUARES, ERROR, OWN, LARGEST, LARGEST_OWN, INFINITE, ZEROS, SUBNORMAL = range(8)
+# Arrays up to this size are measured together: thousands of small reductions would take most of the compile time.
+SMALL = 4096
+# Numbers beyond are masks, such as -1e30, like infinities.
+_MASK = 1e18
+# They run once, on the numbers of the half program. The float32 program goes on from their results.
+_MEETING = {"bitcast_convert_type", "pure_callback"}
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
+
+
+class Pair(NamedTuple):
+    """A value in the half program and in the float32 program.
+
+    Attributes:
+      array: the array of the half program.
+      exact: the array of the float32 program; None if it has the same elements.
+      own: result in float32 of the operation on the operands of the half program; None if the operation rounds nothing.
+    """
+
+    array: Any
+    exact: Any = None
+    own: Any = None
+
+
+class PairRecorder(Recorder):
+    """Carries a `Pair` for every value. Integers have pairs too, because they may depend on rounded numbers."""
+
+    # These copy elements, so the errors are those of the operand.
+    unmeasured = frozenset(SAME_ELEMENTS | {"slice", "pad", "split", "stop_gradient"})
+
+    def __init__(self, platform: str, *, detailed: bool) -> None:
+        """Takes whether the largest errors and the counts of large arrays are measured too."""
+        super().__init__(platform)
+        self._detailed = detailed
+
+    def operation(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
+        """Evaluates an equation in both programs, and in float32 on the operands of the half program."""
+        pairs = [_pair(array) for array in arrays]
+        # Collectives have effects that name a mesh axis; other effects must not happen twice.
+        effects = any("NamedAxis" not in type(effect).__name__ for effect in eqn.effects)
+        if effects or eqn.primitive.name in _MEETING:
+            return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
+        same = all(pair.exact is None for pair in pairs)
+        rounds = exact.rounds(eqn)
+        if not rounds and same:
+            return [Pair(array) for array in jax_compat.bind(eqn, *(pair.array for pair in pairs))]
+        own: list[Any] = [None] * len(eqn.outvars)
+        if rounds and not (eqn.primitive.name in self.unmeasured and not same):
+            own = self._in_float32(eqn, [widened(pair.array) for pair in pairs])
+        if self.platform == "cpu" and eqn.primitive.name in _PRODUCTS and rounds:
+            # XLA for CPUs computes a half product in float32 and rounds the result.
+            computed = [lax.convert_element_type(own[0], eqn.outvars[0].aval.dtype)]
+        else:
+            computed = jax_compat.bind(eqn, *(pair.array for pair in pairs))
+        wide = own if same else self._in_float32(eqn, [_exact(pair) for pair in pairs])
+        return [Pair(*results) for results in zip(computed, wide, own, strict=True)]
+
+    def _in_float32(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
+        return exact.evaluate(eqn, arrays, self.platform)
+
+    def carried(self, array: Array) -> Pair:
+        """Returns a pair of two arrays, because those of later iterations may differ."""
+        pair = _pair(array)
+        return Pair(pair.array, _exact(pair))
+
+    def kept(self, array: Array) -> Pair:
+        """Returns the pair without `own`."""
+        return _pair(array)._replace(own=None)
+
+    def returned(self, array: Array) -> Any:
+        """Returns the array of the float32 program."""
+        return _exact(_pair(array))
+
+    def measure(self, array: Array) -> Any:
+        """Returns `_errors`, or the pair itself if it is small."""
+        pair = _pair(array)
+        return pair if np.size(pair.array) <= SMALL else _errors(pair, self._detailed)
+
+    def collect(self, numbers: list[Any]) -> jax.Array:
+        """Returns all statistics; the pairs of small arrays of one shape are measured together."""
+        alike: dict[Any, list[int]] = {}
+        for position, found in enumerate(numbers):
+            if isinstance(found, Pair):
+                kinds = tuple(None if x is None else (jnp.shape(x), jnp.result_type(x)) for x in found)
+                alike.setdefault(kinds, []).append(position)
+        result = list(numbers)
+        for positions in alike.values():
+            parts = [numbers[position] for position in positions]
+            varying = [jax_compat.vary_alike(*map(jnp.asarray, jax.tree.leaves(part))) for part in parts]
+            _, structure = jax.tree.flatten(parts[0])
+            stacked = [jnp.stack(jax_compat.vary_alike(*column)) for column in zip(*varying, strict=True)]
+            found = jax.vmap(partial(_errors, detailed=True))(jax.tree.unflatten(structure, stacked))
+            for position, row in zip(positions, found, strict=True):
+                result[position] = row
+        return jnp.stack(jax_compat.vary_alike(*result))
+
+
+def _pair(array: Array) -> Pair:
+    return array if isinstance(array, Pair) else Pair(array)
+
+
+def _exact(pair: Pair) -> Any:
+    return widened(pair.array) if pair.exact is None else pair.exact
+
+
+@partial(jax.jit, static_argnames="detailed")
+def _errors(pair: Pair, detailed: bool) -> jax.Array:
+    """Returns the statistics of a pair, float32 (8,); NaN for those that only `detailed` measures.
+
+    Elements that are masks in float32, or not finite, are left out.
+    """
+    array = _real(widened(pair.array))
+    wide, own = (None if x is None else _real(x) for x in (pair.exact, pair.own))
+    reference = array if wide is None else wide
+    regular = _is_regular(reference)
+    unknown = jnp.float32(0 if detailed else jnp.nan)
+    found = [_squares(jnp.where(regular, reference, 0)), jnp.float32(0), jnp.float32(0)] + [unknown] * 5
+    for sums, largest, against in ((ERROR, LARGEST, wide), (OWN, LARGEST_OWN, own)):
+        if against is not None:
+            difference = jnp.where(_is_regular(against), jnp.abs(array - against), 0)
+            found[sums] = _squares(difference)
+            if detailed:
+                found[largest] = jnp.max(difference, initial=0)
+    if detailed and wide is not None:
+        found[INFINITE] = _count(regular & ~jnp.isfinite(array))
+    if detailed and own is not None and is_half(pair.array.dtype):
+        smallest = float(jnp.finfo(pair.array.dtype).smallest_normal)  # type: ignore[no-untyped-call]
+        found[ZEROS] = _count((array == 0) & (own != 0))
+        found[SUBNORMAL] = _count((jnp.abs(array) < smallest) & (array != 0))
+    return jnp.stack([jnp.asarray(x, jnp.float32) for x in found])
+
+
+def _is_regular(array: jax.Array) -> jax.Array:
+    return jnp.abs(array) < _MASK
+
+
+def _real(array: jax.Array) -> jax.Array:
+    return jnp.stack([array.real, array.imag]) if jnp.issubdtype(array.dtype, jnp.complexfloating) else array
+
+
+def _squares(array: jax.Array) -> jax.Array:
+    """Returns the sum of squares, by a product: XLA for CPUs compiles a product faster than a reduction."""
+    flat = array.reshape(-1).astype(jnp.float32)
+    return jnp.dot(flat, flat, precision=lax.Precision.HIGHEST)
+
+
+def _count(mask: jax.Array) -> jax.Array:
+    return jnp.sum(mask.astype(jnp.float32))
+
+
+def rounding(dtype: DType) -> float:
+    """Returns the largest relative error of one rounding to `dtype`."""
+    return float(jnp.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]

@@ -1,0 +1,221 @@
+"""Report of `compare`: where a half program and its float32 program part, and what mends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mixedres._internal.errors import listed
+from mixedres.numerics._compare import page
+from mixedres.numerics._compare.analysis import JUMP, OperationRow
+from mixedres.numerics._compare.recorder import rounding
+
+# A result that is off by more roundings than this is reported: by a tenth in float16. Gradients of healthy networks at
+# random weights are off by up to half of it.
+MANY_ROUNDINGS = 200.0
+# Fewer are reported if one operation makes most of them.
+SOME_ROUNDINGS = 5.0
+_SHOWN = 15
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mend:
+    """A change of the precision, and what it does to the results, as measured by a run.
+
+    Attributes:
+      change: the change, such as "keep_float32='^/head(/|$)'".
+      error: largest relative l2 error of a result after the change.
+      removes: fraction of the error that the change removes.
+    """
+
+    change: str
+    error: float
+    removes: float
+
+    def __str__(self) -> str:
+        return f"{self.change}: the results are off by {self.error:.2g} (removes {100 * self.removes:.0f} %)"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contributor:
+    """The operations of one source line and scope, as one part of the error of the results.
+
+    Attributes:
+      row: the operation of the line with the largest share; casts of its operands and of its result belong to it.
+      own: relative l2 error of the operations and casts together.
+      accumulated: largest relative l2 error of the line against the float32 program.
+      share: estimated fraction of the error of the results.
+      infinite, zeros: numbers of elements that became infinite or zero; 0 if not measured.
+    """
+
+    row: OperationRow
+    own: float
+    accumulated: float
+    share: float
+    infinite: int
+    zeros: int
+
+    @classmethod
+    def of(cls, rows: Sequence[OperationRow]) -> Contributor:
+        """Returns the operations of one line as a contributor."""
+        top = max(rows, key=lambda row: (row.share, row.own))
+        named = [row for row in rows if row.primitive == top.cast_of] or [row for row in rows if not row.cast_of]
+        own = math.sqrt(sum(min(row.own, 1e150) ** 2 for row in rows))
+        return cls(
+            max(named, key=lambda row: (row.share, row.own)) if top.cast_of and named else top,
+            math.inf if own > 1e100 else own,
+            max(row.accumulated for row in rows),
+            sum(row.share for row in rows),
+            max(row.infinite or 0 for row in rows),
+            max(row.zeros or 0 for row in rows),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ErrorReport:
+    """Result of `compare`.
+
+    Attributes:
+      function: name of the function.
+      dtype: the half dtype.
+      rows: one `OperationRow` per operation on floating-point numbers, in order of evaluation.
+      errors: relative l2 error of every result against the float32 program, by name.
+      noise: names of the results that are left out, because they are zero but for rounding in float32 too.
+      jump: the first operation whose error jumps and which much of the error of the results passes; None if none does.
+      hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
+      mends: changes that were tried, best first; empty for a healthy program.
+      rewritten: whether `autocast` made the half program, and not the function itself.
+    """
+
+    function: str
+    dtype: np.dtype[Any]
+    rows: tuple[OperationRow, ...]
+    errors: dict[str, float]
+    noise: tuple[str, ...]
+    jump: OperationRow | None
+    hidden: tuple[tuple[OperationRow, OperationRow], ...]
+    mends: tuple[Mend, ...] = ()
+    rewritten: bool = True
+
+    @property
+    def error(self) -> float:
+        """Returns the largest error of a result."""
+        return max(self.errors.values(), default=0.0)
+
+    @property
+    def is_fine(self) -> bool:
+        """Returns whether rounding alone explains the errors of the results."""
+        eps = rounding(self.dtype)
+        one_place = self.jump is not None and self.error > SOME_ROUNDINGS * eps
+        return not (self.hidden or one_place or self.error > MANY_ROUNDINGS * eps)
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        """Returns the source lines at which the error of the results begins, the largest share first."""
+        groups: dict[Any, list[OperationRow]] = defaultdict(list)
+        for row in self.rows:
+            groups[row.line].append(row)
+        found = [Contributor.of(rows) for rows in groups.values()]
+        return tuple(sorted((x for x in found if x.share > 0), key=lambda x: -x.share))
+
+    @property
+    def verdict(self) -> str:
+        """Returns the result of the comparison in a few sentences."""
+        halves = [row for row in self.rows if row.primitive and (row.dtype == self.dtype or row.own)]
+        if not halves:
+            return f"No operation of {self.function} is computed in {self.dtype}; the results are those of float32."
+        worst = max(self.errors, key=lambda name: self.errors[name], default="")
+        off = "not finite" if math.isinf(self.error) else f"off by {self.error:.2g}"
+        result = f"the result{f' {worst}' * bool(worst)} is {off}"
+        if self.is_fine:
+            products = sum(row.primitive in _PRODUCTS for row in halves)
+            count, what = (products, "product") if products else (len(halves), "operation")
+            many = f"{count} {what}{'s' * (count > 1)}"
+            return f"{self.dtype} is fine here: {result}, which the rounding of {many} explains."
+        sentences = [f"{self.dtype} is not fine here: {result}."]
+        for array, by in self.hidden[:3]:
+            sentences.append(f"Infinities of {array} are hidden by {by}.")
+        if self.jump is not None:
+            sentences.append(f"The error first jumps at {self.jump}, to {_number(self.jump.accumulated)}.")
+        return " ".join(sentences)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Returns what mends the largest contributors, with the measured effect of each change; () if all is fine."""
+        if self.is_fine:
+            return ()
+        lines = [str(mend) for mend in self.mends]
+        unnamed = [
+            one.row for one in self.contributors[:3] if one.share > 0.05 and not (one.row.path and self.rewritten)
+        ]
+        for row in dict.fromkeys(unnamed):
+            high = ", or give the product precision=jax.lax.Precision.HIGHEST" if row.primitive in _PRODUCTS else ""
+            keep = "wrap it in a jax.named_scope for keep_float32" if self.rewritten else "compute it in float32"
+            lines.append(f"{row.name}: {keep}{high}")
+        return tuple(lines)
+
+    def to_text(self) -> str:
+        """Returns the verdict, the advice, and a table of the operations at which the error begins."""
+        lines = [self.verdict]
+        if len(self.errors) > 1:
+            worst = sorted(self.errors.items(), key=lambda item: -item[1])
+            lines.append("Errors of the results: " + listed([f"{name} {_number(error)}" for name, error in worst], 3))
+        if self.noise:
+            lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
+        lines += [f"  try {line}" for line in self.advice]
+        table = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table)]
+        more = len(self.rows) - min(_SHOWN, len(self.contributors))
+        return "\n".join([*lines, f"({more} more operations: report.rows, report.to_html(path))"])
+
+    def to_html(self, path: str | pathlib.Path) -> None:
+        """Writes the report as one self-contained HTML page with a table of all operations that can be sorted."""
+        cells = (_row_cells(row) for row in self.rows)
+        text = page.render(f"{self.function} in {self.dtype}", [self.verdict, *self.advice], ROW_HEAD, cells)
+        pathlib.Path(path).write_text(text, encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+_HEAD = ("share", "own", "accumulated", "operation", "inf", "zero", "path", "source")
+ROW_HEAD = (
+    *("operation", "dtype", "shape", "own error", "accumulated", "largest own", "largest", "infinite", "to zero"),
+    *("subnormal", "cancellation", "share", "direction", "path", "source"),
+)
+
+
+def _cells(one: Contributor) -> tuple[str, ...]:
+    row = one.row
+    backward = ", backward" * (row.direction == "backward")
+    name = f"{row.name}{' (cancels)' * (row.cancellation > JUMP)}{backward}"
+    numbers = (f"{100 * one.share:.0f} %", _number(one.own), _number(one.accumulated))
+    return (*numbers, name, _count(one.infinite), _count(one.zeros), row.path, _short(row.source))
+
+
+def _row_cells(row: OperationRow) -> Iterable[str]:
+    shape = "x".join(map(str, row.shape))
+    errors = map(_number, (row.own, row.accumulated, row.largest_own, row.largest))
+    counts = map(_count, (row.infinite, row.zeros, row.subnormal))
+    rest = _number(row.cancellation), f"{row.share:.3f}", row.direction, row.path, _short(row.source)
+    return (row.name, row.dtype.name, shape, *errors, *counts, *rest)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else "0" if not value else f"{value:.1e}"
+
+
+def _count(value: int | None) -> str:
+    return "" if not value else str(value)
+
+
+def _short(source: str) -> str:
+    return source.rpartition("/")[2]

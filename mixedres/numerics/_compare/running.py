@@ -1,0 +1,214 @@
+"""`compare`: runs a half program beside its float32 program."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixedres import amp
+from mixedres._internal import jax_compat
+from mixedres._internal.types import Array, DType, Function, PyTree
+from mixedres.numerics._compare.analysis import Analysis
+from mixedres.numerics._compare.exact import HALVES, is_half, widened
+from mixedres.numerics._compare.recorder import PairRecorder
+from mixedres.numerics._compare.report import ErrorReport, Mend
+from mixedres.numerics._recording.arguments import Traced
+
+# Programs with more operations get no largest errors and no counts of large arrays, which double the compile time.
+DETAILED = 1000
+_TRIED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Half:
+    """A function in half precision.
+
+    Attributes:
+      fn: the function.
+      options: keyword arguments of `autocast`; None for a function that is half already.
+      of: 'value' or 'grad'.
+      scale: loss scale of the gradient.
+    """
+
+    fn: Function
+    options: dict[str, Any] | None
+    of: str
+    scale: float
+
+    def __call__(self, *args: PyTree) -> Any:
+        fn = self.fn if self.options is None else amp.autocast(self.fn, **self.options)
+        if self.of == "value":
+            return fn(*args)
+        leaves, structure = jax.tree.flatten(args[0])
+        varied = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+        def loss(arrays: Sequence[Array]) -> Any:
+            full = list(leaves)
+            for i, array in zip(varied, arrays, strict=True):
+                full[i] = array
+            value = fn(jax.tree.unflatten(structure, full), *args[1:])
+            if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+                raise ValueError(f"of='grad' takes a function that returns a float scalar, got {jnp.shape(value)}")
+            return value * jnp.asarray(self.scale, jnp.float32)
+
+        grads = [g / jnp.asarray(self.scale, g.dtype) for g in jax.grad(loss)([leaves[i] for i in varied])]
+        by_position = dict(zip(varied, grads, strict=True))
+        return jax.tree.unflatten(structure, [by_position.get(i) for i in range(len(leaves))])
+
+
+def compare(
+    fn: Function,
+    *args: PyTree,
+    dtype: DType = "fp16",
+    lists: amp.ListsLike = None,
+    level: str = "default",
+    keep_float32: str = "",
+    of: str = "value",
+    scale: float = 1.0,
+    names: Sequence[str] = (),
+) -> ErrorReport:
+    """Runs `fn(*args)` in half precision beside float32 and finds the operations at which the two part.
+
+        print(compare(lambda x, w: jnp.tanh(x @ w), x, w))
+
+    Every operation of the half program is evaluated three times: as computed, in float32 on the operands that the half
+    program gave it (its own error), and in float32 on the operands of the float32 program (the accumulated error). A
+    `while` loop or a `cond` counts as one operation; a scan has errors for each iteration. If the results are off by
+    more than rounding explains, changes that may mend the error are tried, each by one more run. Random keys are the
+    same in both programs. Callbacks run once, on the numbers of the half program.
+
+    Args:
+      fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and
+        those of `autocast` are compared with float32.
+      *args: its arguments; leaves that are no arrays are passed unchanged.
+      dtype, lists, level, keep_float32: as for `autocast`. dtype=None: `fn` as it is, without autocast.
+      of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the first
+        argument.
+      scale: loss scale for of='grad'; the gradients are divided by it.
+      names: names of the arguments in the report; default: 'argument 0' and so on.
+
+    Returns:
+      An `ErrorReport`.
+
+    Raises:
+      TypeError: for a `fn` that is not callable or that returns anything but arrays.
+      ValueError: for invalid options, and for arguments without values (`jax.ShapeDtypeStruct`).
+    """
+    if not callable(fn):
+        raise TypeError(f"compare takes a function and its arguments, got {fn!r}")
+    if of not in ("value", "grad"):
+        raise ValueError(f"of must be 'value' or 'grad', got {of!r}")
+    if not (0 < scale < math.inf):
+        raise ValueError(f"scale must be a positive number, got {scale!r}")
+    if of == "grad" and not args:
+        raise ValueError("of='grad' takes the gradient with respect to the first argument, got no arguments")
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        raise ValueError("compare runs the function, so it takes arrays, got a jax.ShapeDtypeStruct; try amp.explain")
+    options = {"dtype": dtype, "lists": lists, "level": level, "keep_float32": keep_float32}
+    half = _Half(fn, None if dtype is None else options, of, scale)
+    program = Traced.of(half, args, names, _is_array)
+    found = _half_dtype(program) if dtype is None else amp.half_dtype(dtype)
+    count = sum(1 for _ in jax_compat.equations(program.jaxpr))
+    recorder = PairRecorder(program.platform, detailed=count <= DETAILED)
+    exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays, level=1)
+    analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    report = ErrorReport(
+        name,
+        found,
+        analysis.rows,
+        analysis.errors,
+        analysis.noise,
+        analysis.jump,
+        analysis.hidden,
+        (),
+        dtype is not None,
+    )
+    if report.is_fine or dtype is None:
+        return report
+    counted = {
+        i: array for i, (name, array) in enumerate(zip(program.results, exact, strict=True)) if name in report.errors
+    }
+    return dataclasses.replace(report, mends=_mends(report, half, args, counted))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _half_dtype(program: Traced) -> np.dtype[Any]:
+    """Returns the half dtype in which a program computes; float16 if it computes in none or in both."""
+    dtypes = {
+        np.dtype(atom.aval.dtype)
+        for eqn in jax_compat.equations(program.jaxpr)
+        for atom in eqn.outvars
+        if is_half(getattr(atom.aval, "dtype", None))
+    }
+    return dtypes.pop() if len(dtypes) == 1 else HALVES[0]
+
+
+def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[Mend, ...]:
+    """Returns the changes that remove some of the error, best first.
+
+    Tried are float32 for the largest contributors, bfloat16, and another loss scale.
+    """
+    assert half.options is not None
+    kept = half.options["keep_float32"]
+    tried: dict[str, _Half] = {}
+    for one in report.contributors[:_TRIED]:
+        if one.row.path and one.row.primitive and one.share > 0.02:
+            pattern = _pattern(one.row.path)
+            pattern = f"{kept}|{pattern}" if kept else pattern
+            tried[f"keep_float32={pattern!r}"] = dataclasses.replace(
+                half, options=half.options | {"keep_float32": pattern}
+            )
+    if report.dtype == np.float16:
+        if half.of == "grad":
+            overflows = math.isinf(report.error)
+            scale = half.scale * (2.0**-10 if overflows else 2.0**10)
+            tried[f"loss scale {scale:g}"] = dataclasses.replace(half, scale=scale)
+        tried["dtype='bfloat16'"] = dataclasses.replace(half, options=half.options | {"dtype": jnp.bfloat16})
+    mends = []
+    for change, changed in tried.items():
+        try:
+            found = _results(changed, args)
+        except ValueError:  # the path has no operation that autocast could keep
+            continue
+        error = max((_error(found[i], array) for i, array in exact.items()), default=0.0)
+        removes = 0.0 if math.isinf(error) else 1.0 if math.isinf(report.error) else 1 - error / report.error
+        mends.append(Mend(change, error, removes))
+    return tuple(sorted((mend for mend in mends if mend.removes > 0), key=lambda mend: mend.error))
+
+
+def _pattern(path: str) -> str:
+    """Returns the expression of a scope and of all scopes inside, without the scope that an einsum opens."""
+    parts = path.split("/")
+    while len(parts) > 1 and "->" in parts[-1]:
+        parts.pop()
+    return f"^/{re.escape('/'.join(parts))}(/|$)"
+
+
+def _results(half: _Half, args: Sequence[PyTree]) -> list[Any]:
+    program = Traced.of(half, args, (), _is_array)
+    run = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))
+    options = {"xla_allow_excess_precision": False, **jax_compat.options_for_one_run(program.platform)}
+    return list(run.lower(*program.arrays).compile(options)(*program.arrays))
+
+
+def _error(found: Any, exact: Any) -> float:
+    """Returns the relative l2 error of a result."""
+    if not jnp.issubdtype(jnp.result_type(exact), jnp.inexact):
+        return 0.0
+    wide = np.asarray(exact, np.complex128 if jnp.iscomplexobj(exact) else np.float64)
+    difference = np.where(np.isfinite(wide), np.asarray(widened(found)) - wide, 0)
+    error, norm = (float(np.linalg.norm(x.reshape(-1))) for x in (difference, np.where(np.isfinite(wide), wide, 0)))
+    if not math.isfinite(error):
+        return math.inf
+    return 0.0 if not error else error / norm if norm else math.inf

@@ -1,0 +1,278 @@
+"""`compare` on small functions: its errors against numpy, and the operations and changes that it names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mixedres import autocast
+from mixedres.numerics import compare, first_nonfinite
+from mixedres.numerics._compare.exact import evaluate
+from tests.arrays import normal
+from tests.numerics import cases
+
+F16 = jnp.float16
+
+
+def row(report, primitive, path=None):
+    """The one row of a primitive."""
+    rows = [r for r in report.rows if r.primitive == primitive and path in (None, r.path)]
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
+def relative(found, exact):
+    return np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (80, 80)])  # measured together with others, and alone
+def test_errors_agree_with_numpy(shape):
+    x, y = (np.array(normal(seed, shape)) for seed in (0, 1))
+    y[3, :4] = 1e-7, 1e-9, 70000.0, -1e6
+
+    def fn(x, y):
+        a, b = x.astype(F16), y.astype(F16)
+        with jax.named_scope("ratio"):
+            return a / b
+
+    report = compare(fn, x, y, dtype=None)
+    found = row(report, "div")
+    with np.errstate(all="ignore"):
+        a, b = x.astype(np.float16), y.astype(np.float16)
+        half = (a / b).astype(np.float64)
+        alone = (a.astype(np.float32) / b.astype(np.float32)).astype(np.float64)
+        exact = x.astype(np.float64) / y
+    assert report.errors[""] == found.accumulated == np.inf  # 1e-9 became 0
+    assert found.infinite == (~np.isfinite(half)).sum() == 2
+    finite = np.isfinite(half) & np.isfinite(alone)
+    assert found.zeros == ((half == 0) & (alone != 0)).sum()
+    assert found.subnormal == ((np.abs(half) < 2.0**-14) & (half != 0)).sum()
+    cast = [r for r in report.rows if r.primitive == "convert_element_type"][1]
+    assert (cast.zeros, cast.subnormal, cast.infinite, cast.cast_of) == (1, 1, 2, "")
+
+    kept = np.ones(shape, bool)
+    kept[3, :4] = False
+    y[~kept] = 1.5
+    found = row(compare(fn, x, y, dtype=None), "div")
+    a, b = x.astype(np.float16), y.astype(np.float16)
+    alone, exact = a.astype(np.float64) / b, x.astype(np.float64) / y
+    np.testing.assert_allclose(found.own, np.linalg.norm(a / b - alone) / np.linalg.norm(exact), rtol=1e-3)
+    np.testing.assert_allclose(found.accumulated, relative(a / b, exact), rtol=1e-3)
+    rms = np.sqrt(np.mean(exact**2))
+    np.testing.assert_allclose(found.largest, np.abs(a / b - exact).max() / rms, rtol=1e-3)
+    np.testing.assert_allclose(found.largest_own, np.abs(a / b - alone).max() / rms, rtol=1e-3)
+    assert finite.any() and report.jump is not None
+
+
+def test_hidden_infinity_of_a_divisor_is_named():
+    """A sum above 65504 that only divides: 1 / inf = 0."""
+
+    def fn(x):
+        total = jnp.full(1000, 100, F16).sum()
+        return (x.astype(F16) / total).astype(jnp.float32)
+
+    report = compare(fn, normal(0, (4,)), dtype=None)
+    ((array, by),) = report.hidden
+    assert (array.cast_of, by.primitive) == ("reduce_sum", "div") and not report.is_fine
+    assert "hidden by div at" in report.verdict and report.contributors[0].row.primitive == "reduce_sum"
+    assert "compute it in float32" in report.advice[0]
+    text = str(first_nonfinite(fn, normal(0, (4,))))
+    assert text.startswith("all results are finite, but infinities in 1 array were hidden by: div at ") and "fn" in text
+
+
+def test_divisor_from_outside_that_becomes_half_is_named():
+    def fn(h, n):
+        with jax.named_scope("mean"):
+            return h.astype(F16) / n.astype(F16)[:, None]
+
+    report = compare(fn, normal(0, (16, 8)), jnp.asarray([70000.0, *[5.0] * 15]), dtype=None)
+    assert [(array.cast_of, by.primitive) for array, by in report.hidden] == [("div", "div")]
+    report = compare(fn, normal(0, (16, 8)), jnp.asarray([1e-7, *[5e-7] * 15]), dtype=None)
+    assert not report.is_fine and report.contributors[0].row.path == "mean"
+
+
+def distances(a, b, precision=None):
+    with jax.named_scope("product"):
+        products = jnp.matmul(a, b.T, precision=precision)
+    return jnp.sqrt((a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * products + 1e-4)
+
+
+def test_mend_of_pairwise_distances_is_the_product():
+    a = 3 * normal(0, (40, 64))
+    b = a + 1e-3 * normal(1, (40, 64))
+    report = compare(distances, a, b)
+    assert report.error == np.inf and report.jump.primitive == "sqrt"
+    assert (report.contributors[0].row.primitive, report.contributors[0].row.path) == ("dot_general", "product")
+    assert report.mends[0].change == "keep_float32='^/product(/|$)'" and report.mends[0].removes == 1
+    assert "sqrt" in str(report) and report.mends[0].change in str(report)
+
+    unnamed = compare(
+        lambda a, b: jnp.sqrt((a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * (a @ b.T) + 1e-4), a, b
+    )
+    assert "wrap it in a jax.named_scope" in unnamed.advice[0] and "Precision.HIGHEST" in unnamed.advice[0]
+    with pytest.warns(UserWarning, match="casts nothing"):
+        assert compare(lambda a, b: distances(a, b, jax.lax.Precision.HIGHEST), a, b).error == 0
+
+
+def test_activations_beyond_the_range_of_float16_are_named():
+    """As in the feed-forward layers of T5."""
+
+    def fn(x, wi, gate, wo):
+        with jax.named_scope("wi"):
+            h = jax.nn.relu(x @ wi)
+        with jax.named_scope("gate"):
+            g = x @ gate
+        with jax.named_scope("wo"):
+            return (h * g) @ wo
+
+    sizes = ((16, 64), 30.0), ((64, 128), 3.0), ((64, 128), 3.0), ((128, 64), 0.1)
+    report = compare(fn, *(scale * normal(seed, size) for seed, (size, scale) in enumerate(sizes)))
+    assert report.jump.path == report.contributors[0].row.path == "wo" and report.error == np.inf
+    assert [mend.change for mend in report.mends] == ["keep_float32='^/wo(/|$)'", "dtype='bfloat16'"]
+    assert all(mend.error < 0.01 and mend.removes == 1 for mend in report.mends)
+
+
+def test_half_logits_and_long_sums_are_named():
+    def attention(q, k, v):
+        with jax.named_scope("logits"):
+            logits = q @ k.T
+        with jax.named_scope("softmax"):
+            weights = jax.nn.softmax(logits)
+        return weights @ v
+
+    q, k, v = (scale * normal(seed, (64, 64)).astype(F16) for seed, scale in enumerate((8, 1, 1)))
+    report = compare(attention, q, k, v, dtype=None)
+    assert not report.is_fine and report.jump.primitive == "exp" and report.jump.path == "softmax"
+    assert {one.row.path for one in report.contributors[:2]} == {"softmax", "logits"}
+
+    report = compare(lambda x: jax.nn.log_softmax(x).sum(), normal(0, (30000,)).astype(F16))
+    assert report.error == np.inf and report.contributors[0].row.primitive == "reduce_sum"
+
+
+def test_gradient_says_when_the_loss_scale_is_too_small():
+    def loss(params, x):
+        with jax.named_scope("layer"):
+            return (jnp.tanh(x @ params["w"]) @ params["v"]).mean() * 1e-6
+
+    params = {"w": normal(0, (8, 8)), "v": normal(1, (8, 4)), "name": "net", "count": 3}
+    report = compare(loss, params, normal(2, (4, 8)), of="grad")
+    assert set(report.errors) == {"v", "w"} and not report.is_fine
+    mend = next(mend for mend in report.mends if mend.change == "loss scale 1024")
+    assert mend.error < 0.01 and mend.removes > 0.9
+    assert compare(loss, params, normal(2, (4, 8)), of="grad", scale=2.0**15).is_fine
+
+
+@pytest.mark.parametrize("kind", ["scan", "while", "cond"])
+def test_loops_and_branches_have_errors(kind):
+    w = normal(0, (8, 8)) / 3
+
+    def layer(c, _=None):
+        return jnp.tanh(c @ w), (c * 2).sum()
+
+    fn = {
+        "scan": lambda x: jax.lax.scan(layer, x, None, length=4)[0],
+        "while": lambda x: jax.lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, layer(s[1])[0]), (0, x))[1],
+        "cond": lambda x: jax.lax.cond(x[0, 0] > -99, lambda x: layer(x)[0], lambda x: x, x),
+    }[kind]
+    x = normal(1, (4, 8))
+    report = compare(fn, x)
+    exact = np.asarray(x, np.float64)
+    for _ in range(1 if kind == "cond" else 4):
+        exact = np.tanh(exact @ np.asarray(w, np.float64))
+    assert 1e-5 < report.error < 1e-2 and report.is_fine
+    if kind == "scan":
+        assert [at for at, _, _ in row(report, "tanh").iterations] == [(0,), (1,), (2,), (3,)]
+        assert row(report, "tanh").iterations[-1][2] == pytest.approx(report.error)
+
+
+def test_keys_are_shared_and_callbacks_run_once():
+    calls = []
+
+    def fn(x, key, activation, width=8):
+        y = activation(x @ jnp.ones((width, width)))
+        y = y * jax.random.bernoulli(key, 0.5, y.shape)
+        shape = jax.ShapeDtypeStruct(y.shape, y.dtype)
+        return jax.pure_callback(lambda a: calls.append(1) or np.asarray(a), shape, y), jnp.argmax(y, 1), y.sum() * 1j
+
+    report = compare(fn, normal(0, (4, 8)), jax.random.key(0), jnp.tanh)
+    assert report.is_fine and len(calls) == 1
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_what_is_not_finite_in_float32_too_is_no_error(value):
+    x = normal(0, (8, 8)).at[0, 0].set(value)
+    assert compare(lambda x: jax.nn.softmax(jnp.where(x > 9, -jnp.inf, x @ x)), x).is_fine
+    assert compare(lambda x: (x @ x.T, x[:, :0]), x[:0]).is_fine
+
+
+def test_bodies_of_reductions_become_float32():
+    def fn(x):
+        h = (x @ x).astype(F16)
+        return jax.lax.reduce(h, F16(0), lambda a, b: a + b * F16(1), (0,)), jnp.zeros(8, F16).at[:3].add(h[0, :3])
+
+    report = compare(fn, normal(0, (8, 8)))
+    assert report.is_fine and 0 < report.error < 0.01
+    assert row(report, "reduce").own > 0
+
+
+def test_float32_products_of_accelerators_are_not_tf32():
+    for asked, found in ((None, "HIGHEST"), (jax.lax.Precision.HIGH, "HIGH")):
+        (eqn,) = jax.make_jaxpr(lambda x: jax.lax.dot(x, x, precision=asked))(jnp.ones((4, 4))).eqns  # noqa: B023
+        (wide,) = jax.make_jaxpr(lambda x: evaluate(eqn, [x, x], "cuda"))(jnp.ones((4, 4))).eqns  # noqa: B023
+        assert [one.name for one in wide.params["precision"]] == [found, found]
+
+
+def test_devices_are_summed():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = P("data")
+    layer = lambda x: jnp.tanh(x.astype(F16))  # noqa: E731
+    fn = jax.shard_map(lambda x: jax.lax.psum(layer(x).sum(), "data"), mesh=mesh, in_specs=spec, out_specs=P())
+    x = normal(0, (64, 8))
+    report = compare(fn, x, dtype=None)
+    exact = np.tanh(np.asarray(x, np.float64)).sum()
+    assert report.error == pytest.approx(abs(float(fn(x)) - exact) / abs(exact), rel=1e-2) and report.error > 0
+    inside = row(report, "tanh")
+    outside = row(compare(layer, x, dtype=None), "tanh")
+    assert inside.own == pytest.approx(outside.own) and inside.accumulated == pytest.approx(outside.accumulated)
+
+
+def test_page_escapes_names(tmp_path):
+    compare(jnp.dot, normal(0, (4, 4)), normal(1, (4, 4)), names=("<b>", "x")).to_html(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "&lt;b&gt;" in text and "<b>" not in text and "dot_general" in text
+
+
+X = np.ones((4, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: compare(3, X), "compare takes a function and its arguments, got 3"),
+        (lambda: compare(jnp.dot, X, X, of="both"), "of must be 'value' or 'grad', got 'both'"),
+        (lambda: compare(jnp.dot, X, X, of="grad"), r"a function that returns a float scalar, got \(4, 4\)"),
+        (lambda: compare(lambda: X, of="grad"), "got no arguments"),
+        (lambda: compare(jnp.dot, X, X, scale=0.0), "scale must be a positive number, got 0.0"),
+        (lambda: compare(jnp.dot, X, X, dtype="fp8"), "dtype must be float16 or bfloat16, got 'fp8'"),
+        (lambda: compare(jnp.dot, X, jax.ShapeDtypeStruct((4, 4), X.dtype)), "it takes arrays, got a jax.ShapeDtype"),
+        (lambda: compare(lambda x: (x, "a"), X), r"returns a str at \[1\]"),
+        (lambda: compare(jnp.dot, X, X, names=("a",)), "one name for each of the 2 arguments"),
+        (lambda: compare(jnp.dot, X, X, keep_float32="^/no$"), "matches the path of no operation"),
+    ],
+)
+def test_mistakes_are_one_line(call, message):
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), [("ResNet", "fp16"), ("transformer", "bf16")])
+def test_gradients_of_healthy_networks_are_fine(name, dtype):
+    case = cases.CASES[name]()
+    loss = case.loss(cases.F32)
+    fn, args = lambda params, batch: loss(params, batch, 1.0), (case.params, case.batch)
+    report = compare(fn, *args, dtype=dtype, of="grad", scale=2.0**10)
+    assert report.is_fine and not report.mends, str(report)
+    assert first_nonfinite(autocast(fn), *args).hidden == ()
