@@ -44,7 +44,7 @@ class OperationRow:
       infinite: number of elements that are finite in float32 alone; None if not measured.
       zeros: number of elements that the operation rounded to zero; None if not measured.
       subnormal: number of elements with fewer digits, because they are below the smallest normal number.
-      cancellation: norm of the operands over the norm of the result, for sums, differences and products; else 1.
+      cancellation: norm of the operands over the norm of the result, for sums and differences; else 1.
       share: estimated fraction of the results' error that begins in the operation.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
       iteration: the iterations of the surrounding loops in which `accumulated` is largest, outermost first.
