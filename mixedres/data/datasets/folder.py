@@ -140,11 +140,13 @@ def _note_of_bits(images: ImageFolder) -> str:
     found = [path for path in images.paths if path.lower().endswith(".png")]
     largest = []
     for path in found[:: max(1, len(found) // _PNGS_TO_LOOK_AT)]:
-        with open(images.root / path, "rb") as file:
-            header = file.read(25)
-            if header[24:] != b"\x10":  # the bit depth of a PNG
-                continue
-            pixels = cv2.imdecode(np.frombuffer(header + file.read(MAX_BYTES), np.uint8), cv2.IMREAD_UNCHANGED)
+        try:
+            data = read_regular(images.root / path, MAX_BYTES)
+        except OSError:  # the loader reports the file if it needs it
+            continue
+        if data[24:25] != b"\x10":  # the bit depth of a PNG
+            continue
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
         if pixels is not None:
             largest.append(int(pixels.max()))
     bits = max(largest, default=2**16 - 1).bit_length()

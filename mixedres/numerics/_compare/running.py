@@ -82,8 +82,8 @@ def compare(
     program gave it (its own error), and in float32 on the operands of the float32 program (the accumulated error). A
     `while` loop or a `cond` counts as one operation; a scan has errors for each iteration. If the results are off by
     more than rounding explains, changes that may mend the error are tried, each by one more run. Random keys are the
-    same in both programs. Callbacks run once, on the numbers of the half program; in a `while` loop or a `cond` they run
-    for the float32 program too.
+    same in both programs. Callbacks run once, on the numbers of the half program. In a `while` loop or a `cond`,
+    callbacks run for the float32 program too.
 
     Args:
       fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and
