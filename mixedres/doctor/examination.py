@@ -19,7 +19,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import named_leaves
-from mixedres._internal.types import Batch
+from mixedres._internal.types import Batch, PyTree
 from mixedres.numerics import Comparison, ErrorReport, Report, compare
 from mixedres.train import Experiment, TrainState, build, compilation_cache, distributed, monitor, start
 from mixedres.train import steps as jitted
@@ -150,7 +150,12 @@ def _compare_operations(
     console.say(f"comparing the operations in {half} with float32 ...")
     step = jitted.loss_and_grads(experiment.in_precision(precision.get(half)))
     state = _at_scale(experiment, state, report.recommended_log2_scale if dtypes[half] == jnp.float16 else 0)
-    return compare(step, state, batch, dtype=None, names=("state", "batch"))
+
+    def loss_and_gradients(state: TrainState, batch: Batch) -> dict[str, PyTree]:
+        loss, gradients = step(state, batch)
+        return {"loss": loss, "gradient": gradients}
+
+    return compare(loss_and_gradients, state, batch, dtype=None, names=("state", "batch"))
 
 
 def _at_scale(experiment: Experiment, state: TrainState, log2_scale: int) -> TrainState:

@@ -137,7 +137,7 @@ def test_run_of_a_network_that_is_not_registered_is_one_line(place, trained, mon
 
 
 def test_doctor_counts_every_module(place, trained):
-    report = examination.examine_network(on_images(place, num_devices=1), trained[0], [0], [])
+    report, _ = examination.examine_network(on_images(place, num_devices=1), trained[0], [0], [])
     assert {"patches", "block/depthwise", "block/norm", "block/contract", "head"} <= {
         row.layer for row in report.rows if row.kind == "activation"
     }

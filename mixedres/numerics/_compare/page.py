@@ -8,7 +8,8 @@ body { font: 14px/1.45 system-ui, sans-serif; color: #1d2330; margin: 2rem auto;
 h1 { font-size: 1.3rem; } p { margin: .3rem 0; } p.advice { border-left: 4px solid #e69f00; padding-left: .6rem; }
 input { font: inherit; width: 22rem; margin: .6rem 0; } table { border-collapse: collapse; width: 100%; }
 th { text-align: left; color: #667; position: sticky; top: 0; background: #fff; cursor: pointer; }
-th, td { padding: .2rem .5rem; border-bottom: 1px solid #dde; vertical-align: top; overflow-wrap: anywhere; }
+th, td { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #dde; vertical-align: top; white-space: nowrap; }
+td:nth-last-child(-n+2) { white-space: normal; overflow-wrap: anywhere; }
 td { font-family: ui-monospace, monospace; font-size: 12.5px; }
 """
 _SCRIPT = """
@@ -16,11 +17,11 @@ const body = document.querySelector('tbody'), rows = [...body.rows], words = doc
 words.addEventListener('input', () => rows.forEach(row => {
   row.hidden = !row.textContent.toLowerCase().includes(words.value.toLowerCase());
 }));
-const value = (row, i) => row.cells[i].textContent === 'inf' ? Infinity : Number(row.cells[i].textContent);
+const text = (row, i) => row.cells[i].textContent;
+const value = (row, i) => text(row, i) === 'inf' ? Infinity : Number(text(row, i).replace(' %', ''));
 document.querySelectorAll('th').forEach((head, i) => head.addEventListener('click', () => {
-  const text = rows.some(row => Number.isNaN(value(row, i)));
-  const order = text ? (a, b) => a.cells[i].textContent.localeCompare(b.cells[i].textContent)
-                     : (a, b) => value(b, i) - value(a, i);
+  const words = rows.some(row => Number.isNaN(value(row, i)));
+  const order = words ? (a, b) => text(a, i).localeCompare(text(b, i)) : (a, b) => value(b, i) - value(a, i);
   body.append(...[...rows].sort(order));
 }));
 """
@@ -33,7 +34,7 @@ def render(title: str, paragraphs: Sequence[str], head: Sequence[str], rows: Ite
       title: the heading.
       paragraphs: the first is plain, the others are advice.
       head: names of the columns.
-      rows: cells of the rows; a column of numbers sorts with the largest first.
+      rows: cells of the rows; a column of numbers sorts with the largest first. Only the last two columns wrap.
     """
     first, *others = [_escaped(text) for text in paragraphs]
     advice = "".join(f'<p class="advice">{text}</p>' for text in others)

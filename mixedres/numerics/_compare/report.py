@@ -177,9 +177,11 @@ class ErrorReport:
         return "\n".join([*lines, f"({more} more operations: report.rows, report.to_html(path))"])
 
     def to_html(self, path: str | pathlib.Path) -> None:
-        """Writes the report as one self-contained HTML page with a table of all operations that can be sorted."""
-        cells = (_row_cells(row) for row in self.rows)
-        text = page.render(f"{self.function} in {self.dtype}", [self.verdict, *self.advice], ROW_HEAD, cells)
+        """Writes the report as one self-contained HTML page with a table of all operations, largest shares first."""
+        operations = [row for row in self.rows if row.primitive or row.own or row.accumulated]
+        operations.sort(key=lambda row: (-row.share, -row.own))
+        title = f"{self.function} in {self.dtype} beside float32"
+        text = page.render(title, [self.verdict, *self.advice], ROW_HEAD, map(_row_cells, operations))
         pathlib.Path(path).write_text(text, encoding="utf-8")
 
     def __str__(self) -> str:
@@ -188,15 +190,14 @@ class ErrorReport:
 
 _HEAD = ("share", "own", "accumulated", "operation", "inf", "zero", "path", "source")
 ROW_HEAD = (
-    *("operation", "dtype", "shape", "own error", "accumulated", "largest own", "largest", "infinite", "to zero"),
-    *("subnormal", "cancellation", "share", "direction", "path", "source"),
+    *("share", "own", "accumulated", "largest own", "largest", "inf", "zero", "subnormal", "cancels", "dtype", "shape"),
+    *("operation", "path", "source"),
 )
 
 
 def _cells(one: Contributor) -> tuple[str, ...]:
     row = one.row
-    backward = ", backward" * (row.direction == "backward")
-    name = f"{row.name}{' (cancels)' * (row.cancellation > JUMP)}{backward}"
+    name = f"{row.name}{' (cancels)' * (row.cancellation > JUMP)}{_backward(row)}"
     numbers = (f"{100 * one.share:.0f} %", _number(one.own), _number(one.accumulated))
     return (*numbers, name, _count(one.infinite), _count(one.zeros), row.path, _short(row.source))
 
@@ -205,8 +206,13 @@ def _row_cells(row: OperationRow) -> Iterable[str]:
     shape = "x".join(map(str, row.shape))
     errors = map(_number, (row.own, row.accumulated, row.largest_own, row.largest))
     counts = map(_count, (row.infinite, row.zeros, row.subnormal))
-    rest = _number(row.cancellation), f"{row.share:.3f}", row.direction, row.path, _short(row.source)
-    return (row.name, row.dtype.name, shape, *errors, *counts, *rest)
+    cancels = f"{row.cancellation:.3g}" if row.cancellation > 1 else ""
+    about = (cancels, row.dtype.name, shape, f"{row.name}{_backward(row)}", row.path, _short(row.source))
+    return (f"{100 * row.share:.1f} %", *errors, *counts, *about)
+
+
+def _backward(row: OperationRow) -> str:
+    return ", backward" * (row.direction == "backward")
 
 
 def _number(value: float | None) -> str:
