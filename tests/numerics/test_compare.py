@@ -237,6 +237,12 @@ def test_devices_are_summed():
     assert inside.own == pytest.approx(outside.own) and inside.accumulated == pytest.approx(outside.accumulated)
 
 
+def test_results_that_are_not_finite_in_float32_are_told():
+    report = compare(lambda x: (x @ x) / 0.0, X)
+    assert "Infinities and NaNs that float32 has too are not compared" in report.verdict
+    assert "not compared" not in compare(lambda x: x @ x, X).verdict
+
+
 def test_page_escapes_names(tmp_path):
     compare(jax.named_call(jnp.dot, name="<b>"), X, X).to_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -249,6 +255,7 @@ X = np.ones((4, 4), np.float32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: compare(lambda x: "a", X, dtype=None), "<lambda> returns a str; give a function that returns arrays"),
         (lambda: compare(3, X), "compare takes a function and its arguments, got 3"),
         (lambda: compare(jnp.dot, X, X, of="both"), "of must be 'value' or 'grad', got 'both'"),
         (lambda: compare(jnp.dot, X, X, of="grad"), r"a function that returns a float scalar, got \(4, 4\)"),

@@ -92,6 +92,7 @@ class ErrorReport:
       hidden: pairs of an operation with infinities that float32 does not have, and of the operation that hides them.
       mends: changes that were tried, best first; empty for a healthy program.
       rewritten: whether `autocast` made the half program, and not the function itself.
+      nonfinite: whether a result has infinities or NaNs in float32 too; these elements are not compared.
     """
 
     function: str
@@ -103,6 +104,7 @@ class ErrorReport:
     hidden: tuple[tuple[OperationRow, OperationRow], ...]
     mends: tuple[Mend, ...] = ()
     rewritten: bool = True
+    nonfinite: bool = False
 
     @property
     def error(self) -> float:
@@ -128,6 +130,15 @@ class ErrorReport:
     @property
     def verdict(self) -> str:
         """Returns the result of the comparison in a few sentences."""
+        if self.nonfinite:
+            return (
+                f"{self._verdict} Infinities and NaNs that float32 has too are not compared; "
+                "mixedres.numerics.first_nonfinite finds where they begin."
+            )
+        return self._verdict
+
+    @property
+    def _verdict(self) -> str:
         halves = [row for row in self.rows if row.primitive and (row.dtype == self.dtype or row.own)]
         if not halves:
             return f"No operation of {self.function} is computed in {self.dtype}; the results are those of float32."

@@ -42,6 +42,10 @@ class _Half:
     of: str
     scale: float
 
+    @property
+    def __name__(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
     def __call__(self, *args: PyTree) -> Any:
         fn = self.fn if self.options is None else amp.autocast(self.fn, **self.options)
         if self.of == "value":
@@ -120,9 +124,8 @@ def compare(
     recorder = PairRecorder(program.platform, detailed=count <= DETAILED)
     exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays, level=1)
     analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
-    name = getattr(fn, "__name__", type(fn).__name__)
     report = ErrorReport(
-        name,
+        half.__name__,
         found,
         analysis.rows,
         analysis.errors,
@@ -131,6 +134,7 @@ def compare(
         analysis.hidden,
         (),
         dtype is not None,
+        any(_is_inexact(x) and not np.isfinite(np.asarray(widened(x))).all() for x in exact),
     )
     if report.is_fine or dtype is None:
         return report
@@ -142,6 +146,10 @@ def compare(
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _is_inexact(x: Array) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
 def _half_dtype(program: Traced) -> np.dtype[Any]:

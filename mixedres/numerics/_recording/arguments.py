@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mixedres._internal.tree import is_array as is_array_or_number
 from mixedres._internal.tree import leaves_by_path
 from mixedres._internal.types import Array, Function, Jaxpr, PyTree
 
@@ -41,6 +42,7 @@ class Traced:
 
         Raises:
           ValueError: if the number of names is not that of the arguments.
+          TypeError: if a result is no array.
         """
         names = list(names) or [f"argument {i}" for i in range(len(args))]
         if len(names) != len(args):
@@ -51,7 +53,12 @@ class Traced:
         def of_arrays(*arrays: Array) -> Any:
             remaining = iter(arrays)
             full = [next(remaining) if is_array(leaf) else leaf for _, leaf in leaves]
-            return fn(*jax.tree.unflatten(jax.tree.structure(args), full))
+            results = fn(*jax.tree.unflatten(jax.tree.structure(args), full))
+            for leaf in jax.tree.leaves(results):
+                if not is_array_or_number(leaf):
+                    name = getattr(fn, "__name__", type(fn).__name__)
+                    raise TypeError(f"{name} returns a {type(leaf).__name__}; give a function that returns arrays only")
+            return results
 
         jaxpr, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         held = (device.platform for array in arrays if isinstance(array, jax.Array) for device in array.devices())
