@@ -58,7 +58,7 @@ def test_value_and_grad_returns_the_unscaled_loss():
 
 
 def holders():
-    """What may contain the state of `loss_scaled`, by name."""
+    """Returns objects that contain the state of `loss_scaled`, by name."""
     tx = optimizer()
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     return {

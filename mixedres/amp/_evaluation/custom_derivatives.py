@@ -76,6 +76,7 @@ def derivative(eqn: Equation, primals: Sequence[Array], floats: Sequence[Array])
 
 
 def with_float0(outs: Sequence[Any], floats: Sequence[Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns the results and all their tangents, of which `floats` are those of the inexact results."""
     remaining = iter(floats)
     return tuple(outs), tuple(next(remaining) if is_inexact(out) else float0(out) for out in outs)
 

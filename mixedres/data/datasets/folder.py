@@ -62,7 +62,13 @@ class ImageFolder:
 
 @dataclasses.dataclass
 class _LeftOut:
-    """What a scan leaves out: files by ending, folders of a system by name, and images beside the class folders."""
+    """Files and folders that a scan leaves out.
+
+    Attributes:
+      formats: number of images by ending, of formats that are not read.
+      folders: names of the folders of a system.
+      loose: number of images beside the class folders.
+    """
 
     formats: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     folders: set[str] = dataclasses.field(default_factory=set)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mixedres.numerics._compare import recorder
-from mixedres.numerics._recording.frames import Index, Place, Statistics, Tensor, module_path, outside
+from mixedres.numerics._recording.frames import Index, Place, Statistics, Tensor
 from mixedres.numerics._recording.readers import factors, hidden, places
 
 # An error jumps where it is this many times as large as those of the operands, and as one rounding.
@@ -220,17 +220,16 @@ class Analysis:
 
     def _row(self, tensor: Tensor, found: list[Place]) -> OperationRow:
         worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
-        argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
         numbers = self._numbers[worst]
         rms = math.sqrt(numbers[recorder.SQUARES] / max(1, math.prod(tensor.shape)))
-        backward = "transpose(" in tensor.scope or tensor in self._factors
+        backward = tensor.is_backward or tensor in self._factors
 
         def count(which: int) -> int | None:
             total = sum(self._numbers[place][which] for place in found)
             return None if math.isnan(total) else int(total)
 
         return OperationRow(
-            path=argument.name or module_path(argument.scope),
+            path=tensor.module,
             direction="backward" if backward else "forward",
             primitive=tensor.primitive,
             source=tensor.source,

@@ -1,7 +1,8 @@
 """HTML page of a table that can be sorted and searched, in one self-contained file."""
 
-import html
 from collections.abc import Iterable, Sequence
+
+from mixedres.numerics._page.rendering import escaped
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1d2330; margin: 2rem auto; max-width: 1300px; padding: 0 1rem; }
@@ -36,19 +37,14 @@ def render(title: str, paragraphs: Sequence[str], head: Sequence[str], rows: Ite
       head: names of the columns.
       rows: cells of the rows; a column of numbers sorts with the largest first. Only the last two columns wrap.
     """
-    first, *others = [_escaped(text) for text in paragraphs]
+    first, *others = [escaped(text) for text in paragraphs]
     advice = "".join(f'<p class="advice">{text}</p>' for text in others)
-    headings = "".join(f"<th>{_escaped(name)}</th>" for name in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    headings = "".join(f"<th>{escaped(name)}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_escaped(title)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-        f"<h1>{_escaped(title)}</h1><p>{first}</p>{advice}"
+        f"<h1>{escaped(title)}</h1><p>{first}</p>{advice}"
         '<input type="search" id="words" placeholder="operation, path, file" aria-label="search">'
         f"<table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table><script>{_SCRIPT}</script></body></html>\n"
     )
-
-
-def _escaped(text: str) -> str:
-    # Names may contain lone surrogates, which UTF-8 cannot encode.
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()

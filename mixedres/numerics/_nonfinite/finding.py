@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mixedres._internal.errors import listed
-from mixedres.numerics._recording.frames import Place, Statistics, Tensor, module_path, outside
+from mixedres.numerics._recording.frames import Place, Statistics, Tensor, outside
 from mixedres.numerics._recording.readers import factors, hidden
 
 # The status of an array in its statistics; 0 is neither.
@@ -186,11 +186,11 @@ class Search:
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
         argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
-        direction = "backward" if "transpose(" in argument.scope else "forward"
+        direction = "backward" if argument.is_backward else "forward"
         if argument in self._factors:
             direction = FACTOR
         return ArrayRecord(
-            path=argument.name or module_path(argument.scope),
+            path=argument.module,
             direction=direction,
             primitive=argument.primitive,
             source=argument.source,

@@ -19,8 +19,8 @@ def render(document: Record) -> str:
     if document.get("format") != FORMAT:
         raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")
     parts = {
-        "title": _escaped(str(document["title"])),
-        "advice": _escaped(str(document["advice"])),
+        "title": escaped(str(document["title"])),
+        "advice": escaped(str(document["advice"])),
         "style": _read("page.css"),
         "data": _embedded(document),
         "script": _read("page.js"),
@@ -33,7 +33,8 @@ def _read(name: str) -> str:
     return (resources.files("mixedres.numerics._page") / name).read_text(encoding="utf-8")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Returns a text for HTML that shows the text as it is."""
     # Names may contain lone surrogates, which UTF-8 cannot encode.
     return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
 

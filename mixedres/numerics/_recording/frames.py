@@ -75,6 +75,16 @@ class Tensor:
     links: Links
     name: str = ""
 
+    @property
+    def module(self) -> str:
+        """Returns the modules and named scopes around the operation; the name of an argument."""
+        return self.name or module_path(self.scope)
+
+    @property
+    def is_backward(self) -> bool:
+        """Returns whether the operation is in the transpose of a function."""
+        return "transpose(" in self.scope
+
     def order(self, index: Index) -> tuple[int, ...]:
         """Returns a key that sorts arrays and iterations by the time of evaluation."""
         key: list[int] = []

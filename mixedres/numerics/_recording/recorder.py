@@ -45,6 +45,7 @@ class Tape:
 
 
 def is_widening(eqn: Equation) -> bool:
+    """Returns whether an equation converts floating-point numbers to a dtype that holds all of them."""
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = (jnp.result_type(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
