@@ -53,7 +53,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     if command_line.HELP & set(arguments):
         console.show(*USAGE.splitlines(), *_key_help())
         return
-    from mixedres.config import parse_flags
+    from mixedres.config import config_of_run, parse_flags
 
     flags = parse_flags(arguments)
     presets = None if flags.presets is None else _presets(flags.presets)
@@ -62,13 +62,16 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
     directory = command_line.path(name).absolute()
     # Imported here so that a mistake in the flags need not wait for JAX, Orbax and the models.
-    from mixedres import train
+    from mixedres import checkpoints, train
 
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
+        if flags.file == config_of_run(name):
+            for line in checkpoints.left_to_command_line(directory, flags.config):
+                console.say(line)
         if presets is not None or flags.mode == "eval":
             process.raise_interrupts()
         if presets is not None:

@@ -12,10 +12,10 @@ DESCRIPTION = """\
 Repeats the step at which a run ended with exit status 3, with every array of its forward and backward pass examined.
 
   python -m mixedres.replay runs/imagenet-fp16
-  python -m mixedres.replay runs/imagenet-fp16 --precision=bf16
+  python -m mixedres.replay runs/imagenet-fp16 --precision=bf16 --config.data.dir=/data
 
 The step is in WORKDIR/nonfinite; nothing is written but compiled programs. The replay needs the data set and as many
-devices as the run had.
+devices as the run had. Only --config.KEY=VALUE sets keys that act on this machine, such as data.dir.
 exit status: 0 replayed, whatever was found; 1 the replay failed; 2 a mistake in the command; 130 interrupted
 """
 
@@ -26,14 +26,17 @@ def replay_step(given: Sequence[str]) -> None:
     Raises ConfigError for a mistake in the arguments, and if there is no such step or it cannot be built on this
     machine.
     """
-    workdir, preset = parse(given)
+    workdir, preset, rest = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
-    from mixedres.config import unflatten
+    from mixedres.checkpoints import portable
+    from mixedres.config import override_machine, unflatten
     from mixedres.train import build, compilation_cache, diagnosis, nonfinite
 
     saved = nonfinite.load_step(workdir / nonfinite.DIRECTORY)
-    experiment = build(unflatten(in_preset(saved.config, preset)))
-    with compilation_cache(experiment.config.compilation_cache, workdir):
+    config = unflatten(in_preset(portable(saved.config) | {"num_devices": saved.config["num_devices"]}, preset))
+    override_machine(config, rest)
+    experiment = build(config)
+    with compilation_cache(config.compilation_cache):
         state = nonfinite.restore_state(experiment, saved)
         console.say(
             f"step {saved.step} of {workdir}, {experiment.config.model.name} in {experiment.precision.name} at loss "
@@ -53,15 +56,17 @@ def replay_step(given: Sequence[str]) -> None:
         console.show(f"not finite at the end of the step: {len(finding.nonfinite_results)} of loss and gradients")
 
 
-def parse(given: Sequence[str]) -> tuple[pathlib.Path, str | None]:
-    """Returns (workdir, preset or None) from the arguments; raises ConfigError for a mistake in them."""
+def parse(given: Sequence[str]) -> tuple[pathlib.Path, str | None, list[str]]:
+    """Returns (workdir, preset or None, other arguments); raises ConfigError for a mistake in the arguments."""
     parser = command_line.Parser("python -m mixedres.replay", DESCRIPTION)
     parser.add_argument("workdir", metavar="WORKDIR", help="directory of the run")
     parser.add_argument("--precision", choices=PRESETS, help="repeat the step in another preset")
-    options = parser.parse_args(given)
+    options, rest = parser.parse_known_args(list(given))
+    if wrong := [argument for argument in rest if not argument.startswith("--config.")]:
+        parser.error(f"unrecognized arguments: {wrong[0]}")
     if not options.workdir:
         raise ConfigError("WORKDIR is empty; try python -m mixedres.replay runs/digits-fp16")
-    return command_line.path(options.workdir).absolute(), options.precision
+    return command_line.path(options.workdir).absolute(), options.precision, rest
 
 
 def in_preset(config: Record, preset: str | None) -> Record:

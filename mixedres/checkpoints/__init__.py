@@ -2,6 +2,7 @@
 
 from mixedres._internal.errors import MismatchError, WeightsError
 from mixedres.checkpoints import huggingface, ownership, workdir
+from mixedres.checkpoints.documents import SavedStep, check, read_flat, read_record
 from mixedres.checkpoints.layouts import LAYOUTS, Architecture, architecture, from_tensors, to_tensors
 from mixedres.checkpoints.load import (
     create_network,
@@ -13,7 +14,14 @@ from mixedres.checkpoints.load import (
 )
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.ownership import Claim
-from mixedres.checkpoints.recorded import checkpoint_steps, read_config, read_data_identity
+from mixedres.checkpoints.recorded import (
+    checkpoint_steps,
+    left_to_command_line,
+    portable,
+    read_config,
+    read_data_identity,
+    values_to_continue,
+)
 from mixedres.checkpoints.weights import WeightsFile, write_weights
 
 __all__ = [
@@ -22,21 +30,28 @@ __all__ = [
     "Checkpoints",
     "Claim",
     "MismatchError",
+    "SavedStep",
     "WeightsError",
     "WeightsFile",
     "architecture",
+    "check",
     "checkpoint_steps",
     "create_network",
     "describe_weights",
     "from_tensors",
     "huggingface",
     "input_shape",
+    "left_to_command_line",
     "network_name",
     "ownership",
+    "portable",
     "read_config",
     "read_data_identity",
+    "read_flat",
+    "read_record",
     "read_weights",
     "to_tensors",
+    "values_to_continue",
     "variables",
     "workdir",
     "write_weights",

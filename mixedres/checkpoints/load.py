@@ -6,13 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jmp
+import numpy as np
 
 from mixedres import models
 from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts, recorded
+from mixedres.checkpoints.documents import read_record
 from mixedres.checkpoints.manager import Checkpoints
-from mixedres.checkpoints.weights import WeightsFile, read_weights_file
+from mixedres.checkpoints.weights import WeightsFile, checked, read_weights_file
 from mixedres.data import InputSpec
 
 # Fields of `mixedres.models.Network` and their defaults here.
@@ -28,7 +30,7 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
       WeightsError: if there are no weights, or they cannot be read.
     """
     try:
-        is_run = (path / recorded.CHECKPOINTS).is_dir() and recorded.read_config(path) is not None
+        is_run = (path / recorded.CHECKPOINTS).is_dir() and recorded.holds_config(path)
         return _read_run(path) if is_run else read_weights_file(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({reason(error)})") from None
@@ -44,30 +46,43 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         raise WeightsError(str(error)) from None
     finally:
         saved.close()
-    config, data = record["config"], recorded.read_data_identity(directory) or {}
+    where = f"the newest checkpoint in {directory}"
+    config, data = read_record(record, where)["config"], recorded.read_data_identity(directory) or {}
     options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
     try:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
         raise WeightsError(f"{directory / recorded.DATA}: {error}") from None
-    variables = tree["ema"] or {name: tree.get(name) or {} for name in ("params", "batch_stats")}
+    variables, step = _variables_and_step(tree, where)
     return WeightsFile(
         directory,
-        layouts.to_tensors(variables, "mixedres"),
+        checked(directory, layouts.to_tensors(variables, "mixedres")),
         "mixedres",
-        batches=int(tree["step"]),
+        batches=step,
         network=str(config["model.name"]),
         num_classes=count if isinstance(count := data.get("num_classes"), int) else len(data.get("class_names") or ()),
-        version=config["model.version"] or models.default_version(config["model.name"]),
+        version=config.get("model.version") or models.default_version(config["model.name"]),
         options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
         class_names=tuple(map(str, data.get("class_names") or ())) or None,
-        epsilon=config["batch_norm.epsilon"],
+        epsilon=config.get("batch_norm.epsilon"),
         input=spec,
-        run=config,
-        note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {int(tree['step'])}"
-        if damaged
-        else "",
+        run=recorded.portable(config),
+        note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {step}" if damaged else "",
     )
+
+
+def _variables_and_step(tree: Variables, where: str) -> tuple[Variables, int]:
+    """Returns the weights in a checkpoint, averaged if the run had a moving average, and the number of steps.
+
+    Raises:
+      WeightsError: if the arrays are not those of a training state.
+    """
+    weights = tree.get("ema") or {name: tree.get(name) or {} for name in ("params", "batch_stats")}
+    step = tree.get("step")
+    is_whole = isinstance(weights, dict) and isinstance(weights.get("params"), dict) and weights["params"]
+    if not is_whole or not isinstance(step, np.ndarray) or step.shape or not 0 <= int(step) < 2**31:
+        raise WeightsError(f"{where} holds no state of a training run; put back a copy")
+    return weights, int(step)
 
 
 def network_name(file: WeightsFile) -> str | None:

@@ -12,9 +12,10 @@ from typing import IO
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json, lock, nearest_existing, read_json, write_json
+from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir as names
-from mixedres.checkpoints.recorded import PARTIAL, checkpoint_steps, read_config, read_data_identity
+from mixedres.checkpoints.recorded import PARTIAL, checkpoint_steps, holds_config, read_data_identity
 from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
 
 # Files of a run.
@@ -90,15 +91,21 @@ def begin(workdir: pathlib.Path, config: Record, data: Record | None = None) -> 
     """
     with _writable(workdir):
         known = read_data_identity(workdir)
-        if data is not None and known is None and read_config(workdir) is None:
+        if data is not None and known is None and not holds_config(workdir):
             known = data
-        if known is not None and read_json(workdir / DATA) != known:
-            write_json(workdir / DATA, known)
+        if known is not None:
+            _update(workdir / DATA, known)
         (workdir / SUMMARY).unlink(missing_ok=True)  # this start continues the run beyond its end
-        if read_json(workdir / CONFIG) != as_json(config):
-            write_json(workdir / CONFIG, config)
+        _update(workdir / CONFIG, config)
         # From now on, a missing directory means that the checkpoints are gone.
         (workdir / CHECKPOINTS).mkdir(exist_ok=True)
+
+
+def _update(path: pathlib.Path, content: Record) -> None:
+    """Writes a document, unless it is there already."""
+    content = as_json(stamped(content))
+    if read_json(path) != content:
+        write_json(path, content)
 
 
 @contextlib.contextmanager
@@ -137,7 +144,7 @@ def _holds_run(workdir: pathlib.Path, *, clean: bool) -> bool:
     Raises:
       ConfigError: if the directory holds other files; without `clean`, also if the config of its run cannot be read.
     """
-    if read_config(workdir) is not None:
+    if holds_config(workdir):
         return True
     entries = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
     if not entries - _BEGUN and not checkpoint_steps(workdir):

@@ -19,8 +19,10 @@ import safetensors.numpy
 
 from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.files import open_regular, parse_json, read_regular, write_whole
+from mixedres._internal.formats import stamped
 from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
+from mixedres.checkpoints.documents import WeightsMetadata, check
 from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, Architecture, batches_of, layout_of
 from mixedres.checkpoints.layouts import architecture as find_architecture
 from mixedres.data import InputSpec
@@ -170,22 +172,15 @@ def _read_metadata(file: pathlib.Path, layout: str, about: str | None) -> Record
     """Returns the facts beside the tensors: from the file's metadata, or from JSON files of transformers."""
     try:
         metadata = parse_json(about) if about else {}
-        if not isinstance(metadata, dict):
-            raise ValueError(f"{metadata!r}")
-        keys = ("version", "options", "class_names", "epsilon", "input", "network", "num_classes")
-        known = {key: metadata[key] for key in keys if key in metadata}
-        names, epsilon = known.get("class_names", []), known.get("epsilon", 1e-5)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"class_names {names!r}")
-        if known.get("version", "1") not in ("1", "1.5", "2") or not isinstance(epsilon, float) or not 0 < epsilon < 1:
-            raise ValueError(f"version {known.get('version')!r}, epsilon {epsilon!r}")
+        check(metadata, WeightsMetadata, file)
+        known = {key: metadata[key] for key in WeightsMetadata.__annotations__ if key in metadata}
         check_options(known.get("options", {}))
-        if known.get("network", "") not in ("", *NETWORKS) or not isinstance(known.get("num_classes", 1), int):
+        if known.get("network", "") not in ("", *NETWORKS):
             raise ValueError(
                 f"network {known['network']!r}; mixedres.models.NETWORKS has {', '.join(NETWORKS) or 'none'}"
             )
         if "class_names" in known:
-            known["class_names"] = tuple(names)
+            known["class_names"] = tuple(known["class_names"])
     except (ValueError, TypeError) as error:
         raise WeightsError(f"{file}: the metadata that mixedres wrote cannot be read ({error})") from None
     config, processor = file.with_name(huggingface.CONFIG), file.with_name(huggingface.PROCESSOR)
@@ -215,7 +210,7 @@ def write_weights(
       WeightsError: if the file cannot be written.
     """
     # transformers refuses files without this format.
-    metadata = {"format": "pt"} | ({_ABOUT: json.dumps(about)} if about else {})
+    metadata = {"format": "pt"} | ({_ABOUT: json.dumps(stamped(dict(about)))} if about else {})
     try:
         with write_whole(path) as partial:
             safetensors.numpy.save_file(dict(tensors), partial, metadata=metadata)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from mixedres._internal.errors import ConfigError, listed
 from mixedres._internal.files import as_json, is_locked, read_object
+from mixedres._internal.formats import check_format, without_stamp
 from mixedres._internal.types import Json, Record
 from mixedres.checkpoints.recorded import CHECKPOINTS as CHECKPOINTS
 from mixedres.checkpoints.recorded import CONFIG as CONFIG
@@ -21,8 +22,6 @@ WANDB_ID, WANDB = "wandb.json", "wandb"
 # Directory of traces, and a trace in it by its first step. TensorBoard reads traces from plugins/profile alone.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
 _DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
-# Behavior of versions that did not have the key, if it differs from the key's default.
-_BEFORE = {"batch_norm.unbiased": False}
 _RESUME = {key.path: key.resume for key in KEYS}
 
 
@@ -65,16 +64,17 @@ def check_same(workdir: pathlib.Path, config: Record, only: Collection[str] | No
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
     new = as_json(config)
     keys = sorted(key for key in old.keys() | new.keys() if _RESUME.get(key) != FREE and (only is None or key in only))
-    old = {key: old.get(key, _BEFORE.get(key, _DEFAULTS.get(key))) for key in keys}  # an older version had fewer keys
+    old = {key: old.get(key, _DEFAULTS.get(key)) for key in keys}  # an older version had fewer keys
     changed = [key for key in keys if old[key] != new.get(key)]
     longer = [key for key in changed if _RESUME.get(key) == GROW and _is_more(new.get(key), old[key])]
     differing = [key for key in changed if key not in longer]
     if differing:
         what = listed([f"{key}: {old[key]!r} there, {new.get(key)!r} now" for key in differing], 5, "; ")
-        way_out = ", or start over with --clean" if only is None else ""
-        raise ConfigError(
-            f"--workdir={workdir} holds a run with a different config ({what}); name another --workdir{way_out}"
-        )
+        flags = " ".join(f"--config.{key}={_as_text(old[key])}" for key in differing[:5])
+        way_out = f"go on with {flags}, name another --workdir, or start over with --clean"
+        if only is not None:
+            way_out = f"add {flags}, or leave out --config to take the config of the run"
+        raise ConfigError(f"--workdir={workdir} holds a run with a different config ({what}); {way_out}")
     return bool(longer)
 
 
@@ -115,13 +115,20 @@ def contents(workdir: pathlib.Path) -> Record:
 def read_summary(workdir: pathlib.Path) -> Record | None:
     """Returns the summary of a finished run; None if the run is not finished."""
     try:
-        return read_object(workdir / SUMMARY)
+        summary = read_object(workdir / SUMMARY)
+        check_format(summary, workdir / SUMMARY)
+        return without_stamp(summary)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         raise ConfigError(
             f"{workdir / SUMMARY} is not readable as JSON; remove it, or start over with --clean"
         ) from None
+
+
+def _as_text(value: Json) -> str:
+    """Returns a value as it is typed after --config.KEY=."""
+    return str(tuple(value)).replace(" ", "") if isinstance(value, list) else str(value)
 
 
 def _is_more(new: Json, old: Json) -> bool:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
-from mixedres.config.flags import Flags, config_of_run, load_config, parse_flags
+from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
-from mixedres.config.values import check_key, defaults, finish, flatten, split, unflatten, validate
+from mixedres.config.older import as_begun, upgraded
+from mixedres.config.values import check_flat, check_key, defaults, finish, flatten, split, unflatten, validate
 
 if TYPE_CHECKING:
     from mixedres.config.precision import precision_of
@@ -18,6 +19,8 @@ __all__ = [
     "ConfigError",
     "Flags",
     "Key",
+    "as_begun",
+    "check_flat",
     "check_key",
     "config_of_run",
     "defaults",
@@ -25,11 +28,13 @@ __all__ = [
     "finish",
     "flatten",
     "load_config",
+    "override_machine",
     "parse_flags",
     "precision_of",
     "profile_window",
     "split",
     "unflatten",
+    "upgraded",
     "validate",
 ]
 

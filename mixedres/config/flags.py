@@ -15,7 +15,8 @@ from mixedres._internal.cli.command_line import Parser
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import open_regular
 from mixedres._internal.names import PROCESS_FLAGS
-from mixedres.config.values import BOOLEANS, is_switch, override, validate
+from mixedres.config.keys import KEYS
+from mixedres.config.values import BOOLEANS, check_key, is_switch, override, validate
 
 _PACKAGE = pathlib.Path(__file__).parent
 # The shipped config files: inside an installed package, and beside the package in a checkout.
@@ -88,6 +89,24 @@ def _parser() -> Parser:
         parser.add_argument(name, type=int)
     parser.add_argument("--process_timeout", type=float)
     return parser
+
+
+def override_machine(config: ConfigDict, arguments: Sequence[str]) -> None:
+    """Sets keys that act on this machine from arguments '--config.KEY=VALUE' of a command that reads a run.
+
+    Raises:
+      ConfigError: for a mistake in an argument, and for a key that only the run sets.
+    """
+    allowed = [key.path for key in KEYS if not key.is_portable]
+    for argument in _joined(arguments):
+        path, text = _key_and_text(argument)
+        if path not in allowed:
+            check_key(path)
+            raise ConfigError(
+                f"config.{path} is the run's; here only keys of this machine can be set, such as data.dir"
+            )
+        override(config, path, text)
+    validate(config)
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

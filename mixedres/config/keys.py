@@ -29,6 +29,9 @@ class Range:
 FIXED = "fixed"
 GROW = "grow"
 FREE = "free"
+# The FREE keys that commands take from the config of a run that they read; the others act on the machine. FIXED keys do
+# not, but for one that names a file.
+_PORTABLE, _FILES = ("model.fused", "data.on_error", "max_consecutive_skips"), ("init_from",)
 # Sections and keys that an evaluation of a run must share with its training; devices and batch size may differ.
 _EVALUATED = (
     *("model.", "batch_norm.", "data.", "precision."),
@@ -60,6 +63,14 @@ class Key:
     def is_evaluated(self) -> bool:
         """Returns whether an evaluation must have the value of the training run."""
         return self.resume != FREE and self.path.startswith(_EVALUATED)
+
+    @property
+    def is_portable(self) -> bool:
+        """Returns whether commands that read a run take the run's value.
+
+        Other keys act on this machine. Only today's command line sets them, because a run may be a stranger's.
+        """
+        return self.path in _PORTABLE or (self.resume != FREE and self.path not in _FILES)
 
 
 def duration_in_steps(value: Array, steps_per_epoch: float, *, round_down: bool = False) -> int:
@@ -157,7 +168,7 @@ KEYS = (
     free("log_resources_every", float, 5.0, "seconds between samples of CPU and memory use; 0: none", NOT_NEGATIVE),
     free("wandb", str, None, "project at Weights & Biases that receives the metrics too; not set: none"),
     free("profile", str, None, "100:5: trace the 5 steps after step 100 for xprof and Perfetto; not set: none", WINDOW),
-    free("compilation_cache", str, "auto", "directory of compiled programs, none, or auto (by the workdir)", NAMED),
+    free("compilation_cache", str, "auto", "directory of compiled programs, none, or auto (of this user)", NAMED),
     free("stop_at_top1", float, None, "end the run once test top-1 (0 to 1) reaches this", REACHABLE),
     free("max_consecutive_skips", int, 25, "skipped steps in a row that end the run (exit status 3)", POSITIVE),
     Key("label_smoothing", float, 0.0, "fraction of the target spread over all classes", FRACTION),

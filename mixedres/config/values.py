@@ -174,6 +174,11 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
     return dict(sorted(flat.items()))
 
 
+def check_flat(flat: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless a flat config, which may have been read as JSON, has known keys and valid values."""
+    validate(unflatten(flat))
+
+
 def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
     """Returns the config of a result of `flatten`, which may have been written and read as JSON since.
 

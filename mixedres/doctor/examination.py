@@ -45,8 +45,7 @@ def examine_network(
         first of the steps.
     """
     experiment = build(config)
-    # A fresh network has no workdir; a run of the network would have its workdir in runs/ by default.
-    with compilation_cache(config.compilation_cache, run or pathlib.Path("runs/fresh")):
+    with compilation_cache(config.compilation_cache):
         state = _state(experiment, run)
         where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"
         name = f"{config.model.name} on {config.data.name}, {experiment.precision.name}"

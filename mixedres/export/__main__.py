@@ -16,8 +16,8 @@ from 0 to 255 go in, probabilities and classes come out.
   python -m mixedres.export --from=runs/imagenet-fp16 --to=exported
   python -m mixedres.export --from=resnet50.safetensors --labels=labels.txt --precision=bf16 --to=exported
 
---to=DIR gets model.jax (StableHLO of jax.export, for any number of images, on CPUs and CUDA GPUs), load.py (ten lines
-that run it), labels.json, model.json and README.md; with --saved_model also saved_model/ for TensorFlow.
+--to=DIR gets model.jax (StableHLO of jax.export, for any number of images, on CPUs and CUDA GPUs), load.py (which
+runs it), labels.json, model.json and README.md; with --saved_model also saved_model/ for TensorFlow.
 """
 PRECISIONS = ("fp32", "bf16", "fp16")
 

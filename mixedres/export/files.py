@@ -5,6 +5,7 @@ import pathlib
 import zipfile
 
 from mixedres._internal.files import write_json
+from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.data import InputSpec
 from mixedres.predict import Classifier
@@ -20,12 +21,17 @@ import numpy as np, jax
 here = pathlib.Path(__file__).parent
 sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for jax.export
 from jax import export
-network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes())).call)
-labels = json.loads((here / "{labels}").read_text())
+labels = json.loads((here / "{labels}").read_text(encoding="utf-8"))
 images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.{dtype})
-found = {{name: np.asarray(values) for name, values in network(images).items()}}
-for index, row in zip(found["classes"], found["probabilities"]):
-    print(f"{{row[index]:7.2%}}  {{labels[index]}}")
+try:
+    network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes())).call)
+    found = {{name: np.asarray(values) for name, values in network(images).items()}}
+except Exception as error:
+    if jax.__version_info__ >= {needs}: raise
+    sys.exit(f"{model} needs jax {minor}, this is {{jax.__version__}} ({{type(error).__name__}}): pip install -U jax")
+for index, row in zip(found["classes"], found["probabilities"]):  # what a terminal would obey is escaped
+    name = "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in labels[index])
+    print(f"{{row[index]:7.2%}}  {{name}}")
 '''
 
 _README = """\
@@ -45,8 +51,9 @@ needs `pip install jax` (or `jax[cuda13]`) and nothing else: weights and normali
 
 {square}
 The file is StableHLO of `jax.export`, for {platforms}. JAX promises that newer versions read it for at least six
-months; write it again with a newer mixedres after that. `{reader}.zip` is the Python package of that name (Apache
-License 2.0), with which jax reads the file, and which an installation of jax alone does not bring.
+months; write it again with a newer mixedres after that. A jax older than {minor} may not read it. `{reader}.zip` is the
+Python package of that name (Apache License 2.0), with which jax reads the file, and which an installation of jax alone
+does not bring.
 """
 
 _INPUT = """\
@@ -129,7 +136,7 @@ def write_files(
     (folder / MODEL).write_bytes(artifact)
     _write_reader(folder / f"{READER}.zip")
     write_json(folder / LABELS, list(classifier.class_names))
-    write_json(folder / FACTS, facts)
+    write_json(folder / FACTS, stamped(facts))
     words = _words(classifier.spec, facts)
     (folder / LOADER).write_text(_LOADER.format(**words))
     image = (_OFFICIAL_INPUT if classifier.spec.resize == "official" else _INPUT).format(**words)
@@ -170,4 +177,6 @@ def _words(spec: InputSpec, facts: Record) -> Record:
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],
+        "needs": tuple(map(int, facts["versions"]["jax"].split(".")[:2])),
+        "minor": ".".join(facts["versions"]["jax"].split(".")[:2]),
     }

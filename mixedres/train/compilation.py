@@ -17,12 +17,14 @@ from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, nearest_existing
 from mixedres.train.distributed import SINGLE, SingleProcess
 
-# The directory beside the workdir: runs that differ in a seed share their programs.
-NAME = "compiled"
+# Directory of this user's programs below the cache directory. A directory beside a run may be a stranger's.
+NAME = "mixedres/compiled"
+# Bytes of the directory above which the programs that were used the longest ago are removed.
+MOST_BYTES = 4 * 2**30
 
 
 @contextlib.contextmanager
-def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess = SINGLE) -> Iterator[None]:
+def compilation_cache(setting: str, group: SingleProcess = SINGLE) -> Iterator[None]:
     """Enables JAX's persistent compilation cache inside the block.
 
     The cache is a setting of the whole process, which is restored after the block. A cache that JAX already uses, such
@@ -30,9 +32,8 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
     read is compiled again.
 
     Args:
-      setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'.
-      workdir: directory of the run; 'auto' is the directory `NAME` beside the workdir, or no cache if that directory
-        cannot be written.
+      setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'. 'auto' is the directory `NAME`
+        below $XDG_CACHE_HOME or ~/.cache, or no cache if that directory cannot be written.
       group: the processes of the run, which all call this.
 
     Raises:
@@ -40,7 +41,7 @@ def compilation_cache(setting: str, workdir: pathlib.Path, group: SingleProcess 
     """
     settings: Any = jax.config  # its attributes are made at run time
     enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
-    directory = None if enabled or not group.is_primary else _directory(setting, workdir)
+    directory = None if enabled or not group.is_primary else _directory(setting)
     directory = group.broadcast("compilation cache", directory)
     if enabled or directory is None:
         yield
@@ -70,42 +71,53 @@ def _set(options: dict[str, Any]) -> None:
     reset_cache()  # JAX would go on with the directory that it opened first
 
 
-def _directory(setting: str, workdir: pathlib.Path) -> str | None:
+def _directory(setting: str) -> str | None:
     """Returns the directory to use; None for no cache."""
     if setting == "none":
         return None
     if setting == "auto":
-        return _own_directory(workdir.absolute().parent / NAME)
+        return _own_directory()
     with config_errors("config.compilation_cache"):
         directory = expanded(setting).absolute()
-    existing = nearest_existing(directory)
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+    if _can_be_written(directory):
         return str(directory)
-    raise ConfigError(
-        f"config.compilation_cache={setting} cannot be written; name another directory, none, or auto for {NAME}/ "
-        "beside the workdir"
-    )
+    raise ConfigError(f"config.compilation_cache={setting} cannot be written; name another directory, none, or auto")
 
 
-def _own_directory(directory: pathlib.Path) -> str | None:
-    """Returns the directory if no other user can write into it, because its programs run here; else None."""
+def _can_be_written(directory: pathlib.Path) -> bool:
     existing = nearest_existing(directory)
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return None
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _own_directory() -> str | None:
+    """Returns the directory of this user's programs; None if it cannot be written, or if others can write into it."""
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
+        directory = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache").absolute() / NAME
+        if not _can_be_written(directory):
+            return None
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = os.lstat(directory)
-    except OSError:  # cannot be written
+    except (OSError, ValueError):  # such as a user without a home directory
         return None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         console.say(
             f"note: {directory} is not used, because other users may write compiled programs into it; type chmod 700 "
-            "if the directory is yours, or name it with --config.compilation_cache=DIR if you trust it"
+            "if the directory is yours, or name another with --config.compilation_cache=DIR"
         )
         return None
+    remove_oldest(directory, MOST_BYTES)
     return str(directory)
+
+
+def remove_oldest(directory: pathlib.Path, most: int) -> None:
+    """Removes the files that were used the longest ago, until the others have at most `most` bytes."""
+    with contextlib.suppress(OSError):  # another process removes files too
+        files = [(file.stat(), file) for file in directory.iterdir()]
+        room = most
+        for found, file in sorted(files, key=lambda pair: pair[0].st_atime, reverse=True):
+            room -= found.st_size
+            if room < 0:
+                file.unlink()
 
 
 class CompilationCounter:

@@ -35,8 +35,8 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
     """
-    experiment = build(config)
-    with compilation_cache(config.compilation_cache, directory, group):
+    experiment = build(start.config_to_continue(config, directory))
+    with compilation_cache(config.compilation_cache, group):
         state, description = _weights(experiment, directory, group)
         step = compile_step(experiment, state)
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
@@ -61,8 +61,8 @@ def compare_presets(
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
     """
-    experiment = build(config)
-    with compilation_cache(config.compilation_cache, directory, group):
+    experiment = build(start.config_to_continue(config, directory))
+    with compilation_cache(config.compilation_cache, group):
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")

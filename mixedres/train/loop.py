@@ -8,6 +8,7 @@ import jax
 
 from mixedres import data
 from mixedres._internal.errors import Stopped, TrainingError
+from mixedres._internal.formats import stamped
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import Checkpoints, Claim
 from mixedres.train import evaluation, step
@@ -202,15 +203,17 @@ class Loop:
         if not log.sync() and group.count == 1:  # other processes would wait
             log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return
-        record = {
-            "config": experiment.resolved,
-            "data": experiment.data,
-            "devices": len(experiment.devices),
-            "evaluated": self.evaluated,
-            "best": self.best,
-            "pending_eval": done if self._is_evaluation(done) and not self._is_evaluated(done) else None,
-            "log": log.state(),
-        }
+        record = stamped(
+            {
+                "config": experiment.resolved,
+                "data": experiment.data,
+                "devices": len(experiment.devices),
+                "evaluated": self.evaluated,
+                "best": self.best,
+                "pending_eval": done if self._is_evaluation(done) and not self._is_evaluated(done) else None,
+                "log": log.state(),
+            }
+        )
         with jax.transfer_guard("allow"), group.pause():
             self.parts.saved.save(done, self.state, record, best=self.best["step"] if self.best else None)
 

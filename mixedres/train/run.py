@@ -20,6 +20,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
+from mixedres._internal.formats import stamped
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import CompiledStep, Record
 from mixedres.checkpoints import Checkpoints, ownership, workdir
@@ -56,6 +57,8 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
       data.DataError: if the data cannot be read any further.
       Stopped: after SIGINT or SIGTERM.
     """
+    if not clean:
+        config = start.config_to_continue(config, directory)
     experiment = build(config)
     window = profiler.traced_steps(experiment)
     wandb_writer.check_installed(config.wandb)
@@ -248,7 +251,7 @@ def _summary(
 
 def _write_summary(path: pathlib.Path, document: Record) -> None:
     try:
-        write_json(path, document)
+        write_json(path, stamped(document))
     except OSError as error:
         raise TrainingError(
             f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "

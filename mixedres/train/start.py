@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from mixedres import __version__, checkpoints, models
 from mixedres._internal import jax_compat
@@ -18,6 +19,7 @@ from mixedres._internal.errors import ConfigError, OtherModelError, config_error
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Checkpoints, Claim, WeightsFile, ownership, workdir
+from mixedres.config import flatten, unflatten
 from mixedres.data import InputSpec, get_preprocessing
 from mixedres.train import steps
 from mixedres.train.compilation import compilation_cache
@@ -76,6 +78,20 @@ class Start:
         return self.record is None and self.initial is None
 
 
+def config_to_continue(config: ConfigDict, directory: pathlib.Path) -> ConfigDict:
+    """Returns the config with which the run of an older version in `directory` continues; prints what differs.
+
+    Without such a run, the result is `config`.
+    """
+    ownership.check_name(directory)
+    values = checkpoints.values_to_continue(directory, config)
+    if not values:
+        return config
+    given = ", ".join(f"config.{key}={value}" for key, value in values.items())
+    console.say(f"note: an older version of mixedres began the run in {directory}; it goes on with {given}, as then")
+    return unflatten(flatten(config) | values)
+
+
 def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
     """Prints the network, data, precision, steps, devices and workdir of a run."""
     config, source = experiment.config, experiment.source
@@ -120,7 +136,7 @@ def open_run(
     ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
-    cache = compilation_cache(experiment.config.compilation_cache, directory, group)
+    cache = compilation_cache(experiment.config.compilation_cache, group)
     with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
@@ -208,6 +224,7 @@ def restore_newest(
         if isinstance(error, OtherModelError):
             todo = "the right ones, or name another --workdir"
         raise ConfigError(f"{error}; nothing was changed. Put back {todo}") from error
+    record = checkpoints.read_record(record, f"the newest checkpoint in {saved.directory.parent}")
     if int(state.step) > experiment.total_steps:
         raise ConfigError(
             f"the newest checkpoint is of step {int(state.step)}, beyond the {experiment.total_steps} of this config"

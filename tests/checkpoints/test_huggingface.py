@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mixedres import checkpoints
+from mixedres._internal.errors import MixedresError
 from mixedres.checkpoints import huggingface
 from mixedres.data import InputSpec
 from mixedres.data.images import preprocessing
@@ -79,8 +80,8 @@ def test_damaged_metadata_of_weights_is_refused(tmp_path):
     import safetensors.numpy
 
     tensors = {"layer1.0.conv1.weight": np.zeros((1, 1, 1, 1), np.float32)}
-    other = ("{not json", "[]", '{"version": 2}', '{"epsilon": "x"}', '{"class_names": "ab"}', '{"class_names": [1]}')
-    for about in other:
+    other = ("[]", '{"version": 2}', '{"epsilon": "x"}', '{"class_names": "ab"}', '{"class_names": [1]}')
+    for about in ("{not json", *other):
         safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors", metadata={"mixedres": about})
-        with pytest.raises(checkpoints.WeightsError, match="the metadata that mixedres wrote cannot be read"):
+        with pytest.raises(MixedresError, match=r"a.safetensors(: the metadata .* cannot be read| is damaged)"):
             checkpoints.read_weights(tmp_path / "a.safetensors")

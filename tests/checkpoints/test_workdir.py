@@ -11,6 +11,7 @@ import pytest
 
 from mixedres._internal import files
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.formats import stamped
 from mixedres.checkpoints import ownership, workdir
 from mixedres.train.builder import build
 from tests.train import run_cases
@@ -219,12 +220,12 @@ def test_changed_data_are_refused(tmp_path, changed, words, matters_to_evaluatio
     own(tmp_path, config | {"data.dir": "/elsewhere"}, data=DATA)
     with pytest.raises(ConfigError, match=f"holds a run on other data .*{words}.*--clean"):
         ownership.claim(tmp_path, config, data=DATA | changed, clean=False)
-    assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA
+    assert json.loads((tmp_path / workdir.DATA).read_text()) == stamped(DATA)
     refused = pytest.raises(ConfigError, match=words) if matters_to_evaluation else contextlib.nullcontext()
     with refused:
         workdir.check_data(tmp_path, DATA | changed, classes_only=True)
     own(tmp_path, config, data=DATA | changed, clean=True)
-    assert json.loads((tmp_path / workdir.DATA).read_text()) == DATA | changed
+    assert json.loads((tmp_path / workdir.DATA).read_text()) == stamped(DATA | changed)
 
 
 def test_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):

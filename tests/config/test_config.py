@@ -12,7 +12,7 @@ from mixedres._internal import names
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres.checkpoints import recorded
 from mixedres.config import parse_flags
-from mixedres.config.keys import KEYS, duration_in_steps
+from mixedres.config.keys import FREE, KEYS, duration_in_steps
 from tests import GOLDEN, ROOT
 
 RECIPES = ("imagenet,recipe=estimator", "imagenet,recipe=lars", "imagenet,recipe=cosine")
@@ -123,7 +123,8 @@ def test_evaluation_takes_the_config_of_the_run(tmp_path):
     (tmp_path / recorded.CONFIG).write_text(json.dumps(base.flatten(trained)))
     argv = ["--mode=eval", f"--workdir={tmp_path}", "--config.seed=7"]
     values = parse_flags(argv)
-    assert base.flatten(values.config) == base.flatten(trained) | {"seed": 7}
+    defaults = {key.path: key.default for key in KEYS if not key.is_portable}
+    assert base.flatten(values.config) == base.flatten(trained) | defaults | {"seed": 7}
     assert values.workdir == str(tmp_path)
     with pytest.raises(ConfigError, match="holds no run whose config can be read"):
         parse_flags(["--mode=eval", "--workdir", str(tmp_path / "none")])
@@ -132,6 +133,26 @@ def test_evaluation_takes_the_config_of_the_run(tmp_path):
         parse_flags(argv)
     with pytest.raises(ConfigError, match="--config is missing"):
         parse_flags([f"--workdir={tmp_path}"])
+
+
+def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
+    """A key that a later start may change is not taken from a run, unless `Key.is_portable` names it."""
+    given = {"data.workers": 3, "keep_checkpoints": 9, "log_every": 9, "profile": "1:2", "compilation_cache": "/c"}
+    given |= {"wandb": "w", "init_from": "/i", "data.dir": "/d\x1b[2J", "data.threads": 2, "data.max_pixels": 2**31 - 1}
+    given |= {"num_devices": 3, "numerics.every": 1, "eval_every": 1, "checkpoint_every": 1, "stop_at_top1": 0.5}
+    given |= {"batch_size_per_device": 9, "log_resources_every": 1.0}
+    assert given.keys() == {key.path for key in KEYS if not key.is_portable}
+    portable = {key.path for key in KEYS if key.resume == FREE} - given.keys()
+    assert portable == {"model.fused", "data.on_error", "max_consecutive_skips"}
+    trained = base.flatten(parse_flags(["--config=digits:fp16"]).config)
+    (tmp_path / recorded.CONFIG).write_text(json.dumps(trained | given | {"model.fused": "false"}))
+    config = parse_flags(["--mode=eval", f"--workdir={tmp_path}"]).config
+    defaults = base.flatten(base.defaults())
+    assert base.flatten(config) == trained | {path: defaults[path] for path in given} | {"model.fused": "false"}
+    (note,) = checkpoints.left_to_command_line(tmp_path, config)
+    assert "--config.data.dir=/d" in note and "compilation_cache" not in note
+    config.data.dir, config.data.threads, config.data.max_pixels = "/mine", 1, 1
+    assert checkpoints.left_to_command_line(tmp_path, config) == []
 
 
 def test_file_without_a_config_is_named(tmp_path, monkeypatch):

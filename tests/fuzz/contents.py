@@ -84,7 +84,8 @@ def checkpoint(rng, files):
     return changes | ({CHECKSUMS: checksums(files | changes)} if what < 0.2 else {})
 
 
-def checksums(files):
-    """Returns the file of checksums that is right for these files of a checkpoint."""
-    covered = sorted(name for name in files if name.startswith(STEP) and name != CHECKSUMS and files[name] is not None)
-    return json.dumps({name.removeprefix(STEP): hashlib.sha256(files[name]).hexdigest() for name in covered}).encode()
+def checksums(files, step=STEP):
+    """Returns the file of checksums that is right for these files of a checkpoint in the folder `step`."""
+    own = f"{step}checksums.json"
+    covered = sorted(name for name in files if name.startswith(step) and name != own and files[name] is not None)
+    return json.dumps({name.removeprefix(step): hashlib.sha256(files[name]).hexdigest() for name in covered}).encode()

@@ -33,7 +33,7 @@ def mutated(rng, data, other=b""):
     """
     for _ in range(1 + chance(rng, 0.2)):
         try:
-            data = _changed(rng, json.loads(data))
+            data = changed(rng, json.loads(data))
         except (ValueError, RecursionError):
             return blind.mutated(rng, data, other)
     if chance(rng, 0.06):
@@ -54,7 +54,7 @@ def _places(holder):
             yield from _places(holder[key])
 
 
-def _changed(rng, tree):
+def changed(rng, tree):
     """Returns the document with one value replaced, removed, doubled, renamed or overwritten by another value."""
     root = [tree]
     places = list(_places(root))

@@ -32,7 +32,7 @@ def test_home_of_an_unknown_user_is_refused(place):
     outcome = run_here(main.main, "--config=folder:fp32", "--config.data.dir=~nosuchuser/x", f"--workdir={place}/run")
     assert_one_line(outcome, 2, words)
     with pytest.raises(ConfigError, match=words):
-        compilation._directory("~nosuchuser/x", place)
+        compilation._directory("~nosuchuser/x")
     assert list(place.iterdir()) == []
 
 

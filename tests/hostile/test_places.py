@@ -202,9 +202,10 @@ def test_workdirs_that_can_hold_no_checkpoint_are_refused(place):
     assert list(place.iterdir()) == []
 
 
-def test_compiled_programs_of_other_users_are_not_loaded(place):
+def test_compiled_programs_of_other_users_are_not_loaded(place, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
     directory = place / compilation.NAME
-    assert compilation._directory("auto", place / "run") == str(directory)
+    assert compilation._directory("auto") == str(directory)
     assert directory.stat().st_mode & 0o777 == 0o700
     directory.rmdir()
     for kind in ("writable by a group", "of somebody else", "a link"):
@@ -217,7 +218,7 @@ def test_compiled_programs_of_other_users_are_not_loaded(place):
         with pytest.MonkeyPatch.context() as patch:
             if kind == "of somebody else":
                 patch.setattr(os, "getuid", lambda: 12345)
-            assert compilation._directory("auto", place / "run") is None, kind
+            assert compilation._directory("auto") is None, kind
         if directory.is_symlink():
             directory.unlink()
         else:
@@ -242,7 +243,7 @@ def test_config_json_is_restored_from_the_checkpoint(place):
     directory = copy(place)
     kept = json.loads((directory / workdir.CONFIG).read_text())
     (directory / workdir.CONFIG).write_text('{"prec')
-    assert load.read_weights(directory).run == kept
+    assert load.read_weights(directory).run.items() <= kept.items()
     go_on(directory)
     assert json.loads((directory / workdir.CONFIG).read_text()) == kept
 

@@ -40,8 +40,9 @@ print("counted", events["cache_misses"], events["cache_hits"])
 
 
 @pytest.fixture(autouse=True)
-def jax_without_a_cache():
+def jax_without_a_cache(tmp_path, monkeypatch):
     """As in a user's process; the session of the tests has one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     reset_cache()
@@ -73,34 +74,35 @@ def started(workdir, **variables):
 @pytest.mark.slow
 def test_second_start_compiles_nothing_and_keeps_every_bit(tmp_path):
     compiled, _, first = started(tmp_path / "first")
-    assert compiled == entries(tmp_path / "compiled") == first["train"]["programs"]["compiled"] > 5
+    assert compiled == entries(tmp_path / compilation.NAME) == first["train"]["programs"]["compiled"] > 5
     none, cached, second = started(tmp_path / "second")
     assert none == 0 and cached > compiled  # the evaluation asks once more
     assert second["train"]["programs"] == {"compiled": 0, "from_cache": compiled}
     assert second["fingerprint"] == first["fingerprint"] and second["eval"] == first["eval"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["compiled", "first", "second"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mixedres", "second"]
 
 
 def test_programs_are_cached_inside_alone_and_the_settings_return(tmp_path):
     before = dict(jax.config.values)
-    with compilation.compilation_cache("auto", tmp_path / "run"):  # nobody else makes it first
-        assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
-    assert not (tmp_path / "compiled").exists()  # a mistake before the first program leaves nothing
-    with pytest.raises(KeyError), compilation.compilation_cache("auto", tmp_path / "run"):
+    with compilation.compilation_cache("auto"):  # nobody else makes it first
+        assert (tmp_path / compilation.NAME).stat().st_mode & 0o777 == 0o700
+    assert not (tmp_path / compilation.NAME).exists()  # a mistake before the first program leaves nothing
+    with pytest.raises(KeyError), compilation.compilation_cache("auto"):
         compile_one(3.0)
-        assert entries(tmp_path / "compiled") == 1
+        assert entries(tmp_path / compilation.NAME) == 1
         raise KeyError
     assert jax.config.values == before
     compile_one(5.0)
-    assert entries(tmp_path / "compiled") == 1
-    with compilation.compilation_cache(str(tmp_path / "elsewhere"), tmp_path / "run"):
+    assert entries(tmp_path / compilation.NAME) == 1
+    with compilation.compilation_cache(str(tmp_path / "elsewhere")):
         compile_one(7.0)
-    assert entries(tmp_path / "elsewhere") == 1 and entries(tmp_path / "compiled") == 1
+    assert entries(tmp_path / "elsewhere") == 1 and entries(tmp_path / compilation.NAME) == 1
 
 
-def test_moved_cache_is_reused(tmp_path):
+def test_moved_cache_is_reused(tmp_path, monkeypatch):
     for run in ("here", "there"):
-        with compilation.compilation_cache("auto", tmp_path / run / "run"), CompilationCounter() as programs:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / run))
+        with compilation.compilation_cache("auto"), CompilationCounter() as programs:
             compile_one(19.0)
         assert programs.from_cache == (run == "there")
         if run == "here":
@@ -110,26 +112,34 @@ def test_moved_cache_is_reused(tmp_path):
 @pytest.mark.parametrize(("setting", "jax_has_it_on"), [("none", True), ("auto", False)])
 def test_disabled_cache_stays_off(setting, jax_has_it_on, tmp_path):
     jax.config.update("jax_enable_compilation_cache", jax_has_it_on)
-    with compilation.compilation_cache(setting, tmp_path / "run"):
+    with compilation.compilation_cache(setting):
         compile_one(11.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_used_the_longest_ago_are_removed(tmp_path):
+    for used, name in enumerate("bca"):
+        (tmp_path / name).write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (used, 0))
+    compilation.remove_oldest(tmp_path, 250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
 
 
 def test_cache_set_in_jax_stays(tmp_path, monkeypatch):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     monkeypatch.setattr(compilation, "_set", None)
     for setting in ("auto", "none", str(tmp_path / "named"), "/dev/null/directory"):
-        with compilation.compilation_cache(setting, tmp_path / "run"):
+        with compilation.compilation_cache(setting):
             assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
 
 
 def test_truncated_cache_entry_is_compiled_again(tmp_path):
     def twice():
-        with compilation.compilation_cache("auto", tmp_path / "run"):
+        with compilation.compilation_cache("auto"):
             return compile_one(17.0)
 
     twice()
-    (entry,) = (tmp_path / "compiled").glob("*-cache")
+    (entry,) = (tmp_path / compilation.NAME).glob("*-cache")
     entry.write_bytes(entry.read_bytes()[:100])
     with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
         assert twice() == 34.0
@@ -138,9 +148,9 @@ def test_truncated_cache_entry_is_compiled_again(tmp_path):
 def test_no_write_permission_is_seen_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
     refused = pytest.raises(ConfigError, match=f"compilation_cache={tmp_path}/a/b cannot be written")
-    with refused, compilation.compilation_cache(str(tmp_path / "a" / "b"), tmp_path / "run"):
+    with refused, compilation.compilation_cache(str(tmp_path / "a" / "b")):
         pass
-    with compilation.compilation_cache("auto", tmp_path / "run"):  # nobody asked for it by name
+    with compilation.compilation_cache("auto"):  # nobody asked for it by name
         assert jax.config.jax_compilation_cache_dir is None
     assert list(tmp_path.iterdir()) == []
 
@@ -157,7 +167,7 @@ def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
     monkeypatch.setattr(compilation, "_directory", None)  # they look at no directory
     group = Second()
     for group.decided in (None, str(tmp_path / "decided")):
-        with compilation.compilation_cache("auto", tmp_path / "run", group):
+        with compilation.compilation_cache("auto", group):
             assert jax.config.jax_compilation_cache_dir == group.decided
 
 

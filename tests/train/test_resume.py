@@ -182,7 +182,9 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
     experiment = build(chosen)
     before = start.new_state(experiment)
     saved = Checkpoints(tmp_path / workdir.CHECKPOINTS)
-    saved.save(1, before, {"devices": 8, "config": experiment.resolved})
+    log = {"line": {}, "eval": {}, "epoch_loss": None}
+    nothing = dict.fromkeys(("evaluated", "best", "pending_eval"))
+    saved.save(1, before, {"devices": 8, "config": experiment.resolved, "log": log} | nothing)
     saved.close()
     for devices in (1, 2, 4, 8):
         chosen.num_devices = devices

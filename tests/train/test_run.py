@@ -13,6 +13,7 @@ import pytest
 
 from mixedres import models
 from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
+from mixedres._internal.formats import stamped
 from mixedres.checkpoints import ownership, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.data import Synthetic
@@ -64,7 +65,7 @@ def finished(tmp_path_factory, small_network, disk_keeps_up):
 
 def test_summary_agrees_with_the_files(finished):
     directory, _, summary, _ = finished
-    assert json.loads((directory / workdir.SUMMARY).read_text()) == summary
+    assert json.loads((directory / workdir.SUMMARY).read_text()) == stamped(summary)
     assert summary["precision"] == "fp16" and summary["model"] == "cifar_resnet8"
     assert summary["train"]["steps"] == 6 and summary["train"]["epochs"] == 1.5
     seconds = summary["train"]["seconds"]

@@ -19,8 +19,10 @@ from jax.experimental import multihost_utils
 from mixedres import numerics
 from mixedres._internal.errors import ConfigError, NonFiniteError, one_line
 from mixedres._internal.files import parse_json, read_regular, to_disk, write_json
+from mixedres._internal.formats import stamped
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, Record
+from mixedres.checkpoints import SavedStep, check, read_flat
 from mixedres.checkpoints import workdir as names
 from mixedres.train import steps
 from mixedres.train.debug import diagnosis
@@ -105,7 +107,7 @@ def save_step(
         "config": experiment.resolved | {"num_devices": len(experiment.devices)},
         "batch": {name: str(array.dtype) for name, array in batch.items()},
     }
-    write_json(partial / DOCUMENT, document)
+    write_json(partial / DOCUMENT, stamped(document))
     shutil.rmtree(directory, ignore_errors=True)
     os.replace(partial, directory)
 
@@ -113,10 +115,11 @@ def save_step(
 def load_step(directory: pathlib.Path) -> Saved:
     """Reads the step that `save_step` wrote into `directory`; raises ConfigError if there is none or it is damaged."""
     try:
-        document = parse_json(read_regular(directory / DOCUMENT))
+        document = check(parse_json(read_regular(directory / DOCUMENT)), SavedStep, directory / DOCUMENT)
+        config = read_flat(document["config"], directory / DOCUMENT)
         state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
         batch = {name: batch[name].view(jnp.dtype(dtype)) for name, dtype in document["batch"].items()}
-        return Saved(document["step"], document["config"], state, batch)
+        return Saved(document["step"], config, state, batch)
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} holds no step to replay; give the WORKDIR of a run that ended with exit status 3"

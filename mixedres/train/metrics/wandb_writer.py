@@ -11,6 +11,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.cli.command_line import how_to_install
 from mixedres._internal.errors import ConfigError, TrainingError, one_line
 from mixedres._internal.files import read_json, without_nan, write_json
+from mixedres._internal.formats import stamped
 from mixedres._internal.types import Json
 from mixedres.checkpoints import workdir
 from mixedres.train.distributed import SingleProcess
@@ -93,5 +94,5 @@ def _run_id(path: pathlib.Path) -> str:
     if isinstance(known, dict) and "id" in known:
         return str(known["id"])
     new = uuid.uuid4().hex[:12]
-    write_json(path, {"id": new})
+    write_json(path, stamped({"id": new}))
     return new

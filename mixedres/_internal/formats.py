@@ -1,0 +1,38 @@
+"""The format number of every file that mixedres writes, and the version that wrote the file."""
+
+from mixedres import __version__
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.types import Json, Record
+
+# Raise this number when an older version could not read a new file; then teach `mixedres.config.upgraded` or
+# `mixedres.checkpoints.documents` what changed. Files without a number were written before there was one.
+FORMAT = 1
+_KEYS = ("format", "mixedres")
+
+
+def stamped(record: Record) -> Record:
+    """Returns a record with the number of the format and the version of mixedres.
+
+    >>> stamped({"step": 1})["format"]
+    1
+    """
+    return {"format": FORMAT, "mixedres": __version__} | record
+
+
+def without_stamp(record: Record) -> Record:
+    """Returns a record without what `stamped` added."""
+    return {key: value for key, value in record.items() if key not in _KEYS}
+
+
+def check_format(record: Json, where: object) -> None:
+    """Raises ConfigError if a newer version of mixedres wrote `record`, which was read at `where`.
+
+    A value that is no object, and a number that is no whole number, is left to the check of the record's content.
+    """
+    number = record.get("format") if isinstance(record, dict) else None
+    if isinstance(number, int) and number > FORMAT:
+        version = str(record.get("mixedres"))
+        raise ConfigError(
+            f"{where} was made by mixedres {version:.40} in format {number}; this is mixedres {__version__}, which "
+            f"reads formats up to {FORMAT}: upgrade mixedres"
+        )

@@ -1,0 +1,143 @@
+"""What each document of a run or of a weights file must contain, and the check before anything in it is used.
+
+`mixedres.config` checks the config of a run, and `mixedres.data.InputSpec` the input of a network.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+
+from mixedres._internal.errors import ConfigError
+from mixedres._internal.formats import check_format
+from mixedres._internal.types import Json, Record
+from mixedres.config import check_flat, upgraded
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Name = Annotated[str, msgspec.Meta(max_length=2**20)]
+
+
+class Evaluation(TypedDict):
+    """Result of an evaluation."""
+
+    step: Count
+    top1: Fraction
+    top5: Fraction
+    loss: float
+    examples: Count
+
+
+class Best(TypedDict):
+    """The evaluation with the highest top-1."""
+
+    step: Count
+    top1: Fraction
+
+
+class LogState(TypedDict):
+    """Sums that the next line of metrics continues, see `mixedres.train.metrics.log.Average`."""
+
+    line: dict[Literal["applied", "all"], tuple[Count, float, float]]
+    eval: dict[Literal["applied", "all"], tuple[Count, float, float]]
+    epoch_loss: float | None
+
+
+class DataIdentity(TypedDict):
+    """`data.json`: the data set of a run, and the input of its network."""
+
+    class_names: list[Name]
+    train_examples: Count
+    eval_examples: Count
+    fingerprint: str
+    input: NotRequired[dict[str, Any] | None]
+    num_classes: NotRequired[Count]
+    sizes: NotRequired[str]
+
+
+class CheckpointRecord(TypedDict):
+    """The record in a checkpoint: the state of the host."""
+
+    config: dict[str, Any]
+    devices: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    evaluated: Evaluation | None
+    best: Best | None
+    pending_eval: Count | None
+    log: LogState
+    data: NotRequired[dict[str, Any]]
+
+
+class SavedStep(TypedDict):
+    """`nonfinite.json`: a step that was not finite."""
+
+    step: Count
+    config: dict[str, Any]
+    batch: dict[str, Literal["uint8", "float32", "int32", "int64", "bool", "float16", "bfloat16"]]
+
+
+class WeightsMetadata(TypedDict, total=False):
+    """The facts that `mixedres.convert` writes beside tensors."""
+
+    version: Literal["1", "1.5", "2"]
+    options: dict[str, str]
+    class_names: list[Name]
+    epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    input: dict[str, Any]
+    network: Name
+    num_classes: Count
+
+
+def check(value: Json, kind: Any, where: object) -> Record:
+    """Returns `value`, read at `where`, if it is a document of this kind.
+
+    Args:
+      value: any value of JSON; keys that the kind does not have are ignored.
+      kind: a class of this file.
+      where: path of the file, for the message.
+
+    Raises:
+      ConfigError: for a document of a newer format, and for missing parts and parts of other types.
+    """
+    check_format(value, where)
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where} is damaged ({error}); put back a copy") from None
+    checked: Record = value
+    return checked
+
+
+def read_record(value: Json, where: object) -> Record:
+    """Returns the record of a checkpoint, read at `where`, with a config in today's keys.
+
+    Raises:
+      ConfigError: as for `check`, and if the config is invalid.
+    """
+    if isinstance(value, dict) and "owed" in value:  # the name of older versions
+        value = value | {"pending_eval": value["owed"]}
+    record = check(value, CheckpointRecord, where)
+    return record | {"config": read_flat(record["config"], where)}
+
+
+def read_flat(recorded: Mapping[str, Json], where: object) -> Record:
+    """Returns a flat config, read at `where`, in today's keys.
+
+    Raises:
+      ConfigError: for a config of a newer format, an unknown key, and an invalid value.
+    """
+    check_format(recorded, where)
+    config = upgraded(recorded)
+    try:
+        check_flat(config)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return config
+
+
+def upgraded_data(value: Json) -> Json:
+    """Returns the content of a `data.json` in today's names."""
+    spec = value.get("input") if isinstance(value, dict) else None
+    if isinstance(spec, dict) and "central" in spec:
+        spec = {"crop_pct": spec["central"]} | {key: part for key, part in spec.items() if key != "central"}
+        return value | {"input": spec}
+    return value
