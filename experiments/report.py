@@ -11,12 +11,14 @@ Differences and ratios are taken seed by seed against the sweep's baseline; inte
 import datetime
 import html
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 
 from experiments.lib import plots, runs
 from experiments.lib.comparison import Estimate, Results, Variant, difference, document, ratio, read
+from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import replace_text
 
@@ -135,8 +137,14 @@ def _compared(results: Results, variant: Variant, estimate: Estimate | None, for
     return f"{told}{unit} ({low} to {high}, n={estimate.n})"
 
 
+def _literal(text: str) -> str:
+    """Returns a text of a sweep's files with nothing that a terminal, Markdown or HTML would obey."""
+    return re.sub(r"[\\`|<]", r"\\\g<0>", console.printable(text))
+
+
 def _markdown_table(table: Table) -> str:
-    return "\n".join(runs.markdown(*table)) + "\n"
+    head, rows = table
+    return "\n".join(runs.markdown([*map(_literal, head)], [[*map(_literal, row)] for row in rows])) + "\n"
 
 
 def _html_table(table: Table) -> str:
@@ -148,7 +156,8 @@ def _html_table(table: Table) -> str:
 
 def markdown(results: Results, sections: list[tuple[str, Table | None, str | None]]) -> str:
     """The report as Markdown; `sections` are (title, table, name of an image)."""
-    parts = [f"# {results.question or 'Sweep'}", circumstances(results), *(f"- {note}" for note in results.notes)]
+    texts = [f"# {results.question or 'Sweep'}", circumstances(results), *(f"- {note}" for note in results.notes)]
+    parts = [*map(_literal, texts)]
     for title, table, image in sections:
         parts.append(f"## {title}")
         parts += [_markdown_table(table)] if table else []
@@ -188,7 +197,7 @@ def main(argv: list[str]) -> int:
         pair = choose_pair(results, options.pair)
         kept = document(results) if options.name else None
     except ConfigError as error:
-        print(f"report: {error}", file=sys.stderr)
+        console.complain(f"report: {error}")
         return 2
     folder = options.directory / "plots"
     folder.mkdir(exist_ok=True)
@@ -208,9 +217,9 @@ def main(argv: list[str]) -> int:
         for image in ("accuracy", "curves"):
             shutil.copy(folder / f"{image}.png", path.with_name(f"{path.stem}_{image}.png"))
     for note in results.notes:
-        print(f"note: {note}")
-    print("\n" + _markdown_table(sections[0][1]) + "\n" + _markdown_table(sections[1][1]))
-    print(options.directory / "report.html")
+        console.say(f"note: {note}")
+    tables = (_markdown_table(sections[0][1]), _markdown_table(sections[1][1]))
+    console.show("", *tables[0].splitlines(), "", *tables[1].splitlines(), "", str(options.directory / "report.html"))
     return 0
 
 

@@ -22,7 +22,6 @@ import math
 import operator
 import pathlib
 import statistics
-import sys
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ import numpy as np
 from experiments.evidence import clusters, outcomes
 from experiments.lib import comparison, plots, runs
 from experiments.lib.comparison import Results, Variant
+from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import recorded
 from mixedres.config import unflatten
@@ -234,7 +234,7 @@ def main(argv: list[str]) -> int:
         run = next(iter(results.variants[0].directories.values()))
         said = predicted(run, min(scales)) if options.doctor and scales else earlier["doctor"]
     except ConfigError as error:
-        print(f"report: {error}", file=sys.stderr)
+        console.complain(f"report: {error}")
         return 2
     document = {name: whole[name] for name in KEPT} | {"draws": DRAWS, "rows": found, "doctor": said}
     if options.add:
@@ -246,5 +246,5 @@ def main(argv: list[str]) -> int:
     batch = next(source.train_batches(64, seed=0))
     title = "the first 64 training images of cluttered digits, seed 0"
     plots.save(plots.samples(batch["image"], batch["label"], title), path.with_name(f"{path.stem}_samples.png"))
-    print("\n".join(["", *table(found), "", *([f"doctor: {said}"] if said else []), str(path)]))
+    console.show("", *table(found), "", *([f"doctor: {said}"] if said else []), str(path))
     return 0

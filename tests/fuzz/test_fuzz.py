@@ -11,10 +11,11 @@ import safetensors.numpy
 
 from mixedres._internal import files
 from tests.data import made
-from tests.fuzz import blind, campaign, containers, contents, corpus, hostile_json
+from tests.fuzz import blind, campaign, commands, containers, contents, corpus, hostile_json
 from tests.fuzz.formats import CONTAINERS, FORMATS, Format
 
 DATA = bytes(range(256)) * 3
+WORKDIR = Format("workdir", "run/*", commands.mutant, "tests.fuzz.commands:targets")
 
 
 def mutants(mutation, *arguments, count=200):
@@ -128,7 +129,8 @@ def intact(tmp_path_factory):
 def check(intact, kept, name, count):
     """Fuzzes a format; the environment variables FUZZ_SEED and FUZZ_FIRST choose other mutants."""
     seed, first = int(os.environ.get("FUZZ_SEED", "0")), int(os.environ.get("FUZZ_FIRST", "0"))
-    verdicts = campaign.fuzz(name, FORMATS[name], intact, range(first, first + count), kept, seed=seed)
+    chosen, seconds = FORMATS.get(name, WORKDIR), 10.0 if name in FORMATS else 120.0
+    verdicts = campaign.fuzz(name, chosen, intact, range(first, first + count), kept, seed=seed, seconds=seconds)
     outcomes = [verdict.outcome for verdict in verdicts.values()]
     assert "failed" not in outcomes, "\n".join(
         f"{verdict.text}\nkept in {kept}/{name}-{seed}-{number}; try again with FUZZ_SEED={seed} FUZZ_FIRST={number} "
@@ -150,3 +152,10 @@ def test_mutants_are_accepted_or_refused_in_one_line(intact, tmp_path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_mutants(name, intact, tmp_path):
     check(intact, tmp_path, name, int(os.environ.get("FUZZ_MUTANTS", "2000")))
+
+
+@pytest.mark.nightly
+def test_commands_accept_or_refuse_runs_with_one_changed_field(tmp_path):
+    """Whole commands, which write nothing outside of what they are told to write."""
+    commands.make(tmp_path / "corpus")
+    check(tmp_path / "corpus", tmp_path / "kept", "workdir", int(os.environ.get("FUZZ_MUTANTS", "2000")))
