@@ -33,7 +33,7 @@ def replay_step(given: Sequence[str]) -> None:
     from mixedres.train import build, compilation_cache, diagnosis, nonfinite
 
     saved = nonfinite.load_step(workdir / nonfinite.DIRECTORY)
-    config = unflatten(in_preset(portable(saved.config) | {"num_devices": saved.config["num_devices"]}, preset))
+    config = unflatten(in_preset(portable(saved.config), preset))
     override_machine(config, rest)
     experiment = build(config)
     with compilation_cache(config.compilation_cache):

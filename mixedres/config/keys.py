@@ -31,7 +31,7 @@ GROW = "grow"
 FREE = "free"
 # The FREE keys that commands take from the config of a run that they read; the others act on the machine. FIXED keys do
 # not, but for one that names a file.
-_PORTABLE, _FILES = ("model.fused", "data.on_error", "max_consecutive_skips"), ("init_from",)
+_PORTABLE, _FILES = ("num_devices", "model.fused", "data.on_error", "max_consecutive_skips"), ("init_from",)
 # Sections and keys that an evaluation of a run must share with its training; devices and batch size may differ.
 _EVALUATED = (
     *("model.", "batch_norm.", "data.", "precision."),

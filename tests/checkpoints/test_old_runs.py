@@ -58,7 +58,7 @@ def test_documents_of_old_run_are_read(commit):
     file = checkpoints.read_weights(folder)
     assert file.batches == old_runs.STEPS and tuple(file.input["shape"]) == (32, 32, 3)
     resize = "official" if commit in NEW else "linear"
-    assert file.input["resize"] == resize and len(file.tensors) == 56
+    assert file.input["resize"] == resize and len(file.tensors) == 47
 
 
 @every_commit
