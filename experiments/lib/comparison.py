@@ -1,5 +1,6 @@
 """The numbers of a sweep: runs that differ in their seed alone, means over them, and differences seed by seed."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -171,18 +172,13 @@ def document(results: Results) -> dict[str, Any]:
 
 def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one curve of a run; lines that are not whole are left out."""
-    try:
-        lines = (directory / workdir.METRICS).read_text().splitlines()
-    except OSError:
-        return [], []
     points = []
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if values.get("kind") == kind and values.get(name) is not None:
-            points.append((values["step"], values[name]))
+    with contextlib.suppress(OSError), (directory / workdir.METRICS).open(errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                values = json.loads(line)
+                if values.get("kind") == kind and values.get(name) is not None:
+                    points.append((values["step"], values[name]))
     return [step for step, _ in points], [value for _, value in points]
 
 
