@@ -100,11 +100,14 @@ def read(directory: pathlib.Path) -> Results:
     variants: dict[str, Variant] = {}
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         row = _row(line)
         if row is None:
             notes.append(f"line {number} of {RESULTS} is not whole and was left out")
-            continue
+        else:
+            rows[row["name"]] = row  # a later line of the same run replaces an earlier one
+    for row in rows.values():
         if row["state"] != "finished":
             if row["message"]:
                 notes.append(f"{row['name']} is {row['state']}: {row['message']}")

@@ -218,10 +218,14 @@ class Lines:
         self._opened.close()
 
 
-def lock(path: pathlib.Path) -> IO[str]:
+def lock(path: pathlib.Path, *, shared: bool = False) -> IO[str]:
     """Opens a file and locks it until the file is closed or the process ends.
 
     Prints a warning if the file system has no locks.
+
+    Args:
+      path: path of the file.
+      shared: other processes may have a shared lock at the same time.
 
     Raises:
       BlockingIOError: if another process has the lock.
@@ -229,7 +233,7 @@ def lock(path: pathlib.Path) -> IO[str]:
     """
     file = open_own(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise

@@ -28,6 +28,8 @@ SMALL = (
     "--config.log_resources_every=0",
 )
 SPEEDS = {"examples_per_second", "data_wait"}
+# Step of the first evaluation of a run that is stopped during one.
+EVALUATED = 50
 PARTIAL = "*.orbax-checkpoint-tmp*"
 SHARED_MEMORY = Path("/dev/shm")
 # Seconds in which everything that a run started must be gone, on a machine with other work.
@@ -142,11 +144,10 @@ def in_the_compilation(run, workdir):
 
 
 def in_an_evaluation(run, workdir):
-    """Waits until a line of metrics of the step is there before an evaluation."""
-    run.training.wait()
-    before = newest_step(workdir)
-    while run.process.poll() is None and (newest_step(workdir) <= before or newest_step(workdir) % 2):
+    """Waits until the line of metrics before the first evaluation is there, and a little more."""
+    while run.process.poll() is None and newest_step(workdir) < EVALUATED:
         time.sleep(0.0005)
+    time.sleep(random.uniform(0.0, 1.0))
 
 
 def at_the_end(run, workdir):

@@ -12,7 +12,8 @@ import pytest
 from mixedres.checkpoints import workdir
 from tests.interruptions import runs
 
-OFTEN = ("--config.steps=200", "--config.eval_every=2 steps", "--config.log_every=1")
+# With processes that decode an evaluation takes seconds, because it starts some of its own.
+TWICE = ("--config.steps=100", f"--config.eval_every={runs.EVALUATED} steps", "--config.log_every=1")
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,10 @@ def undisturbed(long, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def evaluated_often(options, tmp_path_factory):
-    """The outcome of a run with an evaluation at every second step."""
-    workdir = tmp_path_factory.mktemp("often") / "run"
-    runs.finish((*options, *OFTEN), workdir)
+def evaluated_twice(options, tmp_path_factory):
+    """The outcome of a run with two evaluations."""
+    workdir = tmp_path_factory.mktemp("twice") / "run"
+    runs.finish((*options, *TWICE), workdir)
     return runs.outcome(workdir)
 
 
@@ -67,10 +68,10 @@ def test_killed_again_and_again(name, long, undisturbed, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("place", runs.PLACES)
 @pytest.mark.parametrize("numbers", runs.OF_SLURM, ids=lambda numbers: "+".join(n.name for n in numbers))
-def test_signals_of_slurm_save_and_stop(numbers, place, options, evaluated_often, tmp_path):
+def test_signals_of_slurm_save_and_stop(numbers, place, options, evaluated_twice, tmp_path):
     """SLURM signals all processes of a step, those that decode too."""
     random.seed(f"{numbers} {place}")
-    before, settings = runs.shared_memory(), (*options, *OFTEN)
+    before, settings = runs.shared_memory(), (*options, *TWICE)
     run = runs.Run((*settings, "--config.data.workers=2"), tmp_path / "run")
     runs.PLACES[place](run, tmp_path / "run")
     status = run.end_as_slurm_does(numbers)
@@ -87,7 +88,7 @@ def test_signals_of_slurm_save_and_stop(numbers, place, options, evaluated_often
         assert step and step[1] == step[2] and checkpoints, said
     assert not any("Traceback" in line for line in run.lines)
     runs.finish(settings, tmp_path / "run")
-    assert runs.outcome(tmp_path / "run") == evaluated_often
+    assert runs.outcome(tmp_path / "run") == evaluated_twice
     assert runs.left_in_shared_memory(before) == []
 
 
