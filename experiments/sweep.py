@@ -7,18 +7,23 @@ A sweep file defines SWEEP = experiments.lib.plan.Sweep(...): a base config, and
 (default runs/sweeps/NAME) gets a directory for every run, what each printed, and results.jsonl, a line a run, of which
 ``python -m experiments.report`` makes a page. The same command goes on where it ended: what is finished is not
 repeated, what was interrupted continues, what failed is tried again. --only=REGEX takes the runs in whose names it is
-found, such as one machine's share. Further arguments such as --config.epochs=2 go to every run.
+found, such as one machine's share; commands with --only may share a directory at the same time. Further arguments such
+as --config.epochs=2 go to every run.
 
-exit status: 0 all runs are finished; 1 some failed; 2 a mistake in what was given, nothing was started; 130 interrupted
+exit status: 0 all runs are finished; 1 some failed, or results.jsonl lacks lines because the disk is full; 2 a mistake
+in what was given, nothing was started; 130 interrupted by Ctrl-C or another signal that asks to stop
 """
 
 import argparse
+import contextlib
+import heapq
 import json
 import os
 import pathlib
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -29,10 +34,10 @@ import rich.markup
 import rich.table
 
 from experiments.lib import jobs, plan, runs
-from experiments.lib.plan import RESULTS, SWEEP
+from experiments.lib.plan import SWEEP
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
-from mixedres._internal.cli import command_line, console
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.cli import command_line, console, process
+from mixedres._internal.errors import ConfigError, reason
 from mixedres._internal.files import lock, write_json
 from mixedres.checkpoints import workdir
 from mixedres.config import flatten
@@ -45,36 +50,35 @@ class Display:
 
     def __init__(self, tasks: list[Task]):
         """Starts."""
-        self._tasks, self._told = tasks, [WAITING for _ in tasks]
+        self._tasks = tasks
         self._done: dict[str, tuple[str, str]] = {}  # what finished runs came to is read once
-        self._live = rich.live.Live(self._table(), auto_refresh=False) if sys.stdout.isatty() else None
+        self._live = rich.live.Live(auto_refresh=False) if sys.stdout.isatty() else None
         if self._live:
             self._live.start()
 
-    def update(self) -> None:
-        """Shows how the runs stand."""
+    def update(self, changed: Iterable[Task]) -> None:
+        """Shows how the runs stand, of which some have `changed`."""
         if self._live:
-            self._live.update(self._table(), refresh=True)
+            self._live.update(self._table(self._live.console.height), refresh=True)
             return
-        for index, task in enumerate(self._tasks):
-            if task.state != self._told[index]:
-                self._told[index] = task.state
-                parts = filter(None, (task.state, _result(task), task.message))
-                print(f"{task.run.name}: {' '.join(parts)}", flush=True)
+        for task in changed:
+            console.say(f"{task.run.name}: {' '.join(filter(None, (task.state, _result(task), task.message)))}")
 
     def close(self) -> None:
-        """Leaves the last table on the terminal."""
+        """Leaves the table of all runs on the terminal."""
         if self._live:
+            self._live.update(self._table(len(self._tasks)))
             self._live.stop()
 
-    def _table(self) -> rich.table.Table:
+    def _table(self, most: int) -> rich.table.Table:
+        """Returns the table of at most so many runs."""
         counts = Counter(task.state for task in self._tasks)
         table = rich.table.Table(title=_counted(counts), title_justify="left")
         for column in ("run", "state", "step", "top-1", ""):
             table.add_column(column, justify="right" if column in ("step", "top-1") else "left")
         # A terminal shows no more than its height: what waits and what is done long ago comes last.
-        order = (RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING)
-        for task in sorted(self._tasks, key=lambda task: order.index(task.state)):
+        order = {state: n for n, state in enumerate((RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING))}
+        for task in heapq.nsmallest(most, self._tasks, key=lambda task: order[task.state]):
             color = _COLORS[task.state]
             message = rich.markup.escape(task.message)
             table.add_row(task.run.name, f"[{color}]{task.state}[/]", *self._step_and_result(task), message)
@@ -166,16 +170,19 @@ def main(argv: list[str]) -> int:
         check_earlier(tasks)
         parameters = _executor_parameters(options)
         jobs.check(options.executor)
-        claimed = _claim(out)
-        executor = jobs.make_executor(options.executor, out / "jobs", parameters)
+        shared = options.only is not None
+        with _claim(out, shared=shared):
+            limit = options.jobs or (1 if options.executor == "local" else len(tasks))
+            try:
+                executor = jobs.make_executor(options.executor, _job_folder(out), parameters)
+                _write_sweep(sweep, out, {"file": options.sweep, "more": more, "command": runs.command()})
+                scheduler = Scheduler(tasks, executor, limit, out, shared=shared)
+            except OSError as error:
+                raise ConfigError(f"--out={out} cannot be written ({reason(error)}); make room") from None
+            return _run(scheduler, stop=options.executor == "local")
     except ConfigError as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
-    with claimed:
-        told = {name: getattr(sweep, name) for name in ("question", "base", "overrides", "baseline")}
-        write_json(out / SWEEP, told | {"file": options.sweep, "more": more, "command": runs.command()})
-        limit = options.jobs or (1 if options.executor == "local" else len(tasks))
-        return _run(Scheduler(tasks, executor, limit, out), stop=options.executor == "local")
 
 
 def _executor_parameters(options: argparse.Namespace) -> dict[str, Any]:
@@ -193,39 +200,64 @@ def _count_gpus() -> int:
     return len(list(pathlib.Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
-def _claim(out: pathlib.Path) -> Any:
+def _job_folder(out: pathlib.Path) -> pathlib.Path:
+    """Makes a folder for the jobs of this start; submitit names files by process ids, which another host repeats."""
+    (out / "jobs").mkdir(exist_ok=True)
+    return pathlib.Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=out / "jobs"))
+
+
+def _write_sweep(sweep: plan.Sweep, out: pathlib.Path, more: dict[str, Any]) -> None:
+    """Writes sweep.json, unless another driver of the same sweep does so at this moment."""
+    told = {name: getattr(sweep, name) for name in ("question", "base", "overrides", "baseline")}
+    with contextlib.suppress(BlockingIOError), lock(out / ".lock.sweep"):
+        write_json(out / SWEEP, told | more)
+
+
+def _claim(out: pathlib.Path, *, shared: bool) -> Any:
     """The lock of the sweep's directory; raises ConfigError where another sweep has it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return lock(out / ".lock")
+        return lock(out / ".lock", shared=shared)
     except BlockingIOError:
-        raise ConfigError(f"--out={out} is in use by another sweep; wait for it or name another") from None
+        raise ConfigError(
+            f"--out={out} is in use by another sweep; wait for it, name another, or give both an --only"
+        ) from None
     except OSError as error:
         raise ConfigError(f"--out={out} cannot be written ({error.strerror}); name another") from None
 
 
 def _run(scheduler: Scheduler, *, stop: bool) -> int:
     display = Display(scheduler.tasks)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    status = 0
+    for number in process.SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, signal.default_int_handler)
+    status, warned, more = 0, False, True
     try:
-        while scheduler.advance():
-            display.update()
-            time.sleep(0.5)
-        display.update()
+        while more:
+            began = time.monotonic()
+            more = scheduler.advance()
+            display.update(scheduler.changed)
+            if scheduler.problem and not warned:
+                console.say(f"warning: {scheduler.problem}")
+            warned = scheduler.problem is not None
+            # A look at ten thousand jobs takes a while; a driver takes at most a tenth of a core.
+            time.sleep(min(max(0.5, 10 * (time.monotonic() - began)), 30.0) if more else 0.0)
     except KeyboardInterrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in process.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         status = 130
         if stop:
             scheduler.stop()
-        display.update()
+        display.update(scheduler.tasks)
     finally:
         display.close()
+        unwritten = scheduler.close()
     counts = Counter(task.state for task in scheduler.tasks)
     after = "; the same command goes on" if status else ""
-    print(f"{_counted(counts)}{after}; {scheduler._out / RESULTS}")
-    return status or int(counts[FINISHED] < len(scheduler.tasks))
+    console.say(f"{_counted(counts)}{after}; {scheduler.path}")
+    if unwritten:
+        console.complain(f"sweep: {scheduler.path} lacks lines ({unwritten}); make room and start again")
+    return status or int(bool(unwritten) or counts[FINISHED] < len(scheduler.tasks))
 
 
 if __name__ == "__main__":

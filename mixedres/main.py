@@ -32,7 +32,8 @@ flags:
 
 exit status: 0 finished; 1 the run failed; 2 a mistake in the command, nothing was written; 3 a step had numbers that
 were not finite, and WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 4 another process of the run
-was lost; 129, 130 and 143 stopped by SIGHUP, Ctrl-C and SIGTERM after saving: the same command continues from there
+was lost; 129, 130, 138, 140 and 143 stopped by SIGHUP, Ctrl-C, SIGUSR1, SIGUSR2 and SIGTERM after saving: the same
+command continues from there
 """
 _SMALLER = (
     "a smaller --config.batch_size, --config.microbatches=2 or more, a smaller --config.data.image_size, or fewer "

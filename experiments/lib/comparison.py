@@ -1,5 +1,6 @@
 """The numbers of a sweep: runs that differ in their seed alone, means over them, and differences seed by seed."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -99,11 +100,14 @@ def read(directory: pathlib.Path) -> Results:
     variants: dict[str, Variant] = {}
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         row = _row(line)
         if row is None:
             notes.append(f"line {number} of {RESULTS} is not whole and was left out")
-            continue
+        else:
+            rows[row["name"]] = row  # a later line of the same run replaces an earlier one
+    for row in rows.values():
         if row["state"] != "finished":
             if row["message"]:
                 notes.append(f"{row['name']} is {row['state']}: {row['message']}")
@@ -171,18 +175,13 @@ def document(results: Results) -> dict[str, Any]:
 
 def metrics(directory: pathlib.Path, kind: str, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one curve of a run; lines that are not whole are left out."""
-    try:
-        lines = (directory / workdir.METRICS).read_text().splitlines()
-    except OSError:
-        return [], []
     points = []
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if values.get("kind") == kind and values.get(name) is not None:
-            points.append((values["step"], values[name]))
+    with contextlib.suppress(OSError), (directory / workdir.METRICS).open(errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                values = json.loads(line)
+                if values.get("kind") == kind and values.get(name) is not None:
+                    points.append((values["step"], values[name]))
     return [step for step, _ in points], [value for _, value in points]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
 import pathlib
 import shutil
@@ -14,7 +15,10 @@ import time
 from typing import Any
 
 import submitit
+from submitit.core.job_environment import JobEnvironment
+from submitit.core.utils import FailedJobError
 
+from mixedres._internal.cli import process
 from mixedres._internal.errors import ConfigError
 
 # Beside the directory of the runs.
@@ -23,6 +27,11 @@ COMPILED = "compiled"
 _SLURM_MINUTES = 24 * 60
 # Of a job on this machine; submitit's own limit is two minutes.
 _FOREVER_MINUTES = 60 * 24 * 365
+# sbatch took no job, because of a limit on queued jobs, say.
+Refused = FailedJobError
+# The signal by which SLURM tells submitit that the time is nearly up; it reaches the run's process too.
+_PREEMPTION = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
+_OTHERS = tuple(number for number in process.SIGNALS if number != _PREEMPTION)
 
 
 @dataclasses.dataclass
@@ -45,7 +54,7 @@ class Job:
             # Runs that differ in a seed share their compiled programs.
             environment = {"JAX_COMPILATION_CACHE_DIR": str(self.workdir.parent.parent / COMPILED)} | dict(os.environ)
             # A session of its own: Ctrl-C in the terminal reaches all processes there, and a run that is told twice to
-            # stop does so without saving. SLURM signals every process by itself, and its USR2 would end a run.
+            # stop does so without saving. SLURM signals every process by itself.
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -54,7 +63,7 @@ class Job:
                 start_new_session=alone,
                 preexec_fn=functools.partial(_begin, self.cores),
             )
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _OTHERS:
                 signal.signal(number, self._stop if alone else signal.SIG_IGN)
             status = self._process.wait()
         return {"exit_status": status, "message": _last_line(log, begin) if status else ""}
@@ -69,7 +78,7 @@ class Job:
         return submitit.helpers.DelayedSubmission(Job(self.arguments, self.workdir, self.cores))
 
     def _stop(self, *_: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _OTHERS:
             signal.signal(number, signal.SIG_IGN)
         if self._process is not None:
             self._process.terminate()
@@ -95,12 +104,14 @@ def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -
 
 
 def submit(executor: submitit.Executor, job: Job) -> submitit.Job[Any]:
-    """Submits a job; one of this machine takes no notice of Ctrl-C in the terminal, which `stop` passes on."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Submits a job; one of this machine ignores what a terminal or scheduler sends to all, and `stop` passes it on."""
+    numbers = [number for number in process.SIGNALS if number != signal.SIGTERM]  # by which `stop` reaches it
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         return executor.submit(job)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop(job: submitit.Job[Any]) -> None:
@@ -109,10 +120,9 @@ def stop(job: submitit.Job[Any]) -> None:
         os.kill(int(job.job_id), signal.SIGTERM)  # submitit's own process, which passes it on
 
 
-def still_queued(id: str, folder: str) -> submitit.SlurmJob[Any] | None:
+def still_queued(queue: "Queue", id: str, folder: str) -> submitit.SlurmJob[Any] | None:
     """The job of an earlier start, where SLURM has it in its queue or on a machine."""
-    queued = in_queue()
-    if queued is None or id not in queued:
+    if not queue.has(id):
         return None
     job: submitit.SlurmJob[Any] = submitit.SlurmJob(folder=folder, job_id=id)
     return None if job.done(force_check=True) else job
@@ -133,18 +143,23 @@ class Queue:
     def __init__(self, every: float = 15.0, patience: float = 60.0):
         """`every`: seconds between two looks; `patience`: seconds for a job's result to arrive after its end."""
         self._every, self._patience = every, patience
-        self._looked = -every
+        self._looked = -math.inf
         self._found: set[str] | None = None
         self._seen: dict[str, float] = {}
+
+    def has(self, id: str) -> bool:
+        """Returns whether a job was in the queue at the last look; False where SLURM did not answer."""
+        now = time.monotonic()
+        if now - self._looked >= self._every:
+            self._found, self._looked = in_queue(), now
+        return self._found is not None and id in self._found
 
     def has_lost(self, job: submitit.Job[Any]) -> bool:
         """Whether a job left the queue a while ago, without a result."""
         if not isinstance(job, submitit.SlurmJob):
             return False
         now = time.monotonic()
-        if now - self._looked >= self._every:
-            self._found, self._looked = in_queue(), now
-        if self._found is None or job.job_id in self._found:
+        if self.has(job.job_id) or self._found is None:
             self._seen[job.job_id] = now
         return now - self._seen.setdefault(job.job_id, now) > self._patience
 
@@ -166,8 +181,9 @@ def _begin(cores: tuple[int, ...]) -> None:
     """What a run's process does before it becomes one."""
     if cores:
         os.sched_setaffinity(0, cores)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in _OTHERS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(_PREEMPTION, signal.SIG_IGN)  # `Job.checkpoint` stops the run
 
 
 def _last_line(log: pathlib.Path, begin: int) -> str:

@@ -1,6 +1,7 @@
 """What experiments share: a run of the command line in its own process, and results with their command and date."""
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -26,12 +27,20 @@ def run(arguments: list[str], workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def newest_step(workdir: pathlib.Path) -> int:
-    """Step of the last whole line of metrics; 0 where there is none."""
-    try:
-        lines = (workdir / "metrics.jsonl").read_text().splitlines()
-        return json.loads(lines[-1])["step"]
-    except (OSError, IndexError, ValueError):
-        return 0
+    """Returns the step of the last whole line of metrics, read from the file's end; 0 if there is none."""
+    size = 2**12
+    with contextlib.suppress(OSError), (workdir / "metrics.jsonl").open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while True:
+            file.seek(max(end - size, 0))
+            whole = file.read(min(size, end)).split(b"\n")[:-1]  # what follows the last line break is not whole
+            for line in reversed(whole[size < end :]):  # the first line of a part lacks its begin
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    return int(json.loads(line)["step"])
+            if size >= end:
+                return 0
+            size *= 8
+    return 0
 
 
 def write(name: str, results: dict[str, Any]) -> pathlib.Path:

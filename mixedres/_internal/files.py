@@ -176,10 +176,56 @@ def open_own(path: pathlib.Path) -> IO[str]:
     return open(descriptor, "a")
 
 
-def lock(path: pathlib.Path) -> IO[str]:
+class Lines:
+    """A file to which lines are appended; lines that cannot be written wait in memory.
+
+        lines = Lines(pathlib.Path("metrics.jsonl"))
+        lines.write('{"step": 1}\\n')
+
+    Attributes:
+      problem: why lines wait; None if no line waits.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """Opens the file; raises OSError as `open_own`."""
+        self._opened = open_own(path)
+        self._file = self._opened.fileno()
+        self._waiting = b""
+        self.problem: str | None = None
+
+    def write(self, text: str) -> None:
+        """Appends `text` after the lines that wait."""
+        self._waiting += text.encode()
+        try:
+            while self._waiting:  # the system may write a part only
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+            self.problem = None
+        except OSError as error:
+            self.problem = error.strerror
+
+    def sync(self) -> bool:
+        """Waits until all lines are on the disk; returns whether that was possible."""
+        self.write("")
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self.problem = error.strerror
+        return self.problem is None
+
+    def close(self) -> None:
+        """Tries to write the lines that wait, and closes the file."""
+        self.write("")
+        self._opened.close()
+
+
+def lock(path: pathlib.Path, *, shared: bool = False) -> IO[str]:
     """Opens a file and locks it until the file is closed or the process ends.
 
     Prints a warning if the file system has no locks.
+
+    Args:
+      path: path of the file.
+      shared: other processes may have a shared lock at the same time.
 
     Raises:
       BlockingIOError: if another process has the lock.
@@ -187,7 +233,7 @@ def lock(path: pathlib.Path) -> IO[str]:
     """
     file = open_own(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise

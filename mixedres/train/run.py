@@ -55,7 +55,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
       TrainingError: if training cannot go on or came to nothing; NonFiniteError: if numbers were not finite.
       data.DataError: if the data cannot be read any further.
-      Stopped: after SIGINT or SIGTERM.
+      Stopped: after a signal of `process.SIGNALS`, such as SIGTERM.
     """
     if not clean:
         config = start.config_to_continue(config, directory)

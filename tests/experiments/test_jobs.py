@@ -9,6 +9,7 @@ import time
 import pytest
 
 from experiments.lib import jobs
+from mixedres._internal.cli import process
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
@@ -36,7 +37,7 @@ def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path
     run.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(run))
     job, handed_in = jobs.Job(("--config=c.py",), tmp_path / "runs" / "run"), []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    before = {number: signal.getsignal(number) for number in process.SIGNALS}
     signal.signal(signal.SIGUSR2, lambda *_: handed_in.append(job.checkpoint()))
 
     def time_is_up():
@@ -81,4 +82,4 @@ def test_earlier_job_is_waited_for_where_slurm_still_has_it(monkeypatch, tmp_pat
     monkeypatch.setattr(jobs.submitit.SlurmJob, "done", lambda self, force_check=False: False)
     for found, expected in (({"7", "8"}, True), ({"8"}, False), (None, False)):
         monkeypatch.setattr(jobs, "in_queue", lambda found=found: found)
-        assert (jobs.still_queued("7", str(tmp_path)) is not None) == expected
+        assert (jobs.still_queued(jobs.Queue(), "7", str(tmp_path)) is not None) == expected

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -27,6 +28,8 @@ SMALL = (
     "--config.log_resources_every=0",
 )
 SPEEDS = {"examples_per_second", "data_wait"}
+# Step of the first evaluation of a run that is stopped during one.
+EVALUATED = 50
 PARTIAL = "*.orbax-checkpoint-tmp*"
 SHARED_MEMORY = Path("/dev/shm")
 # Seconds in which everything that a run started must be gone, on a machine with other work.
@@ -52,7 +55,7 @@ class Run:
         self.lines = []
         self.training = threading.Event()
         self.process = subprocess.Popen(
-            command((*options, *SMALL), workdir),
+            command((*SMALL, *options), workdir),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -72,6 +75,15 @@ class Run:
         """Sends the signal to the process alone, waits, and returns the exit status."""
         if number is not None:
             self.process.send_signal(number)
+        return self._wait()
+
+    def end_as_slurm_does(self, numbers):
+        """Sends the signals to all processes of the run, waits, and returns the exit status."""
+        for number in numbers:
+            os.killpg(self.process.pid, number)
+        return self._wait()
+
+    def _wait(self):
         status = self.process.wait()
         left = processes_left(self.process.pid)
         self._reader.join()
@@ -115,6 +127,50 @@ def in_a_checkpoint(run, workdir):
     while run.process.poll() is None and not any((workdir / "checkpoints").glob(PARTIAL)):
         time.sleep(0.0005)
     time.sleep(random.uniform(0.0, 0.03))
+
+
+def in_the_start(run, workdir):
+    """Waits until the process takes SIGTERM, which is before most imports, and up to two seconds more."""
+    status, taken = Path(f"/proc/{run.process.pid}/status"), 1 << (signal.SIGTERM - 1)
+    while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & taken:
+        time.sleep(0.002)
+    time.sleep(random.uniform(0.0, 2.0))
+
+
+def in_the_compilation(run, workdir):
+    """Waits until the run compiles."""
+    while not any(line.startswith("compiling") for line in run.lines):
+        time.sleep(0.002)
+
+
+def in_an_evaluation(run, workdir):
+    """Waits until the line of metrics before the first evaluation is there, and a little more."""
+    while run.process.poll() is None and newest_step(workdir) < EVALUATED:
+        time.sleep(0.0005)
+    time.sleep(random.uniform(0.0, 1.0))
+
+
+def at_the_end(run, workdir):
+    """Waits until the run reports its end: the summary is there, and the process ends."""
+    while run.process.poll() is None and not (workdir / "summary.json").exists():
+        time.sleep(0.0005)
+
+
+# A warning; a preemption; a warning, and the end of the time before the run is saved.
+OF_SLURM = (
+    (signal.SIGUSR1,),
+    (signal.SIGUSR2,),
+    (signal.SIGCONT, signal.SIGTERM),
+    (signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM),
+)
+PLACES = {
+    "start": in_the_start,
+    "compilation": in_the_compilation,
+    "step": at_random,
+    "evaluation": in_an_evaluation,
+    "checkpoint": in_a_checkpoint,
+    "end": at_the_end,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,17 @@
 import json
 import mmap
 import random
+import re
+import signal
 
 import numpy as np
 import pytest
 
+from mixedres.checkpoints import workdir
 from tests.interruptions import runs
+
+# With processes that decode an evaluation takes seconds, because it starts some of its own.
+TWICE = ("--config.steps=100", f"--config.eval_every={runs.EVALUATED} steps", "--config.log_every=1")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +37,14 @@ def undisturbed(long, tmp_path_factory):
     return runs.outcome(workdir)
 
 
+@pytest.fixture(scope="module")
+def evaluated_twice(options, tmp_path_factory):
+    """The outcome of a run with two evaluations."""
+    workdir = tmp_path_factory.mktemp("twice") / "run"
+    runs.finish((*options, *TWICE), workdir)
+    return runs.outcome(workdir)
+
+
 @pytest.mark.slow
 def test_killed_in_every_way(options, tmp_path):
     random.seed(0)
@@ -48,6 +62,33 @@ def test_killed_again_and_again(name, long, undisturbed, tmp_path):
     before, kind = runs.shared_memory(), runs.KINDS[name]
     runs.disturb(tmp_path / "run", long, [kind] * kind.times)
     assert runs.outcome(tmp_path / "run") == undisturbed
+    assert runs.left_in_shared_memory(before) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("place", runs.PLACES)
+@pytest.mark.parametrize("numbers", runs.OF_SLURM, ids=lambda numbers: "+".join(n.name for n in numbers))
+def test_signals_of_slurm_save_and_stop(numbers, place, options, evaluated_twice, tmp_path):
+    """SLURM signals all processes of a step, those that decode too."""
+    random.seed(f"{numbers} {place}")
+    before, settings = runs.shared_memory(), (*options, *TWICE)
+    run = runs.Run((*settings, "--config.data.workers=2"), tmp_path / "run")
+    runs.PLACES[place](run, tmp_path / "run")
+    status = run.end_as_slurm_does(numbers)
+    said, asked = run.lines[-1], [number for number in numbers if number != signal.SIGCONT]
+    checkpoints = workdir.contents(tmp_path / "run")["checkpoints"]
+    if place == "end":
+        assert status in (0, *(128 + number for number in asked)), run.lines
+    elif place in ("start", "compilation"):
+        names = [number.name for number in asked if status == 128 + number]
+        assert any(f"stopped by {name}; there was nothing to save" in said for name in names) and not checkpoints
+    else:
+        assert status == 128 + asked[-1], run.lines
+        step = re.search(rf"stopped by {asked[-1].name} after step (\d+); the checkpoint of step (\d+) is saved", said)
+        assert step and step[1] == step[2] and checkpoints, said
+    assert not any("Traceback" in line for line in run.lines)
+    runs.finish(settings, tmp_path / "run")
+    assert runs.outcome(tmp_path / "run") == evaluated_twice
     assert runs.left_in_shared_memory(before) == []
 
 

@@ -16,15 +16,17 @@ from typing import Any, NoReturn
 
 from mixedres._internal.cli import console, huge_pages
 
-# SIGHUP: the terminal is gone.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Warnings of a scheduler: SLURM sends one of them some seconds before it ends a job, as --signal=USR1@90 asks.
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+# Requests to stop. SIGHUP: the terminal is gone.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS)
 
 
 def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs `main`, which takes the command line and returns the exit status, as this process.
 
-    Until the command calls `raise_interrupts` or takes the signals itself, it has nothing to lose: SIGINT, SIGTERM and
-    SIGHUP end it at once, in the middle of an import or a compilation too.
+    Until the command calls `raise_interrupts` or takes the signals itself, it has nothing to lose: each of `SIGNALS`
+    ends it at once, in the middle of an import or a compilation too.
     """
     huge_pages.ask()
     console.prepare()
@@ -77,7 +79,7 @@ def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def end_at_once() -> None:
-    """Makes SIGINT, SIGTERM and SIGHUP end the process at once, even if its main thread is compiling.
+    """Makes each of `SIGNALS` end the process at once, even if its main thread is compiling.
 
     On a signal, the process prints a line, kills its child processes and exits with 128 + the number of the signal. A
     signal that is ignored, as nohup ignores SIGHUP, stays ignored.

@@ -34,10 +34,12 @@ def _end_with_parent() -> None:
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
     """Blocks the signals while worker processes start; `initialize_worker` makes the processes ignore the signals."""
-    # Starting the first process would start the resource tracker, which unblocks the signals at its end.
-    multiprocessing.resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, process.SIGNALS)
     try:
+        # The resource tracker, which the first process would start, keeps SIGHUP and the warnings blocked: they would
+        # end the tracker when a scheduler signals all processes. Its start unblocks SIGINT and SIGTERM here.
+        multiprocessing.resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, process.SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

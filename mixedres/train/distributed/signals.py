@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as a request to finish the step, save, and leave."""
+"""The signals of `process.SIGNALS` as a request to finish the step, save, and leave."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from mixedres._internal.cli import process
 class StopSignal:
     """A context in which the first signal is a request to stop, and a second signal ends the process at once.
 
+    A SIGINT, SIGTERM or SIGHUP after a warning (SIGUSR1, SIGUSR2) counts as a first signal: at the end of its time
+    SLURM sends SIGTERM to a job that may still be saving, and kills the job 30 s later.
+
     Outside the main thread, where Python allows no handlers, the context does nothing. A SIGHUP that was ignored before
     the context, as under nohup, stays ignored.
 
     Attributes:
-      requested: the signal that asked to stop; None before a signal.
+      requested: the newest signal that asked to stop; None before a signal.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if self.requested is not None:
+        if self.requested is not None and (self.requested not in process.WARNINGS or number in process.WARNINGS):
             _say(f"{name} again: stopping at once; the newest checkpoint stands")
             process.end(128 + number)
         self.requested = signal.Signals(number)

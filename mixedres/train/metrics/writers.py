@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from mixedres._internal.files import open_own, parse_json, read_regular, replace_text, without_nan
+from mixedres._internal.files import Lines, open_regular, parse_json, without_nan, write_whole
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
 # Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
+# A line as `MetricWriter` writes it, which needs no reading as JSON: that takes three times as long.
+_NUMBER = rb"-?+(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][-+]?+\d++)?+"
+_PLAIN_LINE = re.compile(
+    rb'\{"step": (0|[1-9]\d{0,15}+), "kind": "([a-z]++)"(?:, "[ -!#-\[\]-~]*+": (?:%s|null))*+\}\n' % _NUMBER
+)
+# Bytes that are copied at a time.
+_BLOCK = 2**20
 # tensorboardX opens a path 'mixedres:PATH' as `_LosableFile`.
 _SCHEME = "mixedres"
 
@@ -49,15 +58,10 @@ class MetricWriter:
         Raises OSError if `jsonl` cannot be opened.
         """
         if jsonl.exists():
-            # Bytes that are not UTF-8 are damage, and a line without its end would be joined to the next line.
-            old = read_regular(jsonl).decode(errors="replace")
-            lines = old.split("\n")
-            last = dict.fromkeys(("train", "resources", "numerics"), first_step)
-            last["eval"] = first_step if evaluated else first_step - 1
-            remaining = "".join(f"{line}\n" for line in lines if _is_current(line, last))
-            if remaining != old:
-                replace_text(jsonl, remaining)
-        self._lines = _Lines(jsonl)
+            last = dict.fromkeys((b"train", b"resources", b"numerics"), first_step)
+            last[b"eval"] = first_step if evaluated else first_step - 1
+            _keep_lines(jsonl, last)
+        self._lines = Lines(jsonl)
         register_writer_factory(_SCHEME, _LosableFile)
         self._events = SummaryWriter(  # which writes in a thread of its own
             f"{_SCHEME}:{jsonl.parent.absolute()}",
@@ -124,37 +128,6 @@ class NullMetricWriter:
         """Does nothing."""
 
 
-class _Lines:
-    """A file to which lines are appended; lines that cannot be written wait in memory."""
-
-    def __init__(self, path: pathlib.Path):
-        self._opened = open_own(path)
-        self._file = self._opened.fileno()
-        self._waiting = b""
-        self.problem: str | None = None
-
-    def write(self, line: str) -> None:
-        self._waiting += line.encode()
-        try:
-            while self._waiting:  # the system may write a part only
-                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
-            self.problem = None
-        except OSError as error:
-            self.problem = error.strerror
-
-    def sync(self) -> bool:
-        self.write("")
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            self.problem = error.strerror
-        return self.problem is None
-
-    def close(self) -> None:
-        self.write("")
-        self._opened.close()
-
-
 class _LosableFile:
     """A file for tensorboardX that drops everything after its first error.
 
@@ -194,10 +167,31 @@ class _LosableFile:
         """Accepts every path, because the directory of a run exists."""
 
 
-def _is_current(line: str, last: Mapping[str, int]) -> bool:
+def _keep_lines(path: pathlib.Path, last: Mapping[bytes, int]) -> None:
+    """Removes the lines that `_is_current` refuses; a file of current lines stays as it is."""
+    with io.BufferedReader(open_regular(path)) as file:
+        begin = 0  # bytes of the current lines before the first line that is removed
+        for line in file:
+            if not _is_current(line, last) or line[-1:] != b"\n":
+                break
+            begin += len(line)
+        else:
+            return
+        with write_whole(path) as partial, partial.open("xb") as kept:
+            file.seek(0)
+            for at in range(0, begin, _BLOCK):
+                kept.write(file.read(min(_BLOCK, begin - at)))
+            for line in file:
+                if _is_current(line, last):
+                    kept.write(line.removesuffix(b"\n") + b"\n")  # a last line may lack its end
+
+
+def _is_current(line: bytes, last: Mapping[bytes, int]) -> bool:
     """Returns whether a line is whole and of a step up to ``last[kind]``, for the kind of the line."""
     try:
-        values = parse_json(line)
-        return bool(values["step"] <= last[values["kind"]])
-    except (ValueError, KeyError, TypeError):
+        if plain := _PLAIN_LINE.fullmatch(line):
+            return int(plain[1]) <= last[plain[2]]
+        values = parse_json(line.decode())
+        return bool(values["step"] <= last[values["kind"].encode()])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False

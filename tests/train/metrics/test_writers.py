@@ -3,9 +3,11 @@
 import errno
 import io
 import os
+import tracemalloc
 
 import pytest
 
+from mixedres._internal import files
 from mixedres.checkpoints import workdir
 from mixedres.train.metrics import writers
 from tests.train import run_cases
@@ -19,6 +21,47 @@ def test_resume_drops_broken_lines_and_lines_after_the_checkpoint(tmp_path):
     assert path.read_text() == "".join(made[:4])
     writers.MetricWriter(path, first_step=4, evaluated=False).close()
     assert path.read_text() == "".join(made[:3])
+
+
+PLAIN = b'{"step": 3, "kind": "train", "loss": 1.5e-07, "top1": null}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"\0\0\0\0\n",
+        b"[" * 10**5 + b"\n",
+        PLAIN[:-1] + PLAIN,  # without a line break
+        PLAIN.replace(b"null", b"nul"),
+        PLAIN.replace(b"1.5", b"01.5"),
+        PLAIN.replace(b"3", b"\xb3"),
+        PLAIN.replace(b"3", b'"3"'),
+        PLAIN.replace(b"3", b"5"),  # a later step
+        PLAIN.replace(b"train", b"other"),
+        PLAIN.replace(b'"train"', b"7"),
+        PLAIN.replace(b"loss", b"lo\nss"),
+    ],
+    ids=range(13),
+)
+def test_resume_removes_a_damaged_line_anywhere(tmp_path, line):
+    path, numerics = tmp_path / "metrics.jsonl", b'{"step": 4, "kind": "numerics", "caf\xc3\xa9": 1}\n'
+    path.write_bytes(PLAIN + line + PLAIN + line + numerics[:-1])  # the last line lacks its end
+    writers.MetricWriter(path, first_step=4).close()
+    assert path.read_bytes() == PLAIN + PLAIN + numerics
+
+
+def test_resume_leaves_a_whole_file_alone_and_holds_little_of_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(PLAIN.replace(b"loss", b"loss" * 50_000) * 60)  # 12 MB
+    before = path.stat()
+    tracemalloc.start()
+    writers._keep_lines(path, {b"train": 3})
+    assert path.stat().st_ino == before.st_ino and path.stat().st_mtime_ns == before.st_mtime_ns
+    writers._keep_lines(path, {b"train": 2})
+    assert tracemalloc.get_traced_memory()[1] < 3e6 and path.read_bytes() == b""
+    tracemalloc.stop()
 
 
 def events(directory):
@@ -58,7 +101,7 @@ def test_lines_survive_a_full_disk(tmp_path, monkeypatch):
         room[0] -= done
         return done
 
-    monkeypatch.setattr(writers.os, "write", limited)
+    monkeypatch.setattr(files.os, "write", limited)
     for step in (1, 2, 3):
         out.write(step, "train", {"loss": 0.5})
     assert out.problem() == "No space left on device" and not out.sync()

@@ -1,0 +1,152 @@
+"""Sweeps with made-up jobs: full disks, several drivers, and how much is written for many runs."""
+
+import errno
+import json
+import os
+import types
+
+import pytest
+
+from experiments import sweep
+from experiments.lib import comparison, plan, schedule
+from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
+from mixedres._internal import files
+from mixedres._internal.files import lock
+from mixedres.checkpoints import workdir
+
+SUMMARY = {
+    "eval": {"top1": 0.5},
+    "train": {"loss": 1.0, "seconds": 1.0, "first_step": 0, "examples_per_second": 1.0, "step_time_ms": 1.0},
+    "memory": {"host_peak_bytes": 1, "device_peak_bytes": 1},
+    "resources": {},
+    "loss_scale": {"skipped_steps": 0},
+}
+
+
+class Executor:
+    """An executor whose jobs have ended when they are looked at."""
+
+    cluster = "local"
+
+    def __init__(self):
+        self.submitted, self.status = [], 0
+
+    def submit(self, job):
+        self.submitted.append(job.workdir.name)
+        finish(job.workdir)
+        result = {"exit_status": self.status, "message": ""}
+        paths = types.SimpleNamespace(folder="/nowhere")
+        done = {"done": lambda: True, "exception": lambda: None, "result": lambda: result}
+        return types.SimpleNamespace(job_id=str(len(self.submitted)), paths=paths, **done)
+
+
+def finish(directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / workdir.SUMMARY).write_text(json.dumps(SUMMARY))
+
+
+def tasks(out, count):
+    made = [plan.Run(f"fp32,seed={n}", {"preset": "fp32", "seed": n}, ()) for n in range(count)]
+    return [schedule.Task(run, out / "runs" / run.name) for run in made]
+
+
+def run(scheduler):
+    while scheduler.advance():
+        pass
+    return scheduler.close()
+
+
+def states(out):
+    return [json.loads(line)["state"] for line in (out / plan.RESULTS).read_text().splitlines()]
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk without room for results while ``disk.full`` is True."""
+    state = types.SimpleNamespace(full=False)
+    write, replace = os.write, schedule.replace_text
+
+    def refuse():
+        if state.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "write", lambda *given: refuse() or write(*given))
+    monkeypatch.setattr(schedule, "replace_text", lambda *given: refuse() or replace(*given))
+    return state
+
+
+@pytest.mark.parametrize("limit", [1, 7, 60])
+def test_lines_written_grow_linearly_with_the_runs(tmp_path, monkeypatch, limit):
+    count, rows, looks = 60, [], []
+    row, look = schedule.Task.row, schedule.Task.look
+    monkeypatch.setattr(schedule.Task, "row", lambda task: rows.append(1) or row(task))
+    monkeypatch.setattr(schedule.Task, "look", lambda task, queue: looks.append(1) or look(task, queue))
+    assert run(schedule.Scheduler(tasks(tmp_path, count), Executor(), limit, tmp_path)) is None
+    assert len(rows) == 4 * count and len(looks) == count  # at the start, two changes, at the end
+    assert states(tmp_path) == [FINISHED] * count
+
+
+def test_full_disk_delays_lines_and_the_start_of_runs(tmp_path, disk, monkeypatch):
+    clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(schedule, "time", clock)
+    executor = Executor()
+    scheduler = schedule.Scheduler(tasks(tmp_path, 3), executor, 1, tmp_path)
+    assert scheduler.advance() and scheduler.problem is None
+    disk.full = True
+    assert scheduler.advance() and "No space left on device); its lines wait" in scheduler.problem
+    assert states(tmp_path) == [WAITING] * 3 + [RUNNING]
+    monkeypatch.setattr(executor, "submit", lambda job: os.write(-1, b""))
+    assert scheduler.advance() and executor.submitted == ["fp32,seed=0", "fp32,seed=1"]
+    monkeypatch.undo()  # there is room, and the third run could not be started
+    monkeypatch.setattr(schedule, "time", clock)
+    assert scheduler.advance() and len(executor.submitted) == 2
+    clock.now += 60
+    assert run(scheduler) is None and states(tmp_path) == [FINISHED] * 3
+
+
+def test_lines_that_a_full_disk_lacks_at_the_end_are_reported(tmp_path, disk, capsys):
+    scheduler = schedule.Scheduler(tasks(tmp_path, 2), Executor(), 2, tmp_path)
+    disk.full = True
+    assert sweep._run(scheduler, stop=True) == 1
+    out, err = capsys.readouterr()
+    assert out.count("warning: ") == 1 and "2 finished" in out
+    assert "results.jsonl lacks lines (No space left on device); make room and start again" in err
+    disk.full = False
+    again = Executor()
+    assert sweep._run(schedule.Scheduler(tasks(tmp_path, 2), again, 2, tmp_path), stop=True) == 0
+    assert states(tmp_path) == [FINISHED] * 2 and again.submitted == []
+
+
+def test_drivers_that_share_a_directory_take_each_run_once(tmp_path):
+    """Both have all four runs; the second comes when the first has begun."""
+    executors = [Executor(), Executor()]
+    first, second = (schedule.Scheduler(tasks(tmp_path, 4), one, 1, tmp_path, shared=True) for one in executors)
+    while first.advance() | second.advance():
+        pass
+    assert first.close() is None and second.close() is None
+    submitted = executors[0].submitted + executors[1].submitted
+    assert len(submitted) == len(set(submitted)) == 4
+    (tmp_path / plan.SWEEP).write_text("{}")
+    (variant,) = comparison.read(tmp_path).variants  # the last line of each run counts
+    assert sorted(variant.summaries) == [0, 1, 2, 3]
+
+
+def test_run_that_another_driver_began_first_is_waited_for(tmp_path):
+    (task,) = tasks(tmp_path, 1)
+    executor = Executor()
+    executor.status = 2  # the workdir is in use
+    scheduler = schedule.Scheduler([task], executor, 1, tmp_path, shared=True)
+    assert scheduler.advance()
+    with lock(task.directory / workdir.LOCK):
+        assert scheduler.advance() and (task.state, task.job) == (RUNNING, None)
+    assert not scheduler.advance() and task.state == FINISHED
+    assert scheduler.close() is None
+
+
+@pytest.mark.parametrize("status, state", [(143, INTERRUPTED), (138, INTERRUPTED), (-10, INTERRUPTED), (1, FAILED)])
+def test_run_that_a_signal_stopped_is_interrupted(tmp_path, status, state):
+    (task,) = tasks(tmp_path, 1)
+    executor = Executor()
+    executor.status = status
+    run(schedule.Scheduler([task], executor, 1, tmp_path))
+    assert task.state == state
