@@ -82,7 +82,6 @@ class Loop:
         self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), first_step)
         # An evaluation that a signal cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
-        batches.fill()  # the start of the pipeline does not count in the rate
         in_flight = InFlight()
         # No implicit transfer and no compilation: both would make every step slow without an error.
         traced = parts.profiler.over(lambda: self.state)
