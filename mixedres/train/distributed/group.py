@@ -19,7 +19,14 @@ import jax
 
 from mixedres._internal import coordination
 from mixedres._internal.cli import console
-from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped, listed
+from mixedres._internal.errors import (
+    ConfigError,
+    DifferentCopiesError,
+    MixedresError,
+    NonFiniteError,
+    Stopped,
+    listed,
+)
 from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.types import Json, Record
@@ -46,6 +53,10 @@ class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
     def barrier(self, name: str) -> None:
         """Waits for all processes, up to half an hour; process 0 prints for which."""
         coordination.barrier(name)
+
+    def gather(self, name: str, value: Json) -> list[Json]:
+        """Returns the `value` of each process, of JSON types, in their order; waits as `barrier` does."""
+        return coordination.gather(name, value)
 
     def broadcast(self, name: str, value: Json) -> Json:
         """Returns the `value` of process 0, of JSON types, in all processes."""
@@ -122,7 +133,8 @@ class ProcessGroup(SingleProcess):
                 self._last_step = max(coordination.read_keys("stop").values()) + 1
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError)):  # in all processes
+        # These errors come in all processes.
+        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError, DifferentCopiesError)):
             try:
                 self.barrier("end")
                 self._monitor.closed.set()
