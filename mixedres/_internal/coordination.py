@@ -42,7 +42,7 @@ def gather(name: str, value: Json) -> list[Json]:
     for key in _used:
         client.key_value_delete(key)
     _used[:] = [f"{place}/{global_state.process_id}"]
-    return [found[index] for index in range(count)]
+    return [found[index] for index in sorted(found)]
 
 
 def barrier(name: str) -> None:

@@ -101,7 +101,7 @@ def assert_same(experiment: Experiment, directory: pathlib.Path, group: SinglePr
     """Raises `ConfigError` in all processes if their software, configs, data or directories differ."""
     same = "install the same on all hosts, set the same variables, and start all processes again"
     group.assert_equal("software", environment.software(), same)
-    group.assert_equal("config", experiment.resolved | {"--clean": clean})
+    group.assert_equal("config", experiment.resolved | {"--clean": clean, "--num_processes": group.count})
     names = ("train_examples", "eval_examples", "fingerprint", "sizes")
     group.assert_equal("data", {name: experiment.data.get(name) for name in names})
     group.assert_equal("workdir", workdir.contents(directory))
