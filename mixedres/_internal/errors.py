@@ -26,6 +26,10 @@ class TrainingError(MixedresError):
     """A run that cannot go on."""
 
 
+class DifferentCopiesError(TrainingError):
+    """The copies of the training state on the devices of a run differ; all processes raise this error."""
+
+
 class NonFiniteError(TrainingError):
     """A training step with numbers that are not finite; see `mixedres.train.debug.nonfinite`."""
 

@@ -16,15 +16,14 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
+from mixedres._internal import coordination
 from mixedres._internal.environment import out_of_memory
 from mixedres._internal.errors import ConfigError, OtherModelError, listed, one_line
 from mixedres._internal.files import checksums_hold, write_checksums
@@ -134,7 +133,7 @@ class Checkpoints:
         """Waits, in every process, until all checkpoints are on the disk; returns the lines of `poll`."""
         self._drain()
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("mixedres: checkpoints on disk")
+            coordination.barrier("checkpoints on disk")
             self._manager.reload()
         return self.poll()
 
@@ -150,9 +149,10 @@ class Checkpoints:
           OtherModelError: if the newest undamaged checkpoint has other arrays than `like`.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
-        step = _from_first_process(
-            lambda: next((step for step in steps if _is_whole(self.directory / str(step) / ITEM)), -1)
-        )
+        step = -1
+        if jax.process_index() == 0:  # alone, because a failing disk may show each host something else
+            step = next((step for step in steps if _is_whole(self.directory / str(step) / ITEM)), -1)
+        step = coordination.broadcast("newest whole checkpoint", step)
         damaged = [newer for newer in steps if newer > step]
         if step < 0:
             raise OSError(f"none of the checkpoints in {self.directory} is whole (steps {damaged})")
@@ -177,8 +177,8 @@ class Checkpoints:
             path = self.directory / str(step)
             shutil.rmtree(path.with_name(f"damaged-{step}"), ignore_errors=True)
             path.rename(path.with_name(f"damaged-{step}"))
-        if steps and jax.process_count() > 1:
-            multihost_utils.sync_global_devices("mixedres: damaged checkpoints set aside")
+        if steps:
+            coordination.barrier("damaged checkpoints set aside")
         self._manager.reload()
 
     def remove_partial(self) -> None:
@@ -273,14 +273,6 @@ def _one_copy(state: PyTree) -> PyTree:
     """
     local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, state)
     return local if jax.process_count() == 1 else jax.tree.map(np.array, local)
-
-
-def _from_first_process(choose_step: Callable[[], int]) -> int:
-    """Calls a function in process 0, and returns its result in every process."""
-    if jax.process_count() == 1:
-        return choose_step()
-    step = choose_step() if jax.process_index() == 0 else 0
-    return int(multihost_utils.broadcast_one_to_all(np.int32(step)))
 
 
 def _check_arrays(step: int, saved: PyTree, like: PyTree) -> None:

@@ -83,18 +83,24 @@ def check_data(workdir: pathlib.Path, data: Record, *, classes_only: bool = Fals
 
     Args:
       workdir: directory of the run.
-      data: 'class_names', 'train_examples', 'eval_examples' and a 'fingerprint' of the examples and their order.
+      data: 'class_names', 'train_examples', 'eval_examples', a 'fingerprint' of the examples and their order, and if
+        the examples are files, a hash 'sizes' of their sizes. Runs of older versions recorded no 'sizes'.
       classes_only: compare only the class names; an evaluation may use other images.
     """
     old = read_data_identity(workdir)
     same = ("class_names", "train_examples", "eval_examples", "fingerprint")
-    if not data or old is None or all(old.get(key) == data.get(key) for key in same):
+    if not data or old is None:
+        return
+    are_same = all(old.get(key) == data.get(key) for key in same)
+    if are_same and (classes_only or None in (old.get("sizes"), data.get("sizes")) or old["sizes"] == data["sizes"]):
         return
     there, now = [str(name) for name in old["class_names"]], data["class_names"]
     if there != now:
         new, gone = [name for name in now if name not in there], [name for name in there if name not in now]
         changes = [f"{kind}: {', '.join(names[:5])}" for kind, names in (("new", new), ("gone", gone)) if names]
         what = f"{len(there)} classes there, {len(now)} now ({'; '.join(changes) or 'in another order'})"
+    elif are_same:
+        what = "the same names, but files of other sizes"
     elif not classes_only:
         counts = [f"{x.get('train_examples')} training and {x.get('eval_examples')} test images" for x in (old, data)]
         what = f"{counts[0]} there, {counts[1]} now, or with other names or in another order"

@@ -66,7 +66,10 @@ def compare_presets(
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")
-        by_name = {name: steps.eval_step(experiment.in_precision(precision.get(name))) for name in names}
+        by_name = {
+            name: compile_step(experiment.in_precision(precision.get(name)), state, has_baseline=name != names[0])
+            for name in names
+        }
         with group.loop():
             sums = sum_over_images(experiment, by_name, state, group=group)
     results = {
@@ -77,9 +80,10 @@ def compare_presets(
     return results
 
 
-def compile_step(experiment: Experiment, state: TrainState) -> CompiledStep:
-    """Returns the evaluation step, compiled ahead."""
-    arguments = (state.eval_variables, steps.eval_batch_shapes(experiment), None, steps.zero_sums(experiment))
+def compile_step(experiment: Experiment, state: TrainState, *, has_baseline: bool = False) -> CompiledStep:
+    """Returns the evaluation step, compiled ahead; with `has_baseline`, the step takes the classes of another step."""
+    batch = steps.eval_batch_shapes(experiment)
+    arguments = (state.eval_variables, batch, batch["label"] if has_baseline else None, steps.zero_sums(experiment))
     compiled: CompiledStep = steps.eval_step(experiment).lower(*arguments).compile()
     return compiled
 
@@ -95,8 +99,8 @@ def sum_over_images(
     """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
     Args:
-      eval_steps: evaluation steps by name, jitted or compiled; the classes that the first step predicts are the
-        baseline of the others.
+      eval_steps: compiled evaluation steps by name; the classes that the first step predicts are the baseline of the
+        others.
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
       group: the processes that evaluate together.
 
@@ -107,6 +111,9 @@ def sum_over_images(
     in_flight = InFlight()
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
     with data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
+        with group.pause():
+            ready.fill()
+            group.barrier("evaluation")
         for index, batch in enumerate(ready):
             if should_stop():
                 break

@@ -58,8 +58,9 @@ class Experiment:
 
     @property
     def data(self) -> Record:
-        """Returns the identity of the data and the network's input, as JSON."""
+        """Returns the identity of the data and the network's input, as JSON; 'sizes' only if the data are files."""
         source = self.source
+        sizes = getattr(source, "sizes", None)  # a source of a user need not have it
         return {
             "input": source.input_spec.to_json(),
             "class_names": list(source.class_names),
@@ -67,7 +68,7 @@ class Experiment:
             "train_examples": source.train_examples,
             "eval_examples": source.eval_examples,
             "fingerprint": source.fingerprint,
-        }
+        } | ({} if sizes is None else {"sizes": sizes})
 
     @property
     def devices(self) -> list[jax.Device]:

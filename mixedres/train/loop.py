@@ -13,7 +13,7 @@ from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import Checkpoints, Claim
 from mixedres.train import evaluation, step
 from mixedres.train.compilation import CompilationCounter
-from mixedres.train.debug import nonfinite
+from mixedres.train.debug import nonfinite, replicas
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.debug.profiler import Profiler
 from mixedres.train.distributed import SingleProcess
@@ -76,14 +76,13 @@ class Loop:
         Raises:
           Stopped: after a signal; everything up to the last step is saved.
           NonFiniteError: at a step whose numbers are not finite; the state is the one before this step.
-          TrainingError: if the last checkpoint cannot be saved.
+          TrainingError: if the last checkpoint cannot be saved, or the devices have different states.
         """
         parts, log = self.parts, self.parts.log
         first_step, total_steps = int(self.state.step), parts.experiment.total_steps
         self._stopping = parts.group.stop_agreed(self._is_asked_to_stop(), first_step)
         # An evaluation that a signal cut off comes first: it belongs to the state that was restored.
         ended = first_step > 0 and self._pause(first_step)
-        batches.fill()  # the start of the pipeline does not count in the rate
         in_flight = InFlight()
         # No implicit transfer and no compilation: both would make every step slow without an error.
         traced = parts.profiler.over(lambda: self.state)
@@ -200,6 +199,7 @@ class Loop:
     def _save(self, done: int) -> None:
         experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log
         self._check_place(done)
+        replicas.check_copies(self.state, group, done, self.parts.saved.latest_step())
         if not log.sync() and group.count == 1:  # other processes would wait
             log.print(f"warning: no checkpoint of step {done}, because its metrics cannot be written either")
             return

@@ -100,8 +100,11 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
         loop = Loop(parts, begun.state, record.get("evaluated"), record.get("best"), record.get("pending_eval"))
         if group.count == 1:
             stack.enter_context(stop_signal)
-        with _closing(log, saved), _batches(parts, first_step) as batches, group.loop():
-            result = loop.run(batches)
+        with _closing(log, saved), _batches(parts, first_step) as batches:
+            batches.fill()  # the start of the pipeline does not count in the rate
+            group.barrier("compiled, and a batch ready")
+            with group.loop():
+                result = loop.run(batches)
         _check_outcome(loop.state, result)
         document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mixedres import __version__, checkpoints, models
-from mixedres._internal import jax_compat
+from mixedres._internal import environment, jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.tree import fingerprint
@@ -114,10 +114,12 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
 
 
 def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
-    """Raises `ConfigError` in all processes if their configs, data or directories differ."""
-    group.assert_equal("config", experiment.resolved | {"--clean": clean})
-    counts = ("train_examples", "eval_examples", "fingerprint")
-    group.assert_equal("data", {name: experiment.data[name] for name in counts})
+    """Raises `ConfigError` in all processes if their software, configs, data or directories differ."""
+    same = "install the same on all hosts, set the same variables, and start all processes again"
+    group.assert_equal("software", environment.software(), same)
+    group.assert_equal("config", experiment.resolved | {"--clean": clean, "--num_processes": group.count})
+    names = ("train_examples", "eval_examples", "fingerprint", "sizes")
+    group.assert_equal("data", {name: experiment.data.get(name) for name in names})
     group.assert_equal("workdir", workdir.contents(directory))
 
 

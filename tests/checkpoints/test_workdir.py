@@ -201,7 +201,7 @@ def test_json_is_whole_or_old_and_has_no_nan(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["n"] == 3
 
 
-DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, "fingerprint": "a"}
+DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, "fingerprint": "a", "sizes": "b"}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +212,7 @@ DATA = {"class_names": ["cat", "dog"], "train_examples": 8, "eval_examples": 2, 
         ({"class_names": ["dog", "cat"]}, r"2 classes there, 2 now \(in another order\)", True),
         ({"train_examples": 9, "fingerprint": "b"}, "8 training and 2 test images there, 9 training and 2", False),
         ({"fingerprint": "b"}, "in another order", False),
+        ({"sizes": "c"}, "the same names, but files of other sizes", False),
     ],
 )
 def test_changed_data_are_refused(tmp_path, changed, words, matters_to_evaluation):
@@ -226,6 +227,14 @@ def test_changed_data_are_refused(tmp_path, changed, words, matters_to_evaluatio
         workdir.check_data(tmp_path, DATA | changed, classes_only=True)
     own(tmp_path, config, data=DATA | changed, clean=True)
     assert json.loads((tmp_path / workdir.DATA).read_text()) == stamped(DATA | changed)
+
+
+def test_sizes_are_compared_only_if_both_are_known(tmp_path):
+    config, without = build(run_cases.tiny()).resolved, {name: DATA[name] for name in DATA if name != "sizes"}
+    own(tmp_path / "old", config, data=without)
+    own(tmp_path / "old", config, data=DATA)
+    own(tmp_path / "new", config, data=DATA)
+    own(tmp_path / "new", config, data=without)
 
 
 def test_run_of_an_earlier_version_has_no_data_to_compare(tmp_path):

@@ -206,15 +206,20 @@ def test_sources_have_notes_for_the_start_of_a_run(tmp_path):
 
 
 def test_fingerprint_depends_on_data_and_not_on_place(tmp_path):
-    def fingerprint(directory):
-        return load("folder", dir=str(directory), image_size=8, batch_size=2).fingerprint
+    def identity(directory):
+        source = load("folder", dir=str(directory), image_size=8, batch_size=2)
+        return source.fingerprint, source.sizes
 
     made.write_folder(tmp_path / "one", 12)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    first = fingerprint(tmp_path / "one")
-    assert fingerprint(tmp_path / "two") == first
-    renamed = sorted((tmp_path / "two").glob("*/*/*"))[0]
-    renamed.rename(renamed.with_name("other" + renamed.suffix))
-    assert fingerprint(tmp_path / "two") != first
+    first = identity(tmp_path / "one")
+    assert identity(tmp_path / "two") == first
+    image = sorted((tmp_path / "two").glob("*/*/*"))[0]
+    with image.open("ab") as file:
+        file.write(b"x")
+    names, sizes = identity(tmp_path / "two")
+    assert names == first[0] and sizes != first[1]
+    image.rename(image.with_name("other" + image.suffix))
+    assert identity(tmp_path / "two")[0] != first[0]
     sources = [load("digits", image_size=size, batch_size=2).fingerprint for size in (8, 16, 8)]
     assert sources[0] == sources[2] != sources[1]

@@ -13,7 +13,7 @@ import numpy as np
 
 from mixedres._internal.errors import listed
 from mixedres._internal.files import expanded, read_regular
-from mixedres.data.examples import MAX_BYTES, Dataset, Example
+from mixedres.data.examples import MAX_BYTES, Dataset, Example, hash_of_sizes
 
 IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
 # Image formats that are not read; a note counts their files.
@@ -58,6 +58,10 @@ class ImageFolder:
         digest = hashlib.sha256(self.labels.tobytes())
         digest.update(os.fsencode("\0".join(self.paths)))
         return digest.hexdigest()
+
+    def sizes(self) -> str:
+        """Returns the SHA-256 of the sizes of the files, in order."""
+        return hash_of_sizes([f"{self.root}/{path}" for path in self.paths])
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 
 from mixedres._internal.files import open_regular, read_regular
-from mixedres.data.examples import Example
+from mixedres.data.examples import Example, hash_of_sizes
 
 HEADER_BYTES = 12  # u64 length, u32 masked CRC-32C of the length
 FOOTER_BYTES = 4  # u32 masked CRC-32C of the data
@@ -102,11 +102,13 @@ class Records:
       name: name of the examples in messages.
       files: the serialized records.
       keys: names of image, label and file name in a record.
+      paths: files that hold the records.
     """
 
     name: str
     files: Files
     keys: Keys
+    paths: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -135,6 +137,10 @@ class Records:
         """Returns the SHA-256 of the number of records, the first record and the last record."""
         ends = [self._record(index) for index in (0, len(self.files) - 1)] if len(self.files) else []
         return hashlib.sha256(b"%d" % len(self.files) + b"".join(ends)).hexdigest()
+
+    def sizes(self) -> str:
+        """Returns the SHA-256 of the sizes of the files, in order."""
+        return hash_of_sizes(self.paths)
 
     def _features(self, index: int) -> Any:
         from google.protobuf.message import DecodeError

@@ -56,7 +56,8 @@ def open_data_set(
     parts = {split: _parts(builder, split, directory) for split in (train_split, eval_split)}
 
     def opened(split: str) -> records.Records:
-        return records.Records(f"{name}, {split}", _files(builder, split, file_format, parts[split]), keys)
+        files, paths = _files(builder, split, file_format, parts[split]), tuple(part.path for part in parts[split])
+        return records.Records(f"{name}, {split}", files, keys, paths)
 
     train, test = opened(train_split), opened(eval_split)
     notes = []
@@ -225,8 +226,9 @@ def _open_models_layout(
     def part(split: str) -> records.Records:
         if split not in files:
             raise ValueError(f"the TFRecord files in {root} have no split {split!r}, only {', '.join(sorted(files))}")
-        of_split = records.TFRecordFiles([records.Part(str(path)) for path in files[split]])
+        paths = tuple(map(str, files[split]))
+        of_split = records.TFRecordFiles([records.Part(path) for path in paths])
         keys = records.Keys(*imagenet.MODELS_FEATURES, first_label=imagenet.MODELS_FIRST_LABEL)
-        return records.Records(f"{imagenet.NAME}, {split}", of_split, keys)
+        return records.Records(f"{imagenet.NAME}, {split}", of_split, keys, paths)
 
     return Dataset(part(train_split or "train"), part(eval_split or "validation"), imagenet.class_names())

@@ -71,6 +71,11 @@ class Loader(DataInfo):
         """Returns the first 32 characters of the fingerprints of the training part and of the evaluation part."""
         return f"{self.data_set.train.fingerprint()[:32]}{self.data_set.eval.fingerprint()[:32]}"
 
+    @functools.cached_property
+    def sizes(self) -> str:
+        """Returns the first 32 characters of the hashes of the sizes of the files, training part first."""
+        return f"{self.data_set.train.sizes()[:32]}{self.data_set.eval.sizes()[:32]}"
+
     @property
     def input_spec(self) -> InputSpec:
         """Returns the central square that evaluation takes."""

@@ -1,12 +1,11 @@
 """Communication between the processes of a run. `SingleProcess` and `ProcessGroup` have the same interface.
 
-`jax.experimental.multihost_utils` is not used, because its functions are collectives of the devices: Gloo times out
-after 30 seconds if a process is late, and aborts if shapes differ. They take no strings and report no process.
+The processes wait on JAX's coordination service. `jax.experimental.multihost_utils` is not used, because its functions
+are collectives of the devices: they abort if shapes differ, take no strings and report no process.
 """
 
 import contextlib
 import functools
-import json
 import os
 import re
 import socket
@@ -18,14 +17,22 @@ from typing import Any
 
 import jax
 
+from mixedres._internal import coordination
 from mixedres._internal.cli import console
-from mixedres._internal.errors import ConfigError, MixedresError, NonFiniteError, Stopped, listed
+from mixedres._internal.errors import (
+    ConfigError,
+    DifferentCopiesError,
+    MixedresError,
+    NonFiniteError,
+    Stopped,
+    listed,
+)
 from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.types import Json, Record
-from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor, read_keys
+from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor
 
-PATIENCE_MS = 1_800_000  # The slowest process may be listing a million files outside the loop.
+SAME = "start all of them with the same"
 # JAX's error if a process did not come to a barrier, or, without a process, if process 0 did not set a value.
 LATE = re.compile(r"DEADLINE_EXCEEDED(?:.*task names:\s*(\d+))?", re.DOTALL)
 
@@ -40,15 +47,20 @@ class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
         """Returns whether this is process 0, which writes the files of the run and prints."""
         return self.index == 0
 
-    def assert_equal(self, what: str, value: Record) -> None:
+    def assert_equal(self, what: str, value: Record, todo: str = SAME) -> None:
         """Raises `ConfigError` in all processes if their `value` of JSON types, named `what`, differs."""
 
     def barrier(self, name: str) -> None:
-        """Waits for all processes; each `name` is used once."""
+        """Waits for all processes, up to half an hour; process 0 prints for which."""
+        coordination.barrier(name)
+
+    def gather(self, name: str, value: Json) -> list[Json]:
+        """Returns the `value` of each process, of JSON types, in their order; waits as `barrier` does."""
+        return coordination.gather(name, value)
 
     def broadcast(self, name: str, value: Json) -> Json:
-        """Returns the `value` of process 0, of JSON types, in all processes; each `name` is used once."""
-        return value
+        """Returns the `value` of process 0, of JSON types, in all processes."""
+        return coordination.broadcast(name, value)
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Returns whether to stop after `step`, the same in all processes, once any process was `asked` to stop."""
@@ -91,25 +103,12 @@ class ProcessGroup(SingleProcess):
         for thread in self._threads:
             thread.start()
 
-    def assert_equal(self, what: str, value: Record) -> None:
+    def assert_equal(self, what: str, value: Record, todo: str = SAME) -> None:
         """Compares `value` with the value of process 0; all processes raise the same error."""
-        line = difference(what, self.index, self.broadcast(what, value), as_json(value))
-        if line:
-            self._client.key_value_set(f"difference/{what}/{self.index}", json.dumps(line))
-        self.barrier(f"comparison of {what}")
-        if lines := read_keys(self._client, f"difference/{what}"):
+        line = difference(what, self.index, self.broadcast(what, value), as_json(value), todo)
+        if lines := [other for other in coordination.gather(f"comparison of {what}", line) if other]:
             self._differ = True
-            raise ConfigError(lines[min(lines)])
-
-    def barrier(self, name: str) -> None:
-        """Waits for all processes."""
-        self._client.wait_at_barrier(name, PATIENCE_MS)
-
-    def broadcast(self, name: str, value: Json) -> Json:
-        """Returns the `value` of process 0."""
-        if self.is_primary:
-            self._client.key_value_set(name, json.dumps(value))
-        return json.loads(self._client.blocking_key_value_get(name, PATIENCE_MS))
+            raise ConfigError(lines[0])
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Returns whether `step` is the last one, and waits only between a request and the agreement."""
@@ -131,10 +130,11 @@ class ProcessGroup(SingleProcess):
             with self._gate:  # this process goes no further than the step that it publishes
                 self._client.key_value_set(f"stop/{self.index}", str(self._step))
                 self._client.wait_at_barrier("stop", FOREVER_MS)
-                self._last_step = max(read_keys(self._client, "stop").values()) + 1
+                self._last_step = max(coordination.read_keys("stop").values()) + 1
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError)):  # in all processes
+        # These errors come in all processes.
+        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError, DifferentCopiesError)):
             try:
                 self.barrier("end")
                 self._monitor.closed.set()
@@ -160,7 +160,9 @@ class ProcessGroup(SingleProcess):
     def blame(self, said: str = "") -> None:
         """Exits with the name of the lost process behind JAX's error `said` or an abort, if a process is lost."""
         if late := LATE.match(said):
-            self._end(f"process {late[1] or 0} did not come within {PATIENCE_MS // 1000} s; {RESTART}", STATUS_LOST)
+            self._end(
+                f"process {late[1] or 0} did not come within {coordination.PATIENCE:.0f} s; {RESTART}", STATUS_LOST
+            )
         if not self.is_primary and not answers(self._address):
             zero = self._monitor.heartbeats[0]["name"]
             self._end(f"{zero} is gone: it died, or ended with an error of its own; {RESTART}", STATUS_LOST)
@@ -182,11 +184,11 @@ def answers(address: str) -> bool:
     return False
 
 
-def difference(what: str, index: int, first: Record, value: Record) -> str:
+def difference(what: str, index: int, first: Record, value: Record, todo: str = SAME) -> str:
     """Returns a line with the keys that differ between process 0 and process `index`; '' if none differs."""
     keys = sorted(key for key in first.keys() | value.keys() if first.get(key) != value.get(key))
     found = listed([f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys], 5, "; ")
-    return f"the processes differ in their {what} ({found}); start all of them with the same" if keys else ""
+    return f"the processes differ in their {what} ({found}); {todo}" if keys else ""
 
 
 SINGLE = SingleProcess()

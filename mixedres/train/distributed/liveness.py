@@ -10,19 +10,14 @@ from typing import Any
 
 import jax
 
-from mixedres._internal.types import Json, Record
+from mixedres._internal.coordination import read_keys
+from mixedres._internal.types import Record
 
 STATUS_LOST = 4
 RESTART = "start all processes again with the same command, and the run continues from its newest checkpoint"
 FOREVER_MS = 10**12
 # The timeout in seconds after a failed collective, because a collective hardly fails while all processes live.
 _SUSPICION = 30.0
-
-
-def read_keys(client: Any, directory: str) -> dict[int, Json]:
-    """Returns {index: value} of all keys 'directory/index' in the key-value store of JAX's `client`."""
-    pairs = client.key_value_dir_get(f"{directory}/")
-    return {int(key.rpartition("/")[2]): json.loads(text) for key, text in pairs}
 
 
 def hanging(heartbeats: dict[int, Record], timeout: float) -> str:
@@ -86,7 +81,7 @@ class LivenessMonitor:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # `_judge` measures how long an error lasts
                 own = self.own | {"waited": time.monotonic() - self._progressed}  # differs every time
                 self._client.key_value_set(f"heartbeat/{self._index}/{self._index}", json.dumps(own), True)
-                new = read_keys(self._client, "heartbeat/0" if self._index else "heartbeat")
+                new = read_keys("heartbeat/0" if self._index else "heartbeat")
                 changed = [other for other in self._heard.keys() & new if new[other] != self.heartbeats[other]]
                 self._heard |= dict.fromkeys(changed, time.monotonic())
                 self.heartbeats |= new

@@ -1,6 +1,7 @@
 """Prepared data sets: three layouts with the same records, versions, configs, splits, and what is refused."""
 
 import json
+import os
 import pickle
 import shutil
 
@@ -11,6 +12,7 @@ from tensorflow_datasets.core.features import ClassLabel, FeaturesDict, Image, T
 from mixedres._internal.errors import DataError
 from mixedres.data import load
 from mixedres.data.datasets import tfds
+from mixedres.data.examples import hash_of_sizes
 from mixedres.data.images import decoding
 from tests.data import made
 
@@ -55,6 +57,8 @@ def test_every_layout_gives_the_same_bytes_labels_and_names(roots, layout):
     name = "imagenet2012" if layout == "models" else "toy"
     assert (data_set.train.name, data_set.eval.name) == (f"{name}, train", f"{name}, validation")
     assert read(pickle.loads(pickle.dumps(data_set.train))) == HELD["train"]  # in another process
+    assert data_set.train.sizes() == hash_of_sizes(data_set.train.paths)
+    assert all(os.path.getsize(path) for path in data_set.train.paths)
 
 
 def test_names_of_the_classes(roots):

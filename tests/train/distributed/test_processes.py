@@ -292,16 +292,20 @@ def test_processes_with_different_configs_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_compares_config_data_and_workdir_before_it_writes(tmp_path):
+def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path, monkeypatch):
     compared = {}
 
     class Recorder(distributed.SingleProcess):
-        def assert_equal(self, what, value):
+        def assert_equal(self, what, value, todo=""):
             compared[what] = json.loads(json.dumps(value))
 
+    # Only flags that change numbers count.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_b=1 --xla_force_host_platform_device_count=3 --xla_a=1")
     experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     starting.assert_same(experiment, tmp_path / "run", Recorder())
-    assert list(compared) == ["config", "data", "workdir"] and list(tmp_path.iterdir()) == []
+    assert list(compared) == ["software", "config", "data", "workdir"] and list(tmp_path.iterdir()) == []
+    assert compared["software"]["jax"] == jax.__version__ and len(compared["software"]["code"]) == 16
+    assert compared["software"]["XLA_FLAGS"] == "--xla_a=1 --xla_b=1"
     assert compared["config"]["steps"] == 20 and compared["data"]["eval_examples"] == 360
     assert compared["workdir"]["directory"] == str(tmp_path / "run")
 

@@ -1,0 +1,355 @@
+"""Runs of several processes on one machine, with a fault in one of them: killed, stopped, late, or different.
+
+The processes are forked from one that has imported everything, so that a start costs one second instead of five.
+`python -m tests.interruptions.groups FILE [PART...]` makes all trials, or those of some parts, and writes a line of
+JSON for each to FILE.
+"""
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests import ROOT
+from tests.interruptions import runs
+
+STEPS, FAULTY_STEP = 20, 13
+RUN = (
+    f"--config={ROOT}/configs/digits.py:fp32,model=cifar_resnet8",
+    "--config.data.image_size=8",
+    "--config.batch_size=32",
+    f"--config.steps={STEPS}",
+    "--config.optimizer.learning_rate=0.1",
+    "--config.eval_every=20 steps",
+    "--config.checkpoint_every=5 steps",
+    "--config.log_every=1",
+    "--config.log_resources_every=0",
+)
+PLACES = ("start", "compile", "step", "evaluation", "checkpoint", "end")
+# Seconds of a stop, which is shorter than the timeout after which a process counts as lost.
+STOPPED = 5.0
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["mixedres.main", "mixedres.train", "tests.interruptions.groups"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens to one process.
+
+    Attributes:
+      rank: the process.
+      place: one of `PLACES`; 'step' is `FAULTY_STEP`.
+      action: 'kill', 'stop', 'late' (waits for `seconds`), 'flip' (one bit of its state) or 'clock' (an hour ahead).
+      seconds: length of a stop or a wait.
+    """
+
+    rank: int
+    place: str
+    action: str
+    seconds: float = STOPPED
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Exit statuses, the last line of the standard error output of each process, output of process 0, and seconds."""
+
+    statuses: list[int]
+    last: list[str]
+    output: str
+    errors: list[str]
+    seconds: float
+
+
+def together(
+    workdir: Path,
+    count: int,
+    fault: Fault | None = None,
+    *,
+    extra: tuple[str, ...] = (),
+    timeout: float = 15.0,
+    devices: int = 1,
+    kill_at: Callable[[], tuple[int, float]] | None = None,
+    flags: Callable[[int], tuple[str, ...]] = lambda rank: (),
+    home: Callable[[int], str | None] = lambda rank: None,
+) -> Outcome:
+    """Runs `count` processes to their end.
+
+    Args:
+      fault: what happens to one of them.
+      kill_at: returns a rank and seconds after the first step of this start, when this process gets SIGKILL.
+      flags: further flags of each process.
+      home: $HOME of each process.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        logs, started = Path(place), []
+        for rank in range(count):
+            group = (f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={rank}")
+            group = (*group, f"--process_timeout={timeout:g}") if count > 1 else ()
+            own = fault if fault is not None and fault.rank == rank else None
+            argv = ("mixedres", *RUN, *extra, *group, f"--workdir={workdir}", *flags(rank))
+            options = (argv, devices, own, str(logs / str(rank)), home(rank))
+            started.append(_FORKS.Process(target=_child, args=options))
+            started[-1].start()
+        if fault is not None and fault.action == "stop":
+            _wait(lambda: (logs / f"{fault.rank}.reached").exists() or started[fault.rank].exitcode is not None)
+            time.sleep(fault.seconds)
+            started[fault.rank].exitcode is None and os.kill(started[fault.rank].pid, signal.SIGCONT)
+        if kill_at is not None:
+            rank, seconds = kill_at()
+            first = runs.newest_step(workdir)
+            _wait(lambda: runs.newest_step(workdir) > first or all(p.exitcode is not None for p in started))
+            time.sleep(seconds)
+            started[rank].kill()
+        for process in started:
+            process.join(1000)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        errors = [(logs / f"{rank}.err").read_text(errors="replace") for rank in range(count)]
+        output = (logs / "0.out").read_text(errors="replace")
+    last = [(error.strip().splitlines() or [""])[-1] for error in errors]
+    return Outcome([p.exitcode for p in started], last, output, errors, time.monotonic() - began)
+
+
+def _wait(until: Callable[[], bool], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _child(argv: tuple[str, ...], devices: int, fault: Fault | None, log: str, home: str | None) -> None:
+    """Runs the command as this process, with its fault."""
+    for number, ending in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{log}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    if home is not None:
+        os.environ["HOME"] = home
+    from mixedres import main
+    from mixedres._internal.cli import console, process
+
+    if fault is not None:
+        _arm(fault, log)
+    console.prepare()  # these are the lines of `process.start`, which would start Python anew for huge pages
+    process.drop_noise()
+    process.end_at_once()
+    status = main.main(argv)
+    console.give_up()
+    os._exit(status)
+
+
+def _arm(fault: Fault, log: str) -> None:
+    """Makes this process fail at the place of its fault."""
+    from mixedres import main
+    from mixedres.checkpoints import Checkpoints
+    from mixedres.train import distributed, evaluation, loop, run
+    from mixedres.train.debug import replicas
+
+    if fault.action == "clock":
+        clock = time.time
+        time.time = lambda: clock() + 3600
+        return
+
+    def strike() -> None:
+        Path(f"{log}.reached").touch()
+        if fault.action == "late":
+            time.sleep(fault.seconds)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)
+
+    if fault.action == "flip":
+        check = replicas.check_copies
+        replicas.check_copies = lambda state, *rest: check(_flipped(state), *rest)
+        return
+    owner, name, call = {
+        "start": (main, "train_or_evaluate", 1),
+        "compile": (run, "_compile", 1),
+        "step": (distributed.ProcessGroup, "progress", FAULTY_STEP),
+        "evaluation": (evaluation, "sum_over_images", 1),
+        "checkpoint": (Checkpoints, "save", 2),
+        "end": (loop.Loop, "_finish", 1),
+    }[fault.place]
+    original, calls = getattr(owner, name), iter(range(1, 10**9))
+
+    def faulty(*args, **options):
+        if next(calls) == call:
+            strike()
+        return original(*args, **options)
+
+    setattr(owner, name, faulty)
+
+
+def _flipped(state):
+    """Returns the state with the lowest bit of one number flipped."""
+    import jax
+    import numpy as np
+
+    leaves, tree = jax.tree.flatten(state)
+    index = max(range(len(leaves)), key=lambda i: leaves[i].size)
+    old = leaves[index]
+    copy = np.array(jax.device_get(old.addressable_data(0)))
+    copy.reshape(-1).view(np.uint32)[7] ^= 1
+    copies = [jax.device_put(copy, shard.device) for shard in old.addressable_shards]
+    leaves[index] = jax.make_array_from_single_device_arrays(old.shape, old.sharding, copies)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def result(workdir: Path) -> tuple[str, list]:
+    """Returns the fingerprint of the weights of a finished run, and its lines of metrics without speeds."""
+    found = runs.outcome(workdir)
+    return found["fingerprint"], found["metrics"]
+
+
+def named(outcome: Outcome, fault: Fault, survivors: list[int]) -> bool:
+    """Returns whether the last line of every survivor is ours and names the process of the fault."""
+    lines = [outcome.last[rank] for rank in survivors]
+    return all(re.match(rf"mixedres: .*\bprocess {fault.rank}\b", line) for line in lines)
+
+
+def one_fault(place: Path, count: int, fault: Fault, wanted: tuple, **options) -> dict:
+    """Makes one trial, starts the same command again if the run did not finish, and returns a row of the table."""
+    timeout = 15.0 if count < 8 else 60.0
+    workdir = place / "run"
+    shutil.rmtree(workdir, ignore_errors=True)
+    first = together(workdir, count, fault, timeout=timeout, **options)
+    survivors = [rank for rank in range(count) if rank != fault.rank]
+    row = {"processes": count} | dataclasses.asdict(fault)
+    row |= {"statuses": first.statuses, "seconds": round(first.seconds), "line": first.last[survivors[0]]}
+    row["named"] = fault.action in ("stop", "late", "clock") or named(first, fault, survivors)
+    row["waiting"] = re.findall("waiting for process.*", first.output)[-1:]
+    if any(first.statuses):
+        again = together(workdir, count, timeout=max(60.0, timeout), **options)
+        row["again"] = again.statuses
+        row["error"] = again.last[0] if any(again.statuses) else ""
+    row["same"] = (workdir / "summary.json").exists() and result(workdir) == wanted
+    return row
+
+
+def undisturbed(place: Path, count: int) -> tuple:
+    """Returns the result of two undisturbed runs, which must be equal bit for bit."""
+    results = []
+    for index in range(2):
+        workdir = place / f"whole{index}"
+        shutil.rmtree(workdir, ignore_errors=True)
+        outcome = together(workdir, count, timeout=60.0)
+        assert not any(outcome.statuses), outcome
+        results.append(result(workdir))
+    assert results[0] == results[1], "two undisturbed runs have other bits"
+    return results[0]
+
+
+def matrix(place: Path) -> Iterator[dict]:
+    """Yields the rows of all faults of two processes, and of some of three, four and eight."""
+    wanted = undisturbed(place, 2)
+    for rank in (0, 1):
+        for where in PLACES:
+            for action in ("kill", "stop"):
+                yield one_fault(place, 2, Fault(rank, where, action), wanted)
+    yield one_fault(place, 2, Fault(1, "checkpoint", "flip"), wanted)
+    yield one_fault(place, 2, Fault(1, "start", "clock"), wanted)
+    yield one_fault(place, 2, Fault(1, "compile", "late", 45.0), wanted)
+    for count, faults in {
+        3: [(1, "step", "kill"), (2, "compile", "stop"), (0, "checkpoint", "kill"), (1, "checkpoint", "flip")],
+        4: [(3, "evaluation", "kill"), (2, "step", "stop"), (0, "step", "kill"), (1, "end", "kill")],
+        8: [(5, "step", "kill"), (7, "compile", "stop")],
+    }.items():
+        wanted = undisturbed(place, count)
+        for fault in faults:
+            yield one_fault(place, count, Fault(*fault), wanted)
+
+
+def late(place: Path) -> Iterator[dict]:
+    """Yields the row of a process that comes five minutes late to its first step."""
+    yield one_fault(place, 2, Fault(1, "compile", "late", 300.0), undisturbed(place, 2))
+
+
+def mistakes(place: Path) -> Iterator[dict]:
+    """Yields rows of processes that do not fit together, with the last line of the last of them."""
+
+    def trial(kind: str, count: int = 2, **options) -> dict:
+        workdir = place / "mistake"
+        shutil.rmtree(workdir, ignore_errors=True)
+        outcome = together(workdir, count, **options)
+        line = next(line for line, status in zip(outcome.last, outcome.statuses, strict=True) if status)
+        return {"mistake": kind, "statuses": outcome.statuses, "line": line, "has_written": workdir.exists()}
+
+    yield trial("two of three processes came", flags=lambda rank: ("--num_processes=3",))
+    yield trial("process 1 was told of three processes", flags=lambda rank: ("--num_processes=3",) * (rank == 1))
+    yield trial("process 2 of two", 3, flags=lambda rank: ("--num_processes=2",))
+    homes = [place / f"home{rank}" for rank in range(2)]
+    for home in homes:
+        shutil.rmtree(home, ignore_errors=True)
+        runs.images(home / "images")
+    with sorted(homes[1].rglob("*.png"))[0].open("ab") as file:
+        file.write(b"x")
+    folder = ("--config.data.name=folder", "--config.data.dir=~/images", "--config.data.num_classes=None")
+    yield trial("an image of process 1 is a byte longer", extra=folder, home=lambda rank: str(homes[rank]))
+
+
+def elastic(place: Path) -> Iterator[dict]:
+    """Yields the row of a run that goes on with 8, 4, 2 and 1 processes, of one device each, with the same batch."""
+    common = ("--config.schedule.name=constant", "--config.batch_norm.sync=True", "--config.eval_every=5 steps")
+    for name in ("elastic", "alone"):
+        shutil.rmtree(place / name, ignore_errors=True)
+    assert together(place / "alone", 1, extra=common).statuses == [0]
+    statuses = []
+    for index, count in enumerate((8, 4, 2, 1)):
+        steps = (*common, f"--config.steps={5 * (index + 1)}")
+        statuses.append(together(place / "elastic", count, extra=steps, timeout=120.0).statuses)
+    losses = [
+        {line["step"]: line["loss"] for line in result(place / name)[1] if line["kind"] == "train"}
+        for name in ("elastic", "alone")
+    ]
+    worst = max(abs(losses[0][step] / losses[1][step] - 1) for step in losses[1])
+    yield {"elastic": [8, 4, 2, 1], "statuses": statuses, "worst_loss": worst, "steps": len(losses[0])}
+
+
+def kills(place: Path, times: int = 60, count: int = 4, steps: int = 1500) -> Iterator[dict]:
+    """Yields the rows of a run of which a random process is killed again and again, at random moments."""
+    random.seed(0)
+    extra = (f"--config.steps={steps}", "--config.eval_every=500 steps", "--config.log_every=7")
+    shutil.rmtree(place / "whole", ignore_errors=True)
+    shutil.rmtree(place / "killed", ignore_errors=True)
+    assert not any(together(place / "whole", count, extra=extra, timeout=60.0).statuses)
+    for index in range(times):
+        kill_at = lambda: (random.randrange(count), random.uniform(0.0, 0.7))  # noqa: E731
+        outcome = together(place / "killed", count, extra=extra, timeout=6.0, kill_at=kill_at)
+        step = runs.newest_step(place / "killed")
+        yield {"kill": index, "statuses": outcome.statuses, "step": step, "seconds": round(outcome.seconds)}
+        if not any(outcome.statuses):
+            break
+    last = together(place / "killed", count, extra=extra, timeout=60.0)
+    yield {"kills": index + 1, "again": last.statuses, "same": result(place / "killed") == result(place / "whole")}
+
+
+PARTS = {"matrix": matrix, "mistakes": mistakes, "elastic": elastic, "kills": kills, "late": late}
+
+
+def main(argv: list[str]) -> None:
+    """Makes trials and prints them as they come."""
+    file, parts = Path(argv[1]), argv[2:] or list(PARTS)
+    with tempfile.TemporaryDirectory() as place, contextlib.suppress(KeyboardInterrupt):
+        for part in parts:
+            for row in PARTS[part](Path(place)):
+                with file.open("a") as log:
+                    log.write(json.dumps(row) + "\n")
+                print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv)
