@@ -5,6 +5,7 @@ the state before the step. The step is a function of this state and the batch al
 """
 
 import dataclasses
+import io
 import os
 import pathlib
 import shutil
@@ -18,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from mixedres import numerics
 from mixedres._internal.errors import ConfigError, NonFiniteError, one_line
-from mixedres._internal.files import parse_json, read_regular, to_disk, write_json
+from mixedres._internal.files import open_regular, parse_json, read_regular, to_disk, write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, Record
@@ -31,6 +32,8 @@ from mixedres.train.step import TrainState
 
 DIRECTORY, _PARTIAL = names.NONFINITE
 STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
+# Largest ratio of the bytes in an archive to its size; `save_step` compresses nothing.
+_MOST_UNPACKED = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +137,7 @@ def restore_state(experiment: Experiment, saved: Saved) -> TrainState:
     If the loss scale of `experiment` is of another kind than the saved loss scale, it begins as at the start of a run.
     Raises ConfigError if the saved arrays do not fit this network.
     """
+    _check_batch(experiment, saved.batch)
     like = jax.eval_shape(experiment.init_state)
     scale = named_leaves({"opt_state": {"loss_scale": experiment.tx.init({}).loss_scale}})
     beginning = "opt_state/loss_scale/"
@@ -159,6 +163,17 @@ def _write_arrays(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     to_disk(path)
 
 
+def _check_batch(experiment: Experiment, batch: Mapping[str, np.ndarray]) -> None:
+    """Raises ConfigError if a saved batch has other arrays than a batch of `experiment`."""
+    there, here = ({name: x.shape for name, x in found.items()} for found in (batch, steps.batch_shapes(experiment)))
+    if there != here:
+        raise ConfigError(f"the saved batch has arrays of the shapes {there}, not {here}; it is of another run")
+
+
 def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with path.open("rb") as file, np.load(file) as archive:  # numpy would not close a damaged file
-        return dict(archive)
+    with open_regular(path) as raw, io.BufferedReader(raw) as file, zipfile.ZipFile(file) as members:
+        size = sum(member.file_size for member in members.infolist())
+        if size > _MOST_UNPACKED * os.fstat(raw.fileno()).st_size:
+            raise ValueError(f"{path.name} unpacks to {size:,} bytes")
+        with np.load(file) as archive:
+            return dict(archive)
