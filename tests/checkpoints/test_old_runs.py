@@ -15,8 +15,8 @@ from mixedres.checkpoints import documents
 from mixedres.config import as_begun, check_flat, upgraded
 from tests.checkpoints import old_runs
 
-# Those whose keys are today's.
 OLDEST = "96c347b"
+# Runs that have today's keys.
 NEW = ("4cd8a23", old_runs.TODAY)
 COMMITS = sorted(path.name for path in old_runs.RUNS.iterdir())
 every_commit = pytest.mark.parametrize("commit", COMMITS)
