@@ -97,7 +97,8 @@ class Task:
             self.exit_status, self.message = None, (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if self.exit_status == 2 and workdir.in_use(self.directory):
             self.job = None  # another driver of the sweep was faster
-        elif self.summary() and self.exit_status in (0, None):  # None: on a full disk the job's result is lost
+        elif self.summary() and self.exit_status in (0, None, *_STOPPED):
+            # None: a full disk took the job's result. A signal may come when the run has just written its summary.
             self.state, self.exit_status, self.message = FINISHED, 0, ""
         else:
             self.state = INTERRUPTED if self.exit_status in _STOPPED else FAILED

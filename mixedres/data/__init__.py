@@ -8,7 +8,7 @@ from mixedres.data.catalog import NAMES, SOURCES, Options, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
-from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic
+from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, check_labels
 
 if TYPE_CHECKING:
     from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
@@ -36,6 +36,7 @@ __all__ = [
     "Synthetic",
     "available_cpus",
     "center_crops",
+    "check_labels",
     "get_preprocessing",
     "images_below",
     "load",

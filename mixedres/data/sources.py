@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mixedres._internal.errors import DataError
 from mixedres.data.input_spec import InputSpec
 
 # 'image' (batch, height, width, channels) of the source's dtype, 'label' (batch,) int32, and in evaluation 'mask'
@@ -239,6 +240,26 @@ class Synthetic(DataInfo):
             images.reshape(-1)[outside] = rng.standard_normal(outside.size, dtype=np.float32)
         labels = rng.integers(0, max(self.num_classes - 1, 1), batch_size, dtype=np.int32)
         return {"image": np.rint(127 + 60 * images).astype(np.uint8), "label": labels}
+
+
+def check_labels(batch: Batch, num_classes: int, name: str) -> None:
+    """Checks the labels of a batch, because XLA checks no index: a label of -1 trains the last class.
+
+    Raises DataError for a label that is no integer or not in [0, num_classes); `name` is the name of the data set. Rows
+    that the mask leaves out do not count.
+    """
+    labels = batch["label"]
+    if labels.dtype not in (np.int32, np.int64):
+        raise DataError(
+            f"data set {name}: its labels are {labels.dtype}; they must be int32, as of labels.astype('int32')"
+        )
+    outside = (labels < 0) | (labels >= num_classes)
+    if outside.any() and (outside := outside & batch.get("mask", True)).any():
+        row = np.flatnonzero(outside)[0]
+        raise DataError(
+            f"data set {name}: the label {labels[row]} of image {row} in a batch is not in 0 to {num_classes - 1}; "
+            "correct the label, or give the data set more classes"
+        )
 
 
 def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -81,6 +81,11 @@ def build(config: ConfigDict) -> Experiment:
             f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
             f"{source.train_examples} training images; set config.batch_size to at most that"
         )
+    if source.num_classes < 2 or source.eval_examples < 1:
+        has = f"classes: {source.num_classes}, test images: {source.eval_examples}"
+        raise ConfigError(
+            f"config.data.name={config.data.name} has too few ({has}); a run needs 2 classes, 1 test image"
+        )
     model = _network(config, source.num_classes, chosen, mesh.devices.flat[0].device_kind)
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)

@@ -17,7 +17,7 @@ from mixedres._internal.mesh import AXIS
 from mixedres._internal.types import Batch, Record
 from mixedres.config import flatten
 from mixedres.data import Batch as HostBatch
-from mixedres.data import Shard, Source
+from mixedres.data import Shard, Source, check_labels
 from mixedres.precision import Precision
 from mixedres.train import optimizers, step
 from mixedres.train.gradients import StepOptions
@@ -96,7 +96,11 @@ class Experiment:
         return Shard(jax.process_index(), jax.process_count())
 
     def shard_batch(self, batch: HostBatch) -> Batch:
-        """Returns the global batch on the devices of all processes, from the part that this process read."""
+        """Returns the global batch on the devices of all processes, from the part that this process read.
+
+        Raises DataError for a label out of range.
+        """
+        check_labels(batch, self.source.num_classes, self.config.data.name)
         place = partial(jax.make_array_from_process_local_data, self.batch_sharding)
         return {name: place(array) for name, array in batch.items()}
 

@@ -38,6 +38,9 @@ from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.resources import Resources
 from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
 
+# Largest mean test loss of a run that succeeds. Logits of a float16 network allow 131,008.
+_MOST_LOSS = 1e6
+
 
 def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE) -> Record:
     """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
@@ -197,12 +200,19 @@ def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[st
 
 
 def _check_outcome(state: step.TrainState, result: Record) -> None:
-    """Raises TrainingError if no update was applied, or if the network returns no finite numbers."""
+    """Raises TrainingError if no update was applied, or if the test loss is not finite or beyond `_MOST_LOSS`."""
     skipped = int(state.loss_scale.total_skipped)
     if skipped == int(state.step):
-        raise TrainingError(f"all {skipped} steps were skipped: no gradient was finite; try a smaller loss scale")
-    if not math.isfinite(result["loss"]):
-        raise TrainingError("the test loss is not finite: the network diverged; lower config.optimizer.learning_rate")
+        raise TrainingError(
+            f"all {skipped} steps were skipped: no gradient was finite; look for images that are not finite, or try a "
+            "smaller loss scale"
+        )
+    if not result["loss"] <= _MOST_LOSS:
+        size = f"{result['loss']:.3g}" if math.isfinite(result["loss"]) else "not finite"
+        raise TrainingError(
+            f"the test loss is {size}: the network diverged, or a number in memory is damaged; lower "
+            "config.optimizer.learning_rate"
+        )
 
 
 def _summary(

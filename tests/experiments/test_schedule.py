@@ -143,10 +143,13 @@ def test_run_that_another_driver_began_first_is_waited_for(tmp_path):
     assert scheduler.close() is None
 
 
-@pytest.mark.parametrize("status, state", [(143, INTERRUPTED), (138, INTERRUPTED), (-10, INTERRUPTED), (1, FAILED)])
-def test_run_that_a_signal_stopped_is_interrupted(tmp_path, status, state):
+@pytest.mark.parametrize("status", [143, 138, -10, 1])
+@pytest.mark.parametrize("ended", [True, False])
+def test_run_that_a_signal_stopped_is_interrupted(tmp_path, monkeypatch, status, ended):
     (task,) = tasks(tmp_path, 1)
     executor = Executor()
     executor.status = status
+    if not ended:
+        monkeypatch.setattr(schedule.Task, "summary", lambda task: None)
     run(schedule.Scheduler([task], executor, 1, tmp_path))
-    assert task.state == state
+    assert task.state == (FAILED if status == 1 else FINISHED if ended else INTERRUPTED)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from experiments import sweep
+from mixedres._internal.files import lock
 from tests import ROOT
 
 FILE = """
@@ -63,15 +64,17 @@ def test_sweep_that_is_killed_and_stopped_ends_as_if_it_had_not_been(file):
 
     second = start(file, "--jobs=2")  # the run that the first one left goes on, and another beside it
     wait_until(lambda: list(out.glob("runs/fp16/checkpoints/[0-9]*[0-9]")))
-    second.send_signal(signal.SIGINT)
+    second.send_signal(signal.SIGUSR1)  # as SLURM warns before the end of a job
     said, err = second.communicate(timeout=120)
     assert second.returncode == 130 and "the same command goes on" in said and "Traceback" not in err, err
     assert rows(file)["fp16"]["state"] == "interrupted" and rows(file)["fp16"]["exit_status"] == 143
     finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
 
-    third = start(file)
-    said, err = third.communicate(timeout=240)
-    assert third.returncode == 1 and "2 finished, 1 failed" in said, err
+    share, other = start(file, "--only=^fp32"), start(file, "--only=^fp16")  # at the same time, as in an array
+    said, err = share.communicate(timeout=240)
+    assert share.returncode == 1 and "1 finished, 1 failed" in said, err
+    said, err = other.communicate(timeout=240)
+    assert other.returncode == 0 and "1 finished" in said, err
     found = rows(file)
     assert [row["state"] for row in found.values()] == ["finished", "finished", "failed"]
     assert found["fp16"]["summary"]["train"]["first_step"] > 0
@@ -101,6 +104,18 @@ def test_only_takes_the_runs_whose_names_match(monkeypatch, tmp_path, capsys):
         error = capsys.readouterr().err
         assert told in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("shared, only", [(False, "fp"), (True, None)])
+def test_second_driver_is_refused_unless_both_have_a_share(file, monkeypatch, capsys, shared, only):
+    monkeypatch.chdir(ROOT)
+    out = file.parent / "out"
+    out.mkdir()
+    with lock(out / ".lock", shared=shared):
+        assert sweep.main([f"--sweep={file}", f"--out={out}", *([f"--only={only}"] if only else [])]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "is in use by another sweep; wait for it, name another" in error
+    assert sorted(path.name for path in out.iterdir()) == [".lock"]
 
 
 def test_list_of_runs_can_be_seen_first(monkeypatch, capsys, tmp_path):

@@ -233,8 +233,9 @@ def on_a_full_disk(workdir, options, seconds):
 
 
 def shared_memory():
-    """Returns blocks and semaphores of all programs on the machine."""
-    return set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.is_dir() else set()
+    """Returns blocks and semaphores of all programs on the machine, but those of joblib, which no run uses."""
+    found = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
+    return {path for path in found if not path.name.startswith("sem.loky-")}
 
 
 def left_in_shared_memory(before):

@@ -1,0 +1,212 @@
+"""Damaged numbers: a flipped bit in the state or in a batch, labels out of range, data without classes or tests."""
+
+import itertools
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from mixedres import data
+from mixedres._internal.errors import ConfigError, DataError, NonFiniteError, TrainingError
+from mixedres.train import loop, run
+from mixedres.train.builder import build
+from tests.train.run_cases import lines, tiny
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+ALL = data.Shard()
+
+
+class Own(data.DataInfo):
+    """A data set of noise, of one's own; `label` replaces the first label of each training batch."""
+
+    fingerprint = "own"
+    label = None
+
+    def train_batches(self, batch_size, *, seed, first_step=0, shard=ALL):
+        for step in itertools.count(first_step):
+            rng = np.random.default_rng((seed, step))
+            labels = rng.integers(0, self.num_classes, batch_size, np.int32)
+            labels[0] = labels[0] if self.label is None else self.label
+            yield {"image": rng.integers(0, 256, (batch_size, *self.image_shape), np.uint8), "label": labels}
+
+    def eval_batches(self, batch_size, *, shard=ALL):
+        for batch in itertools.islice(self.train_batches(batch_size, seed=1), 2):
+            yield batch | {"mask": np.arange(batch_size) < 10}
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A function from fields of the data set to the config of a run on it."""
+
+    def config(preset="fp32", label=None, **fields):
+        fields = {"image_shape": (8, 8, 3), "num_classes": 5, "train_examples": 64, "eval_examples": 20} | fields
+        source = Own(**fields)
+        source.label = label
+        monkeypatch.setitem(data.SOURCES, "own", lambda options: source)
+        return tiny(preset, data__name="own", data__num_classes=None, data__train_examples=None)
+
+    return config
+
+
+@pytest.mark.parametrize(
+    "labels, mask, told",
+    [
+        ([0, 4], None, None),
+        ([0, 5], None, "the label 5 of image 1 in a batch is not in 0 to 4"),
+        ([-1, 4], None, "the label -1 of image 0 in a batch is not in 0 to 4"),
+        ([0, -1], [True, False], None),  # padding
+        ([9, 0], [True, False], "the label 9 of image 0"),
+    ],
+)
+def test_label_out_of_range_is_refused(labels, mask, told):
+    batch = {"label": np.array(labels, np.int32)} | ({"mask": np.array(mask)} if mask else {})
+    if told is None:
+        data.check_labels(batch, 5, "own")
+        return
+    with pytest.raises(DataError, match=f"^data set own: {told}.*; correct the label"):
+        data.check_labels(batch, 5, "own")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_labels_of_another_dtype_are_refused(dtype):
+    with pytest.raises(DataError, match=f"its labels are {dtype}; they must be int32"):
+        data.check_labels({"label": np.zeros(2, dtype)}, 5, "own")
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"num_classes": 1}, "classes: 1, test images: 20"),
+        ({"eval_examples": 0}, "classes: 5, test images: 0"),
+        ({"train_examples": 15}, "config.batch_size is 16, but config.data.name=own has only 15 training images"),
+    ],
+)
+def test_data_set_with_too_little_is_refused_before_the_run(own, fields, told):
+    with pytest.raises(ConfigError, match=told):
+        build(own(**fields))
+
+
+@pytest.mark.parametrize("loss, told", [(1.0e6, None), (6.5e34, "is 6.5e\\+34"), (float("nan"), "is not finite")])
+def test_run_with_an_impossible_test_loss_fails(loss, told):
+    state = types.SimpleNamespace(step=9, loss_scale=types.SimpleNamespace(total_skipped=0))
+    if told is None:
+        run._check_outcome(state, {"loss": loss})
+        return
+    with pytest.raises(TrainingError, match=f"the test loss {told}: the network diverged, or a number in memory"):
+        run._check_outcome(state, {"loss": loss})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["fp32", "fp16"])
+def test_wrong_label_ends_a_run_before_it_is_trained_on(own, tmp_path, preset):
+    with pytest.raises(DataError, match="data set own: the label -1 of image 0"):
+        run.fit(own(preset, label=-1), tmp_path)
+
+
+@pytest.mark.slow
+def test_labels_that_are_all_equal_are_learned(tmp_path, monkeypatch):
+    """The loss stays finite and falls: a network that always answers so is right, and data need no two labels."""
+    batch = data.Synthetic._batch
+    monkeypatch.setattr(data.Synthetic, "_batch", lambda *given: batch(*given) | {"label": np.full(16, 3, np.int32)})
+    summary = run.fit(tiny("fp16", steps=20), tmp_path)
+    losses = [line["loss"] for line in lines(tmp_path, "train")]
+    assert summary["eval"]["top1"] == 1.0 and losses[-1] < losses[0] and summary["loss_scale"]["skipped_steps"] == 0
+
+
+@pytest.mark.slow
+def test_rate_that_ends_at_zero_leaves_the_last_steps_finite(tmp_path):
+    """A cosine reaches 0 after the last step, so each update changes the weights."""
+    run.fit(tiny("fp32", schedule__end_factor=0), tmp_path)
+    rates = [line["learning_rate"] for line in lines(tmp_path, "train")]
+    assert min(rates) > 0 and rates == sorted(rates, reverse=True)
+
+
+# Places in the state. A number below 2 grows by 2**128 if bit 30 is flipped; bit 22 is the first of the mantissa.
+KERNEL, HEAD = "params['stem_conv']['kernel']", "params['head']['kernel']"
+MOMENTUM, MEAN = "trace['head']['kernel']", "batch_stats['stem_norm']['mean']"
+
+
+def flip(array, bit, index=0):
+    """Returns a float32 array on the devices with one bit of one number flipped."""
+    host = np.array(jax.device_get(array))
+    host.reshape(-1).view(np.uint32)[index] ^= np.uint32(1 << bit)
+    return jax.device_put(host, array.sharding)
+
+
+def flip_before(patch, step, place, bit):
+    """Flips a bit in the state before a step, and returns the list of the steps where that was done.
+
+    The place 'pixel' is in the batch of the step.
+    """
+    take, flipped = loop.Loop._take, []
+
+    def flipping(self, batches, in_flight, done):
+        batch = take(self, batches, in_flight, done)
+        if done != step:
+            return batch
+        flipped.append(done)
+        with jax.transfer_guard("allow"):
+            if place == "pixel":
+                pixels = np.array(batch["image"])
+                pixels.reshape(-1)[0] ^= 1 << bit
+                return batch | {"image": jax.device_put(pixels, batch["image"].sharding)}
+            found = jax.tree_util.tree_flatten_with_path(self.state)[0]
+            assert sum(place in jax.tree_util.keystr(path) for path, _ in found) == 1
+            self.state = jax.tree_util.tree_map_with_path(
+                lambda path, x: flip(x, bit) if place in jax.tree_util.keystr(path) else x, self.state
+            )
+        return batch
+
+    patch.setattr(loop.Loop, "_take", flipping)
+    return flipped
+
+
+def config(preset):
+    return tiny(preset, steps=40, eval_every="20 steps", checkpoint_every="12 steps", max_consecutive_skips=5)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, small_network):
+    """{preset: summary} of runs without a fault."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    return {preset: run.fit(config(preset), root / preset) for preset in ("fp32", "fp16")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset, place", [("fp32", KERNEL), ("fp16", HEAD)])
+def test_huge_parameter_ends_the_run_and_the_newest_checkpoint_goes_on(
+    undisturbed, tmp_path, monkeypatch, preset, place
+):
+    with monkeypatch.context() as patch, pytest.raises(NonFiniteError, match="the first tensor that is not finite is"):
+        flip_before(patch, 13, place, 30)
+        run.fit(config(preset), tmp_path)
+    assert run.fit(config(preset), tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    "place, bit",
+    [(place, bit) for place in (KERNEL, HEAD, MOMENTUM, MEAN) for bit in (31, 22, 0)] + [("pixel", 7), ("pixel", 0)],
+)
+def test_run_goes_on_after_a_small_fault(undisturbed, tmp_path, monkeypatch, preset, place, bit):
+    """A sign or a bit of the mantissa changes one number by at most twice its size, less than a step or its noise does.
+
+    Descent goes on from there as from any other weights, statistics decay, and a pixel stays a pixel. To notice such a
+    fault each step would have to be computed twice; a fault on the disk is noticed by the checkpoint's SHA-256.
+    """
+    flipped = flip_before(monkeypatch, 13, place, bit)
+    found, expected = run.fit(config(preset), tmp_path), undisturbed[preset]
+    assert flipped == [13] and found["loss_scale"] == expected["loss_scale"]
+    np.testing.assert_allclose(found["eval"]["loss"], expected["eval"]["loss"], rtol=0.02)
+
+
+@pytest.mark.slow
+def test_huge_statistic_shows_in_the_test_loss(tmp_path, monkeypatch):
+    """With a momentum of 0.9, 2**128 decays in 842 steps; until then the test loss shows the fault."""
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="the test loss is "):
+        flip_before(patch, 13, MEAN, 30)
+        run.fit(config("fp32"), tmp_path)
