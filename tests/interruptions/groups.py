@@ -33,7 +33,7 @@ STEPS, FAULTY_STEP = 20, 13
 RUN = (
     f"--config={ROOT}/configs/digits.py:fp32,model=cifar_resnet8",
     "--config.data.image_size=8",
-    "--config.batch_size=32",
+    "--config.batch_size=48",
     f"--config.steps={STEPS}",
     "--config.optimizer.learning_rate=0.1",
     "--config.eval_every=20 steps",
@@ -241,7 +241,9 @@ def one_fault(place: Path, count: int, fault: Fault, wanted: tuple, **options) -
     survivors = [rank for rank in range(count) if rank != fault.rank]
     row = {"processes": count} | dataclasses.asdict(fault)
     row |= {"statuses": first.statuses, "seconds": round(first.seconds), "line": first.last[survivors[0]]}
-    row["named"] = fault.action in ("stop", "late", "clock") or named(first, fault, survivors)
+    # Before the processes have joined, nobody knows which of them is missing.
+    goes_on = fault.action in ("stop", "late", "clock") or fault.place == "start"
+    row["named"] = goes_on or named(first, fault, survivors)
     row["waiting"] = re.findall("waiting for process.*", first.output)[-1:]
     if any(first.statuses):
         again = together(workdir, count, timeout=max(60.0, timeout), **options)
@@ -264,8 +266,8 @@ def undisturbed(place: Path, count: int) -> tuple:
     return results[0]
 
 
-def matrix(place: Path) -> Iterator[dict]:
-    """Yields the rows of all faults of two processes, and of some of three, four and eight."""
+def two(place: Path) -> Iterator[dict]:
+    """Yields the rows of all faults of two processes."""
     wanted = undisturbed(place, 2)
     for rank in (0, 1):
         for where in PLACES:
@@ -274,6 +276,10 @@ def matrix(place: Path) -> Iterator[dict]:
     yield one_fault(place, 2, Fault(1, "checkpoint", "flip"), wanted)
     yield one_fault(place, 2, Fault(1, "start", "clock"), wanted)
     yield one_fault(place, 2, Fault(1, "compile", "late", 45.0), wanted)
+
+
+def more(place: Path) -> Iterator[dict]:
+    """Yields the rows of some faults of three, four and eight processes."""
     for count, faults in {
         3: [(1, "step", "kill"), (2, "compile", "stop"), (0, "checkpoint", "kill"), (1, "checkpoint", "flip")],
         4: [(3, "evaluation", "kill"), (2, "step", "stop"), (0, "step", "kill"), (1, "end", "kill")],
@@ -372,7 +378,7 @@ def kills(place: Path, times: int = 60, count: int = 4, steps: int = 300) -> Ite
     yield {"kills": index + 1, "again": last.statuses, "same": result(place / "killed") == result(place / "whole")}
 
 
-PARTS = {part.__name__: part for part in (matrix, mistakes, strangers, elastic, kills, late)}
+PARTS = {part.__name__: part for part in (two, more, mistakes, strangers, elastic, kills, late)}
 
 
 def main(argv: list[str]) -> None:

@@ -7,7 +7,7 @@ from tests.interruptions import groups
 pytestmark = pytest.mark.nightly
 
 
-@pytest.mark.parametrize("part", ["matrix", "late"])
+@pytest.mark.parametrize("part", ["two", "more", "late"])
 def test_one_fault_costs_nothing_but_time(part, tmp_path):
     for row in groups.PARTS[part](tmp_path):
         assert row["same"] and row["named"], row
