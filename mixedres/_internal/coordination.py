@@ -10,9 +10,11 @@ import time
 from typing import Any
 
 from mixedres._internal.cli import console
+from mixedres._internal.errors import LateProcessError
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.types import Json
 
+RESTART = "start all processes again with the same command, and the run continues from its newest checkpoint"
 PATIENCE = 1800.0  # seconds; the slowest process may be listing a million files
 # Seconds until process 0 says for whom it waits. Each further line comes after twice the time.
 _FIRST_WORD = 15.0
@@ -27,7 +29,8 @@ def gather(name: str, value: Json) -> list[Json]:
     Process 0 prints which processes it waits for.
 
     Raises:
-      jax.errors.JaxRuntimeError: if a process does not come within `PATIENCE` seconds.
+      LateProcessError: if a process does not come within `PATIENCE` seconds.
+      RuntimeError: JAX's own, if a process is lost.
     """
     client, count = global_state.client, global_state.num_processes
     if client is None or count == 1:
@@ -36,7 +39,10 @@ def gather(name: str, value: Json) -> list[Json]:
     client.key_value_set(f"{place}/{global_state.process_id}", json.dumps(value))
     if global_state.process_id == 0:
         _wait_in_words(place, name, count)
-    client.wait_at_barrier(place, int(1000 * PATIENCE))
+    try:
+        client.wait_at_barrier(place, int(1000 * PATIENCE))
+    except RuntimeError as error:
+        raise _explained(error, _late(place, count) or "a process", name) from None
     found = read_keys(place)
     # All have entered this call, so they have read what they needed of the call before.
     for key in _used:
@@ -58,7 +64,10 @@ def broadcast(name: str, value: Json) -> Json:
     key = f"{next(_calls)} {name}"
     if global_state.process_id == 0:
         client.key_value_set(key, json.dumps(value))
-    return json.loads(client.blocking_key_value_get(key, int(1000 * PATIENCE)))
+    try:
+        return json.loads(client.blocking_key_value_get(key, int(1000 * PATIENCE)))
+    except RuntimeError as error:
+        raise _explained(error, "process 0", name) from None
 
 
 def read_keys(directory: str) -> dict[int, Json]:
@@ -71,13 +80,25 @@ def read_keys(directory: str) -> dict[int, Json]:
 def _wait_in_words(place: str, name: str, count: int) -> None:
     """Waits until all processes have their key at `place`, and prints a line about those that are late."""
     began, next_word = time.monotonic(), _FIRST_WORD
-    while late := sorted(set(range(count)) - read_keys(place).keys()):
+    while late := _late(place, count):
         waited = time.monotonic() - began
         if waited > PATIENCE:
             return
         if waited > next_word:
             next_word *= 2
-            which = ", ".join(map(str, late))
             time_so_far = f"{waited:.0f} s" if waited < 100 else f"{waited / 60:.0f} min"
-            console.say(f"waiting for process{'es' * (len(late) > 1)} {which} ({name}), {time_so_far}")
+            console.say(f"waiting for {late} ({name}), {time_so_far}")
         time.sleep(min(1.0, 0.002 + waited / 10))
+
+
+def _explained(error: RuntimeError, late: str, name: str) -> Exception:
+    """Returns LateProcessError if JAX's `error` is about a wait that was too long; else `error`."""
+    if "DEADLINE_EXCEEDED" not in str(error):
+        return error
+    return LateProcessError(f"{late} did not come within {PATIENCE:.0f} s ({name}); {RESTART}")
+
+
+def _late(place: str, count: int) -> str:
+    """Returns the processes without a key at `place`, such as 'processes 1, 3'; '' if all have theirs."""
+    late = sorted(set(range(count)) - read_keys(place).keys())
+    return f"process{'es' * (len(late) > 1)} {', '.join(map(str, late))}" if late else ""

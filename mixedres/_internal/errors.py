@@ -30,6 +30,12 @@ class DifferentCopiesError(TrainingError):
     """The copies of the training state on the devices of a run differ; all processes raise this error."""
 
 
+class LateProcessError(MixedresError):
+    """A process for which the others have waited for too long; all others raise this error."""
+
+    status = 4
+
+
 class NonFiniteError(TrainingError):
     """A training step with numbers that are not finite; see `mixedres.train.debug.nonfinite`."""
 

@@ -1,6 +1,7 @@
 """Runs of several processes on one machine, with a fault in one of them: killed, stopped, late, or different.
 
-The processes are forked from one that has imported everything, so that a start costs one second instead of five.
+The processes are forked from one that has imported everything, and train a network of one block, so that a start costs
+one second of CPU time instead of ten.
 `python -m tests.interruptions.groups FILE [PART...]` makes all trials, or those of some parts, and writes a line of
 JSON for each to FILE.
 """
@@ -15,20 +16,24 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 from tests.interruptions import runs
+from tests.train import run_cases
 
 STEPS, FAULTY_STEP = 20, 13
 RUN = (
     f"--config={ROOT}/configs/digits.py:fp32,model=cifar_resnet8",
     "--config.data.image_size=8",
-    "--config.batch_size=32",
+    "--config.batch_size=48",
     f"--config.steps={STEPS}",
     "--config.optimizer.learning_rate=0.1",
     "--config.eval_every=20 steps",
@@ -91,9 +96,7 @@ def together(
       flags: further flags of each process.
       home: $HOME of each process.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         logs, started = Path(place), []
@@ -126,6 +129,13 @@ def together(
     return Outcome([p.exitcode for p in started], last, output, errors, time.monotonic() - began)
 
 
+def free_port() -> int:
+    """Returns a port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def _wait(until: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not until() and time.monotonic() < deadline:
@@ -137,12 +147,13 @@ def _child(argv: tuple[str, ...], devices: int, fault: Fault | None, log: str, h
     for number, ending in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{log}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     if home is not None:
         os.environ["HOME"] = home
     from mixedres import main
     from mixedres._internal.cli import console, process
 
+    run_cases.shrink(pytest.MonkeyPatch())
     if fault is not None:
         _arm(fault, log)
     console.prepare()  # these are the lines of `process.start`, which would start Python anew for huge pages
@@ -223,14 +234,16 @@ def named(outcome: Outcome, fault: Fault, survivors: list[int]) -> bool:
 
 def one_fault(place: Path, count: int, fault: Fault, wanted: tuple, **options) -> dict:
     """Makes one trial, starts the same command again if the run did not finish, and returns a row of the table."""
-    timeout = 15.0 if count < 8 else 60.0
+    timeout = 12.0 if count < 8 else 60.0
     workdir = place / "run"
     shutil.rmtree(workdir, ignore_errors=True)
     first = together(workdir, count, fault, timeout=timeout, **options)
     survivors = [rank for rank in range(count) if rank != fault.rank]
     row = {"processes": count} | dataclasses.asdict(fault)
     row |= {"statuses": first.statuses, "seconds": round(first.seconds), "line": first.last[survivors[0]]}
-    row["named"] = fault.action in ("stop", "late", "clock") or named(first, fault, survivors)
+    # Before the processes have joined, nobody knows which of them is missing.
+    goes_on = fault.action in ("stop", "late", "clock") or fault.place == "start"
+    row["named"] = goes_on or named(first, fault, survivors)
     row["waiting"] = re.findall("waiting for process.*", first.output)[-1:]
     if any(first.statuses):
         again = together(workdir, count, timeout=max(60.0, timeout), **options)
@@ -253,8 +266,8 @@ def undisturbed(place: Path, count: int) -> tuple:
     return results[0]
 
 
-def matrix(place: Path) -> Iterator[dict]:
-    """Yields the rows of all faults of two processes, and of some of three, four and eight."""
+def two(place: Path) -> Iterator[dict]:
+    """Yields the rows of all faults of two processes."""
     wanted = undisturbed(place, 2)
     for rank in (0, 1):
         for where in PLACES:
@@ -263,6 +276,10 @@ def matrix(place: Path) -> Iterator[dict]:
     yield one_fault(place, 2, Fault(1, "checkpoint", "flip"), wanted)
     yield one_fault(place, 2, Fault(1, "start", "clock"), wanted)
     yield one_fault(place, 2, Fault(1, "compile", "late", 45.0), wanted)
+
+
+def more(place: Path) -> Iterator[dict]:
+    """Yields the rows of some faults of three, four and eight processes."""
     for count, faults in {
         3: [(1, "step", "kill"), (2, "compile", "stop"), (0, "checkpoint", "kill"), (1, "checkpoint", "flip")],
         4: [(3, "evaluation", "kill"), (2, "step", "stop"), (0, "step", "kill"), (1, "end", "kill")],
@@ -301,6 +318,30 @@ def mistakes(place: Path) -> Iterator[dict]:
     yield trial("an image of process 1 is a byte longer", extra=folder, home=lambda rank: str(homes[rank]))
 
 
+def strangers(place: Path) -> Iterator[dict]:
+    """Yields rows of a process 1 with other code, and with the Python and JAX of $OTHER_PYTHON, if set."""
+    other = place / "other"
+    shutil.copytree(ROOT / "mixedres", other / "mixedres", dirs_exist_ok=True)
+    with (other / "mixedres" / "train" / "losses.py").open("a") as file:
+        file.write("# another version\n")
+    kinds = {"other code": (sys.executable, str(other))}
+    if python := os.environ.get("OTHER_PYTHON"):
+        kinds["other Python and JAX"] = (python, str(ROOT))
+    for kind, second in kinds.items():
+        port, workdir = free_port(), place / "strangers"
+        started = []
+        for rank, (program, path) in enumerate(((sys.executable, str(ROOT)), second)):
+            group = (f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={rank}")
+            argv = (program, "-m", "mixedres.main", *RUN, *group, f"--workdir={workdir}", "--process_timeout=120")
+            # Not in the checkout, which Python would find before PYTHONPATH.
+            options = {"env": os.environ | {"PYTHONPATH": path}, "cwd": place, "stderr": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, **options))
+        said = [process.communicate()[1] for process in started]
+        line = said[0].strip().splitlines()[-1]
+        statuses = [process.returncode for process in started]
+        yield {"mistake": kind, "statuses": statuses, "line": line, "has_written": workdir.exists()}
+
+
 def elastic(place: Path) -> Iterator[dict]:
     """Yields the row of a run that goes on with 8, 4, 2 and 1 processes, of one device each, with the same batch."""
     common = ("--config.schedule.name=constant", "--config.batch_norm.sync=True", "--config.eval_every=5 steps")
@@ -319,15 +360,15 @@ def elastic(place: Path) -> Iterator[dict]:
     yield {"elastic": [8, 4, 2, 1], "statuses": statuses, "worst_loss": worst, "steps": len(losses[0])}
 
 
-def kills(place: Path, times: int = 60, count: int = 4, steps: int = 1500) -> Iterator[dict]:
+def kills(place: Path, times: int = 60, count: int = 4, steps: int = 300) -> Iterator[dict]:
     """Yields the rows of a run of which a random process is killed again and again, at random moments."""
     random.seed(0)
-    extra = (f"--config.steps={steps}", "--config.eval_every=500 steps", "--config.log_every=7")
+    extra = (f"--config.steps={steps}", "--config.eval_every=100 steps", "--config.checkpoint_every=2 steps")
     shutil.rmtree(place / "whole", ignore_errors=True)
     shutil.rmtree(place / "killed", ignore_errors=True)
     assert not any(together(place / "whole", count, extra=extra, timeout=60.0).statuses)
     for index in range(times):
-        kill_at = lambda: (random.randrange(count), random.uniform(0.0, 0.7))  # noqa: E731
+        kill_at = lambda: (random.randrange(count), random.uniform(0.0, 1.5))  # noqa: E731
         outcome = together(place / "killed", count, extra=extra, timeout=6.0, kill_at=kill_at)
         step = runs.newest_step(place / "killed")
         yield {"kill": index, "statuses": outcome.statuses, "step": step, "seconds": round(outcome.seconds)}
@@ -337,7 +378,7 @@ def kills(place: Path, times: int = 60, count: int = 4, steps: int = 1500) -> It
     yield {"kills": index + 1, "again": last.statuses, "same": result(place / "killed") == result(place / "whole")}
 
 
-PARTS = {"matrix": matrix, "mistakes": mistakes, "elastic": elastic, "kills": kills, "late": late}
+PARTS = {part.__name__: part for part in (two, more, mistakes, strangers, elastic, kills, late)}
 
 
 def main(argv: list[str]) -> None:

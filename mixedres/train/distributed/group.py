@@ -19,6 +19,7 @@ import jax
 
 from mixedres._internal import coordination
 from mixedres._internal.cli import console
+from mixedres._internal.coordination import RESTART
 from mixedres._internal.errors import (
     ConfigError,
     DifferentCopiesError,
@@ -30,11 +31,9 @@ from mixedres._internal.errors import (
 from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
 from mixedres._internal.types import Json, Record
-from mixedres.train.distributed.liveness import FOREVER_MS, RESTART, STATUS_LOST, LivenessMonitor
+from mixedres.train.distributed.liveness import FOREVER_MS, STATUS_LOST, LivenessMonitor
 
 SAME = "start all of them with the same"
-# JAX's error if a process did not come to a barrier, or, without a process, if process 0 did not set a value.
-LATE = re.compile(r"DEADLINE_EXCEEDED(?:.*task names:\s*(\d+))?", re.DOTALL)
 
 
 class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
@@ -146,7 +145,7 @@ class ProcessGroup(SingleProcess):
                 error = failed
         here = re.match("RESOURCE_EXHAUSTED|INVALID_ARGUMENT", str(error))  # errors whose cause is in this process
         if isinstance(error, jax.errors.JaxRuntimeError) and not here:
-            self.blame(str(error))
+            self.blame()
         self._monitor.closed.set()
         status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "status", 1)
         explained = isinstance(error, (MixedresError, KeyboardInterrupt))
@@ -157,12 +156,8 @@ class ProcessGroup(SingleProcess):
             traceback.print_exception(error)
         self._end(line, status)
 
-    def blame(self, said: str = "") -> None:
-        """Exits with the name of the lost process behind JAX's error `said` or an abort, if a process is lost."""
-        if late := LATE.match(said):
-            self._end(
-                f"process {late[1] or 0} did not come within {coordination.PATIENCE:.0f} s; {RESTART}", STATUS_LOST
-            )
+    def blame(self) -> None:
+        """Exits with the name of the lost process behind an error of JAX or an abort, if a process is lost."""
         if not self.is_primary and not answers(self._address):
             zero = self._monitor.heartbeats[0]["name"]
             self._end(f"{zero} is gone: it died, or ended with an error of its own; {RESTART}", STATUS_LOST)

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from mixedres import main
+from mixedres._internal import coordination
+from mixedres._internal.errors import LateProcessError
 from mixedres.checkpoints import Checkpoints
 from mixedres.config import parse_flags
 from mixedres.train import distributed, evaluation
@@ -299,9 +301,9 @@ def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path
         def assert_equal(self, what, value, todo=""):
             compared[what] = json.loads(json.dumps(value))
 
+    experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     # Only flags that change numbers count.
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_b=1 --xla_force_host_platform_device_count=3 --xla_a=1")
-    experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     starting.assert_same(experiment, tmp_path / "run", Recorder())
     assert list(compared) == ["software", "config", "data", "workdir"] and list(tmp_path.iterdir()) == []
     assert compared["software"]["jax"] == jax.__version__ and len(compared["software"]["code"]) == 16
@@ -354,15 +356,36 @@ def test_why_processes_cannot_join():
     assert "--process_timeout=SECONDS" in late
 
 
-def test_missing_process_is_named():
-    # What JAX says of a barrier and of a value, from 0.10 and 0.12.
-    barrier = (
-        "DEADLINE_EXCEEDED: Barrier timed out. Id: b::0.\n# of tasks that reached the barrier: 1/2.\nThe first task "
-        "at the barrier: 0. Some timed out task names:\n1\n\n\nRPC: /xla.coordination.CoordinationService/Barrier"
-    )
-    value = "DEADLINE_EXCEEDED: GetKeyValue() timed out with key: config and duration: 1800s"
-    assert group.LATE.match(barrier)[1] == "1" and group.LATE.match(value)[1] is None
-    assert not group.LATE.match("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue()")
+class Client:
+    """A coordination service at which processes 1 and 3 of four never come."""
+
+    def key_value_set(self, key, value):
+        self.place = key.rpartition("/")[0]
+
+    def key_value_dir_get(self, directory):
+        return [(f"{self.place}/{index}", "null") for index in (0, 2)]
+
+    def wait_at_barrier(self, name, milliseconds):
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Id: b::0.")  # as JAX 0.10 and 0.12 do
+
+    def blocking_key_value_get(self, key, milliseconds):
+        raise RuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out with key: config and duration: 1800s")
+
+
+def test_late_processes_are_named(monkeypatch, capsys):
+    for name, value in (("client", Client()), ("num_processes", 4), ("process_id", 0)):
+        monkeypatch.setattr(coordination.global_state, name, value)
+    monkeypatch.setattr(coordination, "PATIENCE", 0.1)
+    monkeypatch.setattr(coordination, "_FIRST_WORD", 0.05)
+    with pytest.raises(
+        LateProcessError, match=r"processes 1, 3 did not come within .* \(compiled\); start all"
+    ) as late:
+        distributed.SINGLE.barrier("compiled")
+    assert late.value.status == distributed.STATUS_LOST
+    assert capsys.readouterr().out == "waiting for processes 1, 3 (compiled), 0 s\n"
+    monkeypatch.setattr(coordination.global_state, "process_id", 2)
+    with pytest.raises(LateProcessError, match=r"process 0 did not come within .* \(config\)"):
+        distributed.SINGLE.broadcast("config", {})
 
 
 @pytest.mark.slow
