@@ -10,7 +10,7 @@ import safetensors.numpy
 from mixedres import __main__ as console_script
 from mixedres import checkpoints
 from mixedres._internal import formats
-from mixedres._internal.errors import ConfigError
+from mixedres._internal.errors import ConfigError, MixedresError
 from mixedres.checkpoints import documents
 from mixedres.config import as_begun, check_flat, upgraded
 from tests.checkpoints import old_runs
@@ -93,6 +93,29 @@ def test_old_run_goes_through_every_command(commit, copy, capsys):
     summary = json.loads((place / "summary.json").read_text())
     assert summary["train"]["first_step"] == old_runs.STEPS
     assert summary["eval"]["loss"] == pytest.approx(known["continued"]["loss"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tree, record: (tree, [1]), "is damaged"),
+        (lambda tree, record: (tree, {k: v for k, v in record.items() if k != "config"}), "missing required .*config"),
+        (lambda tree, record: (tree, record | {"config": record["config"] | {"model.name": ["a"]}}), "model.name is"),
+        (lambda tree, record: ({"step": tree["step"]}, record), "no state of a training run"),
+        (lambda tree, record: (tree | {"step": np.ones(3, np.int32)}, record), "no state of a training run"),
+        (lambda tree, record: (tree | {"params": {"a": np.full(3, np.nan, np.float32)}}, record), "not finite"),
+    ],
+)
+def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
+    run = old_runs.RUNS / old_runs.TODAY / "run"
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "nonfinite"))
+    tree = {"params": {"a": np.ones(3, np.float32)}, "batch_stats": {}, "ema": None, "step": np.asarray(4, np.int32)}
+    saved = checkpoints.Checkpoints(tmp_path / "run" / "checkpoints")
+    saved.save(4, *change(tree, _record(run)))
+    saved.close()
+    with pytest.raises(MixedresError, match=words) as raised:
+        checkpoints.read_weights(tmp_path / "run")
+    assert "\n" not in str(raised.value)
 
 
 def test_same_command_continues_old_run_with_its_values():
