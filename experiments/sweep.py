@@ -17,7 +17,6 @@ in what was given, nothing was started; 130 interrupted by Ctrl-C or another sig
 import argparse
 import contextlib
 import heapq
-import json
 import os
 import pathlib
 import re
@@ -36,9 +35,11 @@ import rich.table
 from experiments.lib import jobs, plan, runs
 from experiments.lib.plan import SWEEP
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
+from mixedres import checkpoints
 from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, reason
 from mixedres._internal.files import lock, write_json
+from mixedres._internal.formats import stamped
 from mixedres.checkpoints import workdir
 from mixedres.config import flatten
 
@@ -107,10 +108,11 @@ def check_earlier(tasks: Iterable[Task]) -> None:
     for task in tasks:
         if not (task.directory / workdir.CONFIG).exists():
             continue
-        config = flatten(task.run.config())
-        if config["batch_size"] is None:  # the number of devices decides it, and need not be the one of this machine
-            config["batch_size"] = json.loads((task.directory / workdir.CONFIG).read_text())["batch_size"]
-        workdir.check_same(task.directory, config)
+        config = task.run.config()
+        flat = flatten(config) | checkpoints.values_to_continue(task.directory, config)
+        if flat["batch_size"] is None:  # the number of devices decides it, and need not be the one of this machine
+            flat["batch_size"] = (checkpoints.read_config(task.directory) or flat)["batch_size"]
+        workdir.check_same(task.directory, flat)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -210,7 +212,7 @@ def _write_sweep(sweep: plan.Sweep, out: pathlib.Path, more: dict[str, Any]) -> 
     """Writes sweep.json, unless another driver of the same sweep does so at this moment."""
     told = {name: getattr(sweep, name) for name in ("question", "base", "overrides", "baseline")}
     with contextlib.suppress(BlockingIOError), lock(out / ".lock.sweep"):
-        write_json(out / SWEEP, told | more)
+        write_json(out / SWEEP, stamped(told | more))
 
 
 def _claim(out: pathlib.Path, *, shared: bool) -> Any:
