@@ -233,9 +233,9 @@ def on_a_full_disk(workdir, options, seconds):
 
 
 def shared_memory():
-    """Returns blocks and semaphores of all programs on the machine, but those of joblib, which no run uses."""
+    """Returns blocks and semaphores of all programs on the machine, but those of joblib and faketime."""
     found = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
-    return {path for path in found if not path.name.startswith("sem.loky-")}
+    return {path for path in found if not path.name.startswith(("sem.loky-", "sem.faketime", "faketime"))}
 
 
 def left_in_shared_memory(before):

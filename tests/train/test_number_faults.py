@@ -1,6 +1,7 @@
 """Damaged numbers: a flipped bit in the state or in a batch, labels out of range, data without classes or tests."""
 
 import itertools
+import shutil
 import types
 
 import jax
@@ -164,8 +165,9 @@ def flip_before(patch, step, place, bit):
     return flipped
 
 
-def config(preset):
-    return tiny(preset, steps=40, eval_every="20 steps", checkpoint_every="12 steps", max_consecutive_skips=5)
+def config(preset, checkpoint_every="12 steps"):
+    lengths = {"steps": 40, "eval_every": "20 steps", "checkpoint_every": checkpoint_every}
+    return tiny(preset, **lengths, max_consecutive_skips=5)
 
 
 @pytest.fixture(scope="module")
@@ -176,14 +178,23 @@ def undisturbed(tmp_path_factory, small_network):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset, place", [("fp32", KERNEL), ("fp16", HEAD)])
-def test_huge_parameter_ends_the_run_and_the_newest_checkpoint_goes_on(
-    undisturbed, tmp_path, monkeypatch, preset, place
+@pytest.mark.parametrize("preset, place, every", [("fp32", KERNEL, 12), ("fp16", HEAD, 12), ("fp16", HEAD, 3)])
+def test_huge_parameter_ends_the_run_and_the_checkpoint_before_it_goes_on(
+    undisturbed, tmp_path, monkeypatch, preset, place, every
 ):
+    """Float16 skips steps until the run ends, and checkpoints of these steps have the damaged number."""
+    chosen = config(preset, checkpoint_every=f"{every} steps")
     with monkeypatch.context() as patch, pytest.raises(NonFiniteError, match="the first tensor that is not finite is"):
         flip_before(patch, 13, place, 30)
-        run.fit(config(preset), tmp_path)
-    assert run.fit(config(preset), tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
+        run.fit(chosen, tmp_path)
+    damaged = [path for path in (tmp_path / "checkpoints").iterdir() if int(path.name) > 12]
+    assert bool(damaged) == (every == 3)
+    if damaged:
+        with pytest.raises(NonFiniteError):
+            run.fit(chosen, tmp_path)
+    for path in damaged:  # as docs/training.md says
+        shutil.rmtree(path)
+    assert run.fit(chosen, tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
 
 
 @pytest.mark.slow

@@ -154,6 +154,7 @@ def test_second_signal_ends_the_process_at_once():
         "    for number in (signal.SIGUSR1, signal.SIGINT):\n"  # SIGINT after a warning counts as the first
         "        os.kill(os.getpid(), number)\n"
         "        assert stop_signal.requested == number\n"
+        "        os.kill(os.getpid(), number)\n"  # passed on by the parent
         "    print('alive', flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(60)\n"

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from mixedres._internal.cli import process
+
+# Seconds in which a signal may arrive once more by another way.
+PASSED_ON = 2.0
 
 
 class StopSignal:
     """A context in which the first signal is a request to stop, and a second signal ends the process at once.
 
     A SIGINT, SIGTERM or SIGHUP after a warning (SIGUSR1, SIGUSR2) counts as a first signal: at the end of its time
-    SLURM sends SIGTERM to a job that may still be saving, and kills the job 30 s later.
+    SLURM sends SIGTERM to a job that may still be saving, and kills the job 30 s later. The same signal again within
+    `PASSED_ON` seconds counts once: a scheduler signals all processes, and their parents pass the signal on.
 
     Outside the main thread, where Python allows no handlers, the context does nothing. A SIGHUP that was ignored before
     the context, as under nohup, stays ignored.
@@ -26,6 +31,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
+        self._since = 0.0
         self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> StopSignal:
@@ -37,10 +43,12 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if number == self.requested and time.monotonic() - self._since < PASSED_ON:
+            return
         if self.requested is not None and (self.requested not in process.WARNINGS or number in process.WARNINGS):
             _say(f"{name} again: stopping at once; the newest checkpoint stands")
             process.end(128 + number)
-        self.requested = signal.Signals(number)
+        self.requested, self._since = signal.Signals(number), time.monotonic()
         _say(f"{name}: finishing this step and saving; once more to stop at once")
 
 

@@ -15,15 +15,15 @@ from typing import BinaryIO, NamedTuple
 from tensorboardX import SummaryWriter
 from tensorboardX.record_writer import register_writer_factory
 
-from mixedres._internal.files import Lines, open_regular, parse_json, without_nan, write_whole
+from mixedres._internal.files import Lines, open_own, open_regular, parse_json, without_nan, write_whole
 from mixedres.train.metrics.wandb_writer import WandbWriter
 
 # Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()
-# A line as `MetricWriter` writes it, which needs no reading as JSON: that takes three times as long.
+# Lines as `MetricWriter` writes them, which need no reading as JSON: that takes three times as long.
 _NUMBER = rb"-?+(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][-+]?+\d++)?+"
-_PLAIN_LINE = re.compile(
-    rb'\{"step": (0|[1-9]\d{0,15}+), "kind": "([a-z]++)"(?:, "[ -!#-\[\]-~]*+": (?:%s|null))*+\}\n' % _NUMBER
+_PLAIN_LINES = re.compile(
+    rb'(?m)^\{"step": (0|[1-9]\d{0,15}+), "kind": "([a-z]++)"(?:, "[ -!#-\[\]-~]*+": (?:%s|null))*+\}\n' % _NUMBER
 )
 # Bytes that are copied at a time.
 _BLOCK = 2**20
@@ -170,27 +170,41 @@ class _LosableFile:
 def _keep_lines(path: pathlib.Path, last: Mapping[bytes, int]) -> None:
     """Removes the lines that `_is_current` refuses; a file of current lines stays as it is."""
     with io.BufferedReader(open_regular(path)) as file:
-        begin = 0  # bytes of the current lines before the first line that is removed
-        for line in file:
-            if not _is_current(line, last) or line[-1:] != b"\n":
-                break
-            begin += len(line)
-        else:
+        begin = _current_bytes(file, last)
+        file.seek(begin)
+        lines = filter(lambda line: _is_current(line, last), file)
+        first = next(lines, None)
+        if first is None:  # the usual case: all lines after the checkpoint go, and none remains to be copied
+            if begin < os.fstat(file.fileno()).st_size:
+                with open_own(path) as own:
+                    os.ftruncate(own.fileno(), begin)
             return
-        with write_whole(path) as partial, partial.open("xb") as kept:
-            file.seek(0)
+        with write_whole(path) as partial, partial.open("xb") as kept, path.open("rb") as old:
             for at in range(0, begin, _BLOCK):
-                kept.write(file.read(min(_BLOCK, begin - at)))
-            for line in file:
-                if _is_current(line, last):
-                    kept.write(line.removesuffix(b"\n") + b"\n")  # a last line may lack its end
+                kept.write(old.read(min(_BLOCK, begin - at)))
+            for line in itertools.chain((first,), lines):
+                kept.write(line.removesuffix(b"\n") + b"\n")  # a last line may lack its end
+
+
+def _current_bytes(file: BinaryIO, last: Mapping[bytes, int]) -> int:
+    """Returns how many bytes the lines have before the first line that is removed or lacks its end."""
+    size = 0
+    while lines := file.readlines(_BLOCK):
+        block = b"".join(lines)
+        plain = _PLAIN_LINES.findall(block)
+        if len(plain) == len(lines) and all(int(step) <= last.get(kind, -1) for step, kind in plain):
+            size += len(block)
+            continue
+        for line in lines:
+            if not _is_current(line, last) or not line.endswith(b"\n"):
+                return size
+            size += len(line)
+    return size
 
 
 def _is_current(line: bytes, last: Mapping[bytes, int]) -> bool:
     """Returns whether a line is whole and of a step up to ``last[kind]``, for the kind of the line."""
     try:
-        if plain := _PLAIN_LINE.fullmatch(line):
-            return int(plain[1]) <= last[plain[2]]
         values = parse_json(line.decode())
         return bool(values["step"] <= last[values["kind"].encode()])
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -60,7 +60,7 @@ def test_resume_leaves_a_whole_file_alone_and_holds_little_of_it(tmp_path):
     writers._keep_lines(path, {b"train": 3})
     assert path.stat().st_ino == before.st_ino and path.stat().st_mtime_ns == before.st_mtime_ns
     writers._keep_lines(path, {b"train": 2})
-    assert tracemalloc.get_traced_memory()[1] < 3e6 and path.read_bytes() == b""
+    assert tracemalloc.get_traced_memory()[1] < 6e6 and path.read_bytes() == b""
     tracemalloc.stop()
 
 
