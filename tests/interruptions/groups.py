@@ -55,7 +55,8 @@ class Fault:
     Attributes:
       rank: the process.
       place: one of `PLACES`; 'step' is `FAULTY_STEP`.
-      action: 'kill', 'stop', 'late' (waits for `seconds`), 'flip' (one bit of its state) or 'clock' (an hour ahead).
+      action: 'kill', 'stop', 'late' (waits for `seconds`), 'flip' (one bit of its state) or 'clock' (Python's clock is
+        an hour ahead; libfaketime 0.9.10 does not work with the locks and the sleep of Python 3.12).
       seconds: length of a stop or a wait.
     """
 
@@ -360,7 +361,7 @@ def elastic(place: Path) -> Iterator[dict]:
     yield {"elastic": [8, 4, 2, 1], "statuses": statuses, "worst_loss": worst, "steps": len(losses[0])}
 
 
-def kills(place: Path, times: int = 60, count: int = 4, steps: int = 300) -> Iterator[dict]:
+def kills(place: Path, times: int = 60, count: int = 4, steps: int = 600) -> Iterator[dict]:
     """Yields the rows of a run of which a random process is killed again and again, at random moments."""
     random.seed(0)
     extra = (f"--config.steps={steps}", "--config.eval_every=100 steps", "--config.checkpoint_every=2 steps")
