@@ -43,6 +43,16 @@ class _Checksummed(ocp.StandardCheckpointHandler):
         write_checksums(pathlib.Path(directory))
 
 
+class _Manager(ocp.CheckpointManager):
+    """Orbax' manager, which asks JAX's preemption service nothing: a run with several processes disables the service.
+
+    Without the service, Orbax 0.11.28 raises an error at every save.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
 class Checkpoints:
     """Checkpoints of one run.
 
@@ -82,7 +92,7 @@ class Checkpoints:
             preservation_policy=self._policy, create=False, multiprocessing_options=several
         )
         try:
-            self._manager = ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+            self._manager = _Manager(directory, options=options, handler_registry=registry)
         except Exception as error:  # Orbax reads a file of every checkpoint, whole or not, and raises many types
             raise ConfigError(
                 f"the checkpoints in {directory} cannot be listed ({_reason(error)}); move the damaged one away"

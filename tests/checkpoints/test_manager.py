@@ -11,6 +11,7 @@ import pytest
 from etils import epath
 
 from mixedres._internal.files import CHECKSUMS
+from mixedres._internal.jax_compat import global_state
 from mixedres._internal.tree import fingerprint
 from mixedres.checkpoints import manager
 from mixedres.checkpoints.manager import Checkpoints, OtherModelError
@@ -33,6 +34,12 @@ def saved(tmp_path):
     made = Checkpoints(tmp_path / "checkpoints", keep=2)
     yield made
     made.close()
+
+
+def test_saving_needs_no_preemption_service(saved, monkeypatch):
+    monkeypatch.setattr(global_state, "client", object())  # as in a process of several, which disables the service
+    assert not saved._manager.reached_preemption(1)
+    monkeypatch.undo()
 
 
 def test_newest_and_the_best_stay(saved):
