@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from experiments import sweep
 from experiments.lib import comparison, plan, schedule
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from mixedres._internal import files
+from mixedres._internal.cli import process
 from mixedres._internal.files import lock
 from mixedres.checkpoints import workdir
 
@@ -104,6 +106,16 @@ def test_full_disk_delays_lines_and_the_start_of_runs(tmp_path, disk, monkeypatc
     assert run(scheduler) is None and states(tmp_path) == [FINISHED] * 3
 
 
+@pytest.fixture
+def handlers():
+    """Restores the signal handlers, which a driver replaces for the rest of its process."""
+    before = {number: signal.getsignal(number) for number in process.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_lines_that_a_full_disk_lacks_at_the_end_are_reported(tmp_path, disk, capsys):
     scheduler = schedule.Scheduler(tasks(tmp_path, 2), Executor(), 2, tmp_path)
     disk.full = True
