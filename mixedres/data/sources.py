@@ -106,7 +106,11 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hash that changes with the examples, their order and their labels."""
+        """Returns a hash that changes with the examples, their order and their labels.
+
+        A source of files may also have an attribute `sizes`, a hash of the sizes of the files. The hash is compared
+        between processes and when a run continues.
+        """
         ...
 
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
