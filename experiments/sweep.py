@@ -36,7 +36,7 @@ from experiments.lib import jobs, plan, runs
 from experiments.lib.plan import SWEEP
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Scheduler, Task
 from mixedres import checkpoints
-from mixedres._internal.cli import command_line, console, process
+from mixedres._internal.cli import command_line, console, signals
 from mixedres._internal.errors import ConfigError, reason
 from mixedres._internal.files import lock, write_json
 from mixedres._internal.formats import stamped
@@ -230,7 +230,7 @@ def _claim(out: pathlib.Path, *, shared: bool) -> Any:
 
 def _run(scheduler: Scheduler, *, stop: bool) -> int:
     display = Display(scheduler.tasks)
-    for number in process.SIGNALS:
+    for number in signals.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, signal.default_int_handler)
     status, warned, more = 0, False, True
@@ -245,7 +245,7 @@ def _run(scheduler: Scheduler, *, stop: bool) -> int:
             # A look at ten thousand jobs takes a while; a driver takes at most a tenth of a core.
             time.sleep(min(max(0.5, 10 * (time.monotonic() - began)), 30.0) if more else 0.0)
     except KeyboardInterrupt:
-        for number in process.SIGNALS:
+        for number in signals.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         status = 130
         if stop:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal.cli import command_line, console, process
+from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres._internal.files import write_json
 from mixedres._internal.names import LAYOUTS
@@ -58,7 +58,7 @@ def convert_weights(arguments: Sequence[str]) -> None:
     try:
         file = checkpoints.read_weights(command_line.path(options.source))
         tensors = converted(file, layout)
-        process.raise_interrupts()
+        signals.raise_interrupts()
         if is_file:
             checkpoints.write_weights(options.to, tensors, file.metadata)
         else:

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-from mixedres._internal.cli import command_line, console, process
+from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
 
@@ -74,7 +74,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
             for line in checkpoints.left_to_command_line(directory, flags.config):
                 console.say(line)
         if presets is not None or flags.mode == "eval":
-            process.raise_interrupts()
+            signals.raise_interrupts()
         if presets is not None:
             train.compare_presets(flags.config, directory, presets, group=group)
         elif flags.mode == "eval":

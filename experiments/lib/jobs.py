@@ -18,7 +18,7 @@ import submitit
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.utils import FailedJobError
 
-from mixedres._internal.cli import process
+from mixedres._internal.cli import signals
 from mixedres._internal.errors import ConfigError
 
 # Beside the directory of the runs.
@@ -31,7 +31,7 @@ _FOREVER_MINUTES = 60 * 24 * 365
 Refused = FailedJobError
 # The signal by which SLURM tells submitit that the time is nearly up; it reaches the run's process too.
 _PREEMPTION = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
-_OTHERS = tuple(number for number in process.SIGNALS if number != _PREEMPTION)
+_OTHERS = tuple(number for number in signals.SIGNALS if number != _PREEMPTION)
 
 
 @dataclasses.dataclass
@@ -105,7 +105,7 @@ def make_executor(name: str, folder: pathlib.Path, parameters: dict[str, Any]) -
 
 def submit(executor: submitit.Executor, job: Job) -> submitit.Job[Any]:
     """Submits a job; one of this machine ignores what a terminal or scheduler sends to all, and `stop` passes it on."""
-    numbers = [number for number in process.SIGNALS if number != signal.SIGTERM]  # by which `stop` reaches it
+    numbers = [number for number in signals.SIGNALS if number != signal.SIGTERM]  # by which `stop` reaches it
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         return executor.submit(job)

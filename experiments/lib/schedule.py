@@ -10,14 +10,14 @@ from typing import Any
 
 from experiments.lib import jobs, plan
 from experiments.lib.plan import RESULTS
-from mixedres._internal.cli import process
+from mixedres._internal.cli import signals
 from mixedres._internal.errors import reason
 from mixedres._internal.files import Lines, replace_text, write_json
 from mixedres.checkpoints import workdir
 
 WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED = "waiting", "running", "finished", "failed", "interrupted"
 # Exit statuses of a run that a signal stopped: by its own handler, or before the run had one.
-_STOPPED = {status for number in process.SIGNALS for status in (128 + number, -number)}
+_STOPPED = {status for number in signals.SIGNALS for status in (128 + number, -number)}
 # Seconds after which a run that could not be started is tried again: a disk or a queue was full.
 _RETRY = 10.0
 

@@ -1,4 +1,4 @@
-"""Waiting of the processes of a run for each other, on JAX's coordination service.
+"""Waiting of the processes of a run for each other, and comparison of what they have, on JAX's coordination service.
 
 No function here uses the devices: Gloo, which connects the CPUs at the first collective, waits for 30 seconds alone. A
 process that has joined no others returns at once.
@@ -10,12 +10,14 @@ import time
 from typing import Any
 
 from mixedres._internal.cli import console
-from mixedres._internal.errors import LateProcessError
+from mixedres._internal.errors import DifferentProcessesError, LateProcessError, listed
+from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
-from mixedres._internal.types import Json
+from mixedres._internal.types import Json, Record
 
 RESTART = "start all processes again with the same command, and the run continues from its newest checkpoint"
 PATIENCE = 1800.0  # seconds; the slowest process may be listing a million files
+_SAME = "start all of them with the same"
 # Seconds until process 0 says for whom it waits. Each further line comes after twice the time.
 _FIRST_WORD = 15.0
 # All processes make the same calls in the same order, so that the number of a call makes its name unique.
@@ -68,6 +70,21 @@ def broadcast(name: str, value: Json) -> Json:
         return json.loads(client.blocking_key_value_get(key, int(1000 * PATIENCE)))
     except RuntimeError as error:
         raise _explained(error, "process 0", name) from None
+
+
+def assert_equal(what: str, value: Record, todo: str = _SAME) -> None:
+    """Raises DifferentProcessesError in all processes if their `value` of JSON types, named `what`, differs."""
+    own = as_json(value)
+    line = difference(what, global_state.process_id or 0, broadcast(what, own), own, todo)
+    if lines := [other for other in gather(f"comparison of {what}", line) if other]:
+        raise DifferentProcessesError(lines[0])
+
+
+def difference(what: str, index: int, first: Record, value: Record, todo: str = _SAME) -> str:
+    """Returns a line with the keys that differ between process 0 and process `index`; '' if none differs."""
+    keys = sorted(key for key in first.keys() | value.keys() if first.get(key) != value.get(key))
+    found = listed([f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys], 5, "; ")
+    return f"the processes differ in their {what} ({found}); {todo}" if keys else ""
 
 
 def read_keys(directory: str) -> dict[int, Json]:

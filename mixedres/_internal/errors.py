@@ -26,6 +26,10 @@ class TrainingError(MixedresError):
     """A run that cannot go on."""
 
 
+class DifferentProcessesError(ConfigError):
+    """The processes of a run differ in something that must be the same; all processes raise this error."""
+
+
 class DifferentCopiesError(TrainingError):
     """The copies of the training state on the devices of a run differ; all processes raise this error."""
 

@@ -5,7 +5,7 @@ import datetime
 import importlib.util
 from collections.abc import Sequence
 
-from mixedres._internal.cli import command_line, console, process
+from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError, reason
 from mixedres.predict import add_arguments
 
@@ -57,7 +57,7 @@ def export_network(arguments: Sequence[str]) -> None:
         "date": datetime.date.today().isoformat(),
         "versions": {name: version for name, version in versions().items() if name in ("mixedres", "jax", "jaxlib")},
     }
-    process.raise_interrupts()
+    signals.raise_interrupts()
     try:
         write_folder(options.to, artifact, classifier, facts, for_tensorflow=options.saved_model)
     except OSError as error:

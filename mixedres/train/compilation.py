@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from mixedres._internal import coordination
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, nearest_existing
@@ -42,7 +43,7 @@ def compilation_cache(setting: str, group: SingleProcess = SINGLE) -> Iterator[N
     settings: Any = jax.config  # its attributes are made at run time
     enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
     directory = None if enabled or not group.is_primary else _directory(setting)
-    directory = group.broadcast("compilation cache", directory)
+    directory = coordination.broadcast("compilation cache", directory)
     if enabled or directory is None:
         yield
         return

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mixedres import data, precision
-from mixedres._internal import environment
+from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.types import CompiledStep, Metrics, Record
@@ -113,7 +113,7 @@ def sum_over_images(
     with data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
         with group.pause():
             ready.fill()
-            group.barrier("evaluation")
+            coordination.barrier("evaluation")
         for index, batch in enumerate(ready):
             if should_stop():
                 break

@@ -7,6 +7,7 @@ import signal
 import jax
 
 from mixedres import data
+from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
@@ -17,7 +18,6 @@ from mixedres.train.debug import nonfinite, replicas
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.debug.profiler import Profiler
 from mixedres.train.distributed import SingleProcess
-from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight, RunLog
 

@@ -15,9 +15,10 @@ import optax
 from ml_collections import ConfigDict
 
 from mixedres import data
-from mixedres._internal import environment
+from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.progress import StepProgress
+from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
@@ -30,7 +31,6 @@ from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
-from mixedres.train.distributed.signals import StopSignal
 from mixedres.train.experiment import Experiment
 from mixedres.train.loop import Loop, Parts
 from mixedres.train.metrics import wandb_writer
@@ -58,7 +58,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
       TrainingError: if training cannot go on or came to nothing; NonFiniteError: if numbers were not finite.
       data.DataError: if the data cannot be read any further.
-      Stopped: after a signal of `process.SIGNALS`, such as SIGTERM.
+      Stopped: after a signal of `signals.SIGNALS`, such as SIGTERM.
     """
     if not clean:
         config = start.config_to_continue(config, directory)
@@ -105,7 +105,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
             stack.enter_context(stop_signal)
         with _closing(log, saved), _batches(parts, first_step) as batches:
             batches.fill()  # the start of the pipeline does not count in the rate
-            group.barrier("compiled, and a batch ready")
+            coordination.barrier("compiled, and a batch ready")
             with group.loop():
                 result = loop.run(batches)
         _check_outcome(loop.state, result)

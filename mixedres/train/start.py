@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mixedres import __version__, checkpoints, models
-from mixedres._internal import environment, jax_compat
+from mixedres._internal import coordination, environment, jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.tree import fingerprint
@@ -116,11 +116,11 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
 def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
     """Raises `ConfigError` in all processes if their software, configs, data or directories differ."""
     same = "install the same on all hosts, set the same variables, and start all processes again"
-    group.assert_equal("software", environment.software(), same)
-    group.assert_equal("config", experiment.resolved | {"--clean": clean, "--num_processes": group.count})
+    coordination.assert_equal("software", environment.software(), same)
+    coordination.assert_equal("config", experiment.resolved | {"--clean": clean, "--num_processes": group.count})
     names = ("train_examples", "eval_examples", "fingerprint", "sizes")
-    group.assert_equal("data", {name: experiment.data.get(name) for name in names})
-    group.assert_equal("workdir", workdir.contents(directory))
+    coordination.assert_equal("data", {name: experiment.data.get(name) for name in names})
+    coordination.assert_equal("workdir", workdir.contents(directory))
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def open_run(
     with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
-        yield initial, group.broadcast("finished", finished), claimed
+        yield initial, coordination.broadcast("finished", finished), claimed
 
 
 def _claim(
@@ -152,11 +152,11 @@ def _claim(
     lock: contextlib.AbstractContextManager[Claim | None] = contextlib.nullcontext()
     if group.is_primary:
         lock = ownership.claim(directory, experiment.resolved, data=experiment.data, clean=clean)
-    group.barrier("claimed")
+    coordination.barrier("claimed")
     deadline = time.monotonic() + SHARED_WITHIN
     while not workdir.contents(directory)["claimed"] and time.monotonic() < deadline:
         time.sleep(0.1)
-    group.assert_equal("workdir, which all must share", workdir.contents(directory))
+    coordination.assert_equal("workdir, which all must share", workdir.contents(directory))
     return lock
 
 
@@ -173,7 +173,7 @@ def initial_weights(
     if given and not continues:
         shapes = steps.variable_shapes(experiment)
         initial = load_weights(given, shapes, experiment.model, experiment.source.input_spec)
-    group.assert_equal("weights", {"fingerprint": initial and fingerprint(initial.variables)})
+    coordination.assert_equal("weights", {"fingerprint": initial and fingerprint(initial.variables)})
     return initial
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from experiments.lib import jobs
-from mixedres._internal.cli import process
+from mixedres._internal.cli import signals
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
@@ -37,7 +37,7 @@ def test_job_whose_time_is_up_saves_and_is_handed_in_again(monkeypatch, tmp_path
     run.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(run))
     job, handed_in = jobs.Job(("--config=c.py",), tmp_path / "runs" / "run"), []
-    before = {number: signal.getsignal(number) for number in process.SIGNALS}
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     signal.signal(signal.SIGUSR2, lambda *_: handed_in.append(job.checkpoint()))
 
     def time_is_up():

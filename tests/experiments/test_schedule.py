@@ -12,7 +12,7 @@ from experiments import sweep
 from experiments.lib import comparison, plan, schedule
 from experiments.lib.schedule import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from mixedres._internal import files
-from mixedres._internal.cli import process
+from mixedres._internal.cli import signals
 from mixedres._internal.files import lock
 from mixedres.checkpoints import workdir
 
@@ -109,7 +109,7 @@ def test_full_disk_delays_lines_and_the_start_of_runs(tmp_path, disk, monkeypatc
 @pytest.fixture
 def handlers():
     """Restores the signal handlers, which a driver replaces for the rest of its process."""
-    before = {number: signal.getsignal(number) for number in process.SIGNALS}
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

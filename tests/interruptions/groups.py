@@ -152,14 +152,14 @@ def _child(argv: tuple[str, ...], devices: int, fault: Fault | None, log: str, h
     if home is not None:
         os.environ["HOME"] = home
     from mixedres import main
-    from mixedres._internal.cli import console, process
+    from mixedres._internal.cli import console, process, signals
 
     run_cases.shrink(pytest.MonkeyPatch())
     if fault is not None:
         _arm(fault, log)
     console.prepare()  # these are the lines of `process.start`, which would start Python anew for huge pages
     process.drop_noise()
-    process.end_at_once()
+    signals.end_at_once()
     status = main.main(argv)
     console.give_up()
     os._exit(status)

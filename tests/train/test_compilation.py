@@ -11,6 +11,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from mixedres import train
+from mixedres._internal import coordination
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.train import compilation
@@ -157,18 +158,13 @@ def test_no_write_permission_is_seen_before_anything_is_written(tmp_path, monkey
 
 def test_processes_follow_the_decision_of_process_0(tmp_path, monkeypatch):
     class Second(SingleProcess):
-        index, count, is_primary = 1, 2, False
-        decided = None
-
-        def broadcast(self, name, value):
-            assert value is None
-            return self.decided
+        index, count = 1, 2
 
     monkeypatch.setattr(compilation, "_directory", None)  # they look at no directory
-    group = Second()
-    for group.decided in (None, str(tmp_path / "decided")):
-        with compilation.compilation_cache("auto", group):
-            assert jax.config.jax_compilation_cache_dir == group.decided
+    for decided in (None, str(tmp_path / "decided")):
+        monkeypatch.setattr(coordination, "broadcast", lambda name, value, decided=decided: decided)
+        with compilation.compilation_cache("auto", Second()):
+            assert jax.config.jax_compilation_cache_dir == decided
 
 
 @pytest.mark.usefixtures("small_network")

@@ -77,7 +77,7 @@ def test_weights_need_no_run(trained, tmp_path, capsys):
 
 def test_weights_are_not_taken_for_the_run_in_the_workdir(trained):
     config = digits("fp16", ema_decay=0.9, init_from=trained)
-    with pytest.raises(ConfigError, match=r"init_from: None there, '.*digits' now\); name another --workdir"):
+    with pytest.raises(ConfigError, match=r"init_from: None there, '.*digits' now\); add --config.init_from=None"):
         evaluation.evaluate(config, trained)
 
 

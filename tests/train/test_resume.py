@@ -149,7 +149,7 @@ def test_signal_in_the_last_step_keeps_the_result(whole, tmp_path, monkeypatch):
 def test_second_signal_ends_the_process_at_once():
     script = (
         "import os, signal, time\n"
-        "from mixedres.train.distributed.signals import StopSignal\n"
+        "from mixedres._internal.cli.signals import StopSignal\n"
         "with StopSignal() as stop_signal:\n"
         "    for number in (signal.SIGUSR1, signal.SIGINT):\n"  # SIGINT after a warning counts as the first
         "        os.kill(os.getpid(), number)\n"

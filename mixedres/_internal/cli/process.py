@@ -3,35 +3,27 @@
 import contextlib
 import importlib
 import logging
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, NoReturn
 
-from mixedres._internal.cli import console, huge_pages
-
-# Warnings of a scheduler: SLURM sends one of them some seconds before it ends a job, as --signal=USR1@90 asks.
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-# Requests to stop. SIGHUP: the terminal is gone.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS)
+from mixedres._internal.cli import console, huge_pages, signals
 
 
 def start(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs `main`, which takes the command line and returns the exit status, as this process.
 
-    Until the command calls `raise_interrupts` or takes the signals itself, it has nothing to lose: each of `SIGNALS`
-    ends it at once, in the middle of an import or a compilation too.
+    Until the command calls `signals.raise_interrupts` or takes the signals itself, it has nothing to lose: each of
+    `signals.SIGNALS` ends it at once, in the middle of an import or a compilation too.
     """
     huge_pages.ask()
     console.prepare()
     drop_noise()
-    end_at_once()
+    signals.end_at_once()
     leave(main(sys.argv))
 
 
@@ -76,70 +68,6 @@ def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
             hook(unraised)
 
     return filtered
-
-
-def end_at_once() -> None:
-    """Makes each of `SIGNALS` end the process at once, even if its main thread is compiling.
-
-    On a signal, the process prints a line, kills its child processes and exits with 128 + the number of the signal. A
-    signal that is ignored, as nohup ignores SIGHUP, stays ignored.
-    """
-    # Python runs handlers between two steps of the main thread, and a compilation is one step. So a thread waits for
-    # the number that Python's own handler writes into a pipe.
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, _leave_to_thread)
-    threading.Thread(target=_end_on_signal, args=(reading,), name="signals", daemon=True).start()
-
-
-def _leave_to_thread(number: int, frame: FrameType | None) -> None:
-    """Does nothing."""
-
-
-def _end_on_signal(reading: int) -> None:
-    number = os.read(reading, 1)[0]
-    console.complain(f"mixedres: stopped by {signal.Signals(number).name}; there was nothing to save")
-    end(128 + number)
-
-
-def raise_interrupts() -> None:
-    """Makes SIGINT raise KeyboardInterrupt from now on, so that the command can clean up what it has begun."""
-    if signal.getsignal(signal.SIGINT) is _leave_to_thread:
-        signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
-            if signal.getsignal(number) is _leave_to_thread:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def take_signals(handler: Callable[[int, FrameType | None], None]) -> Callable[[], None]:
-    """Calls `handler` for the signals that are not ignored; returns a function that undoes this.
-
-    Outside the main thread, where Python allows no handlers, it does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    waking = signal.set_wakeup_fd(-1)
-    before: dict[signal.Signals, Any] = {}
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
-
-    def undo() -> None:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-
-    return undo
-
-
-def end(status: int) -> NoReturn:
-    """Ends this process and those that it started, now."""
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(status)
 
 
 def leave(status: int) -> NoReturn:

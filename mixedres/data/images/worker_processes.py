@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from mixedres._internal.cli import process
+from mixedres._internal.cli import process, signals
 from mixedres._internal.errors import DataError
 
 
@@ -19,7 +19,7 @@ def initialize_worker(index: int, count: int) -> None:
     Terminals and schedulers signal all processes at once, and the parent needs more batches to stop in order.
     """
     del index, count
-    for number in process.SIGNALS:
+    for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     process.quiet_libraries()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -34,12 +34,12 @@ def _end_with_parent() -> None:
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
     """Blocks the signals while worker processes start; `initialize_worker` makes the processes ignore the signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     try:
         # The resource tracker, which the first process would start, keeps SIGHUP and the warnings blocked: they would
         # end the tracker when a scheduler signals all processes. Its start unblocks SIGINT and SIGTERM here.
         multiprocessing.resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, process.SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal.cli import command_line, console, process
+from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError
 from mixedres.data.datasets.imagenet import NAME, TARS
 
@@ -52,7 +52,7 @@ def prepare_data_set(arguments: Sequence[str]) -> None:
     from mixedres.data.prepare.writer import write_data_set
 
     recipe = options.recipe(options)
-    process.raise_interrupts()
+    signals.raise_interrupts()
     console.show(_summary(recipe, options.data_dir, write_data_set(recipe, options.data_dir)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+from mixedres._internal import coordination
 from mixedres._internal.errors import ConfigError, one_line
 from mixedres.checkpoints import workdir
 from mixedres.config import profile_window
@@ -101,7 +102,7 @@ class Profiler:
         self._log.clock.stop()  # the loop starts it again in the next step
         with self._group.pause():
             self._attempt(action)
-            self._group.barrier(name)
+            coordination.barrier(name)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Calls `action` in process 0; if `action` raises, removes the incomplete trace and prints a warning.

@@ -21,19 +21,17 @@ from mixedres._internal import coordination
 from mixedres._internal.cli import console
 from mixedres._internal.coordination import RESTART
 from mixedres._internal.errors import (
-    ConfigError,
     DifferentCopiesError,
+    DifferentProcessesError,
     MixedresError,
     NonFiniteError,
     Stopped,
-    listed,
 )
-from mixedres._internal.files import as_json
 from mixedres._internal.jax_compat import global_state
-from mixedres._internal.types import Json, Record
 from mixedres.train.distributed.liveness import FOREVER_MS, STATUS_LOST, LivenessMonitor
 
-SAME = "start all of them with the same"
+# Errors that all processes raise.
+_IN_ALL = (Stopped, NonFiniteError, DifferentCopiesError, DifferentProcessesError)
 
 
 class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
@@ -45,21 +43,6 @@ class SingleProcess(contextlib.AbstractContextManager["SingleProcess"]):
     def is_primary(self) -> bool:
         """Returns whether this is process 0, which writes the files of the run and prints."""
         return self.index == 0
-
-    def assert_equal(self, what: str, value: Record, todo: str = SAME) -> None:
-        """Raises `ConfigError` in all processes if their `value` of JSON types, named `what`, differs."""
-
-    def barrier(self, name: str) -> None:
-        """Waits for all processes, up to half an hour; process 0 prints for which."""
-        coordination.barrier(name)
-
-    def gather(self, name: str, value: Json) -> list[Json]:
-        """Returns the `value` of each process, of JSON types, in their order; waits as `barrier` does."""
-        return coordination.gather(name, value)
-
-    def broadcast(self, name: str, value: Json) -> Json:
-        """Returns the `value` of process 0, of JSON types, in all processes."""
-        return coordination.broadcast(name, value)
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Returns whether to stop after `step`, the same in all processes, once any process was `asked` to stop."""
@@ -96,18 +79,11 @@ class ProcessGroup(SingleProcess):
         self.index, self.count, self._address = index, count, address
         self._client: Any = global_state.client
         self._ending, self._gate = threading.Lock(), threading.Lock()
-        self._asked, self._step, self._last_step, self._differ = False, -1, float("inf"), False
+        self._asked, self._step, self._last_step = False, -1, float("inf")
         self._monitor = LivenessMonitor(self._client, index, count, timeout, self._end)
         self._threads = [threading.Thread(target=self._agree_on_last_step, daemon=True), *self._monitor.threads]
         for thread in self._threads:
             thread.start()
-
-    def assert_equal(self, what: str, value: Record, todo: str = SAME) -> None:
-        """Compares `value` with the value of process 0; all processes raise the same error."""
-        line = difference(what, self.index, self.broadcast(what, value), as_json(value), todo)
-        if lines := [other for other in coordination.gather(f"comparison of {what}", line) if other]:
-            self._differ = True
-            raise ConfigError(lines[0])
 
     def stop_agreed(self, asked: bool, step: int) -> bool:
         """Returns whether `step` is the last one, and waits only between a request and the agreement."""
@@ -132,10 +108,9 @@ class ProcessGroup(SingleProcess):
                 self._last_step = max(coordination.read_keys("stop").values()) + 1
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # These errors come in all processes.
-        if error is None or self._differ or isinstance(error, (Stopped, NonFiniteError, DifferentCopiesError)):
+        if error is None or isinstance(error, _IN_ALL):
             try:
-                self.barrier("end")
+                coordination.barrier("end")
                 self._monitor.closed.set()
                 jax.distributed.shutdown()
                 for thread in self._threads:  # Python must not end while one of them is in C++
@@ -177,13 +152,6 @@ def answers(address: str) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=2):
         return True
     return False
-
-
-def difference(what: str, index: int, first: Record, value: Record, todo: str = SAME) -> str:
-    """Returns a line with the keys that differ between process 0 and process `index`; '' if none differs."""
-    keys = sorted(key for key in first.keys() | value.keys() if first.get(key) != value.get(key))
-    found = listed([f"{k}: {first.get(k)!r} in process 0, {value.get(k)!r} in process {index}" for k in keys], 5, "; ")
-    return f"the processes differ in their {what} ({found}); {todo}" if keys else ""
 
 
 SINGLE = SingleProcess()

@@ -24,7 +24,7 @@ from mixedres.config import parse_flags
 from mixedres.train import distributed, evaluation
 from mixedres.train import start as starting
 from mixedres.train.builder import build
-from mixedres.train.distributed import group, liveness
+from mixedres.train.distributed import liveness
 from mixedres.train.distributed.startup import why
 from tests import ROOT
 
@@ -60,6 +60,7 @@ os._exit(status)
 LOOP = """
 import os, signal, sys, time
 import jax, numpy as np
+from mixedres._internal import coordination
 from mixedres.train import distributed
 _, port, index, timeout = sys.argv
 index, told = int(index), []
@@ -67,8 +68,8 @@ signal.signal(signal.SIGTERM, lambda *_: told.append(True))
 who = (True,) if port == "slurm" else (False, "127.0.0.1:" + port, 2, index)
 with distributed.join(*who, timeout=float(timeout)) as group:
     assert (group.index, group.count) == (index, 2)
-    group.assert_equal("config", {"seed": 1, "sizes": (1, 2)})
-    assert group.broadcast("index", [index]) == [0]
+    coordination.assert_equal("config", {"seed": 1, "sizes": (1, 2)})
+    assert coordination.broadcast("index", [index]) == [0]
     mesh = jax.sharding.Mesh(jax.devices(), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.P("data"))
     sum_all = lambda x: jax.lax.psum(x, "data")
@@ -297,14 +298,14 @@ def test_processes_with_different_configs_write_nothing(tmp_path):
 def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path, monkeypatch):
     compared = {}
 
-    class Recorder(distributed.SingleProcess):
-        def assert_equal(self, what, value, todo=""):
-            compared[what] = json.loads(json.dumps(value))
+    def record(what, value, todo=""):
+        compared[what] = json.loads(json.dumps(value))
 
+    monkeypatch.setattr(coordination, "assert_equal", record)
     experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     # Only flags that change numbers count.
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_b=1 --xla_force_host_platform_device_count=3 --xla_a=1")
-    starting.assert_same(experiment, tmp_path / "run", Recorder())
+    starting.assert_same(experiment, tmp_path / "run", distributed.SINGLE)
     assert list(compared) == ["software", "config", "data", "workdir"] and list(tmp_path.iterdir()) == []
     assert compared["software"]["jax"] == jax.__version__ and len(compared["software"]["code"]) == 16
     assert compared["software"]["XLA_FLAGS"] == "--xla_a=1 --xla_b=1"
@@ -315,21 +316,21 @@ def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path
 def test_process_alone_needs_no_group():
     with distributed.join() as alone:
         assert alone is distributed.SINGLE and alone.is_primary and (alone.index, alone.count) == (0, 1)
-        alone.assert_equal("config", {"a": 1})
-        alone.barrier("name")
-        assert alone.broadcast("name", "value") == "value"
+        coordination.assert_equal("config", {"a": (1, 2)})
+        coordination.barrier("name")
+        assert coordination.broadcast("name", "value") == "value"
         with alone.loop(), alone.pause():
             alone.progress(1)
         assert not alone.stop_agreed(False, 1) and alone.stop_agreed(True, 1)
 
 
 def test_differing_keys_are_named():
-    assert group.difference("data", 1, {"a": 1, "b": [2]}, {"b": [2], "a": 1}) == ""
-    assert group.difference("data", 2, {"a": 1, "b": 2}, {"b": 3, "c": 4}) == (
+    assert coordination.difference("data", 1, {"a": 1, "b": [2]}, {"b": [2], "a": 1}) == ""
+    assert coordination.difference("data", 2, {"a": 1, "b": 2}, {"b": 3, "c": 4}) == (
         "the processes differ in their data (a: 1 in process 0, None in process 2; b: 2 in process 0, 3 in process 2; "
         "c: None in process 0, 4 in process 2); start all of them with the same"
     )
-    many = group.difference("config", 1, {}, {str(key): key for key in range(9)})
+    many = coordination.difference("config", 1, {}, {str(key): key for key in range(9)})
     assert many.count("None in process 0") == 5 and " and 4 more)" in many
 
 
@@ -380,7 +381,7 @@ def test_late_processes_are_named(monkeypatch, capsys):
     with pytest.raises(
         LateProcessError, match=r"processes 1, 3 did not come within .* \(compiled\); start all"
     ) as late:
-        distributed.SINGLE.barrier("compiled")
+        coordination.barrier("compiled")
     assert late.value.status == distributed.STATUS_LOST
     assert capsys.readouterr().out == "waiting for processes 1, 3 (compiled), 0 s\n"
     monkeypatch.setattr(coordination.global_state, "process_id", 2)
