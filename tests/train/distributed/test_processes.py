@@ -282,7 +282,7 @@ def test_signal_to_one_process_stops_all_after_one_step():
     done = finish(start_loops(asked, "pass", port="slurm", variables=own))
     assert [status for status, *_ in done] == [0, 0], done
     last = [re.search(r"stopped after (\d+)", out)[1] for _, out, *_ in done]
-    assert last[0] == last[1] and int(last[0]) > 50
+    assert last[0] == last[1] and int(last[0]) >= 50
 
 
 @pytest.mark.slow
@@ -386,7 +386,7 @@ def test_late_processes_are_named(monkeypatch, capsys):
     assert capsys.readouterr().out == "waiting for processes 1, 3 (compiled), 0 s\n"
     monkeypatch.setattr(coordination.global_state, "process_id", 2)
     with pytest.raises(LateProcessError, match=r"process 0 did not come within .* \(config\)"):
-        distributed.SINGLE.broadcast("config", {})
+        coordination.broadcast("config", {})
 
 
 @pytest.mark.slow
