@@ -3,9 +3,11 @@
 #
 #   sbatch examples/slurm.sh NAME --config=configs/imagenet.py:bf16 --config.data.dir=/data/imagenet
 #
-# NAME is the directory of the run below $RUNS; the other arguments go to mixedres.main. A requeued job has the same
-# NAME, so it continues the run. Start the script in the checkout, and edit the first lines for your cluster; arguments
-# of sbatch before the script, such as --nodes=1, have precedence.
+# NAME is the directory of the run below $RUNS (default runs); the other arguments go to mixedres.main. A requeued job has
+# the same NAME, so it continues the run. $RUNS and the virtual environment $VENV (default .venv) must be on a file system
+# that all hosts share: RUNS=/shared/runs VENV=/shared/venv sbatch examples/slurm.sh NAME ... Start the script in the
+# checkout, and edit the first lines for your cluster. Arguments of sbatch before the script have precedence, such as
+# --nodes=1 --ntasks-per-node=1 --gpus-per-node=1 for one GPU.
 #SBATCH --job-name=mixedres
 #SBATCH --partition=gpu
 #SBATCH --nodes=4
@@ -29,12 +31,14 @@ if [ "$SLURM_NTASKS" -gt 1 ]; then set -- "$@" --distributed; fi
 # SLURM signals the processes of srun. This shell waits for them, and passes on a USR1 that it alone gets (B:USR1@300).
 trap ':' TERM
 trap 'kill -USR1 "$step"' USR1
+trap 'kill -USR2 "$step"' USR2
 srun --kill-on-bad-exit=0 python -m mixedres.main --workdir="${RUNS:-runs}/$name" \
     --config.data.threads="$SLURM_CPUS_PER_TASK" "$@" &
 step=$!
 wait "$step" && status=0 || status=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step" && status=0 || status=$?; done
 
-# 138: USR1, the time was nearly up. SLURM itself requeues after a preemption (143) and after the loss of a node.
-if [ "$status" -eq 138 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# 138 and 140: USR1 and USR2, the time was nearly up. SLURM itself requeues after a preemption (143), where the partition
+# allows this, and after the loss of a node.
+if [ "$status" -eq 138 ] || [ "$status" -eq 140 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"

@@ -30,5 +30,6 @@ driver=$!
 wait "$driver" && status=0 || status=$?
 while kill -0 "$driver" 2>/dev/null; do wait "$driver" && status=0 || status=$?; done
 
+# The driver of a sweep ends with 130 after every signal that asks it to stop.
 if [ "$status" -eq 130 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"
