@@ -101,7 +101,7 @@ def check(value: Json, kind: Any, where: object) -> Record:
     check_format(value, where)
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # no UTF-8 in a key
         raise ConfigError(f"{where} is damaged ({error}); put back a copy") from None
     checked: Record = value
     return checked

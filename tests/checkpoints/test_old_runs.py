@@ -99,6 +99,7 @@ def test_old_run_goes_through_every_command(commit, copy, capsys):
     ("change", "words"),
     [
         (lambda tree, record: (tree, [1]), "is damaged"),
+        (lambda tree, record: (tree, record | {"\ud800": 1}), "is damaged"),
         (lambda tree, record: (tree, {k: v for k, v in record.items() if k != "config"}), "missing required .*config"),
         (lambda tree, record: (tree, record | {"config": record["config"] | {"model.name": ["a"]}}), "model.name is"),
         (lambda tree, record: ({"step": tree["step"]}, record), "no state of a training run"),
