@@ -361,7 +361,7 @@ def elastic(place: Path) -> Iterator[dict]:
     yield {"elastic": [8, 4, 2, 1], "statuses": statuses, "worst_loss": worst, "steps": len(losses[0])}
 
 
-def kills(place: Path, times: int = 60, count: int = 4, steps: int = 600) -> Iterator[dict]:
+def kills(place: Path, times: int = 60, count: int = 4, steps: int = 1200) -> Iterator[dict]:
     """Yields the rows of a run of which a random process is killed again and again, at random moments."""
     random.seed(0)
     extra = (f"--config.steps={steps}", "--config.eval_every=100 steps", "--config.checkpoint_every=2 steps")
