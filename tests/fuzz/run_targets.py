@@ -11,6 +11,7 @@ import jax
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import checksums_hold
+from mixedres._internal.formats import without_stamp
 from mixedres.checkpoints import load, ownership, recorded, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.predict import __main__ as predict_command
@@ -64,7 +65,7 @@ def data_file(intact):
 
 def _resume(run):
     """Returns what the start of a run calls that continues in a folder, with the config and data of this run."""
-    config, data = (json.loads((run / name).read_text()) for name in (workdir.CONFIG, workdir.DATA))
+    config, data = (without_stamp(json.loads((run / name).read_text())) for name in (workdir.CONFIG, workdir.DATA))
 
     def resume(place):
         with ownership.claim(place, config, clean=False, data=data):
