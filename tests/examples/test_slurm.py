@@ -82,7 +82,7 @@ def test_run_is_requeued_after_the_warning_and_goes_on(cluster, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["data.threads"] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("preempted", [False, True])
 def test_task_of_an_array_saves_its_run_of_the_sweep(cluster, tmp_path, preempted):
     (tmp_path / "sweep.py").write_text(

@@ -53,6 +53,7 @@ def test_benchmark_sets_fused_norms_beside_plain_ones(results, one_block, capsys
     assert "| `fp16 fused` |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_costs_of_scales_and_counting_are_compared(results, one_block, monkeypatch, capsys):
     """And the step without scale and check is the same step as the others, but for rounding."""
     programs = {}

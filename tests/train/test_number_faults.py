@@ -197,7 +197,7 @@ def test_huge_parameter_ends_the_run_and_the_checkpoint_before_it_goes_on(
     assert run.fit(chosen, tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("preset", ["fp32", "fp16"])
 @pytest.mark.parametrize(
     "place, bit",
