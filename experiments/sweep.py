@@ -183,7 +183,7 @@ def main(argv: list[str]) -> int:
                 raise ConfigError(f"--out={out} cannot be written ({reason(error)}); make room") from None
             return _run(scheduler, stop=options.executor == "local")
     except ConfigError as error:
-        print(f"sweep: {error}", file=sys.stderr)
+        console.complain(f"sweep: {error}")
         return 2
 
 

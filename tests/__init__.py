@@ -1,6 +1,14 @@
 """Tests; the tree mirrors that of the library."""
 
 import pathlib
+import socket
 
 ROOT = pathlib.Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
+
+
+def free_port():
+    """Returns a port at which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What sweeps and logs cost as they grow: CPU seconds and memory for 10 times more runs, lines and looks.
+"""Costs of sweeps and logs as they grow: CPU seconds and memory for 10 times more runs, lines and looks.
 
 python -m experiments.timing.growth 100 1000 10000
 """

@@ -1,4 +1,4 @@
-"""What each document of a run or of a weights file must contain, and the check before anything in it is used.
+"""Schemas of the documents of a run and of a weights file, and the check of a document before its use.
 
 `mixedres.config` checks the config of a run, and `mixedres.data.InputSpec` the input of a network.
 """
@@ -11,7 +11,7 @@ import msgspec
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.formats import check_format
 from mixedres._internal.types import Json, Record
-from mixedres.config import check_flat, upgraded
+from mixedres.config import complete, upgraded
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -35,11 +35,18 @@ class Best(TypedDict):
     top1: Fraction
 
 
-class LogState(TypedDict):
-    """Sums that the next line of metrics continues, see `mixedres.train.metrics.log.Average`."""
+class Sums(TypedDict):
+    """Numbers of steps, and sums of loss and top-1, as `mixedres.train.metrics.log.Average` has them."""
 
-    line: dict[Literal["applied", "all"], tuple[Count, float, float]]
-    eval: dict[Literal["applied", "all"], tuple[Count, float, float]]
+    applied: tuple[Count, float, float]
+    all: tuple[Count, float, float]
+
+
+class LogState(TypedDict):
+    """Sums that the next lines of metrics continue."""
+
+    line: Sums
+    eval: Sums
     epoch_loss: float | None
 
 
@@ -108,7 +115,7 @@ def check(value: Json, kind: Any, where: object) -> Record:
 
 
 def read_record(value: Json, where: object) -> Record:
-    """Returns the record of a checkpoint, read at `where`, with a config in today's keys.
+    """Returns the record of a checkpoint, read at `where`, with a config that has all of today's keys.
 
     Raises:
       ConfigError: as for `check`, and if the config is invalid.
@@ -120,18 +127,16 @@ def read_record(value: Json, where: object) -> Record:
 
 
 def read_flat(recorded: Mapping[str, Json], where: object) -> Record:
-    """Returns a flat config, read at `where`, in today's keys.
+    """Returns a flat config, read at `where`, with all of today's keys.
 
     Raises:
       ConfigError: for a config of a newer format, an unknown key, and an invalid value.
     """
     check_format(recorded, where)
-    config = upgraded(recorded)
     try:
-        check_flat(config)
+        return complete(upgraded(recorded))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return config
 
 
 def upgraded_data(value: Json) -> Json:

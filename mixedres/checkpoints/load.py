@@ -48,7 +48,8 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         saved.close()
     where = f"the newest checkpoint in {directory}"
     config, data = read_record(record, where)["config"], recorded.read_data_identity(directory) or {}
-    options = {name: config.get(f"model.{name}", values[0]) for name, values in models.OPTIONS.items()}
+    names = tuple(data.get("class_names", ()))
+    options = {name: config[f"model.{name}"] for name in models.OPTIONS}
     try:
         spec = None if data.get("input") is None else InputSpec.from_json(data["input"]).to_json()
     except ValueError as error:
@@ -59,12 +60,12 @@ def _read_run(directory: pathlib.Path) -> WeightsFile:
         checked(directory, layouts.to_tensors(variables, "mixedres")),
         "mixedres",
         batches=step,
-        network=str(config["model.name"]),
-        num_classes=count if isinstance(count := data.get("num_classes"), int) else len(data.get("class_names") or ()),
-        version=config.get("model.version") or models.default_version(config["model.name"]),
+        network=config["model.name"],
+        num_classes=data.get("num_classes", len(names)),
+        version=config["model.version"] or models.default_version(config["model.name"]),
         options={name: value for name, value in options.items() if value != models.OPTIONS[name][0]},
-        class_names=tuple(map(str, data.get("class_names") or ())) or None,
-        epsilon=config.get("batch_norm.epsilon"),
+        class_names=names or None,
+        epsilon=config["batch_norm.epsilon"],
         input=spec,
         run=recorded.portable(config),
         note=f"no checkpoint of step {', '.join(map(str, damaged))} is whole; taking step {step}" if damaged else "",

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import checksums_hold, parse_json, read_json
-from mixedres._internal.formats import check_format, without_stamp
+from mixedres._internal.formats import without_stamp
 from mixedres._internal.types import Json, Record
 from mixedres.checkpoints.documents import DataIdentity, check, read_flat, upgraded_data
 from mixedres.config import KEYS, as_begun, flatten, unflatten
@@ -32,7 +32,7 @@ def holds_config(workdir: pathlib.Path) -> bool:
 
 
 def read_config(workdir: pathlib.Path) -> Record | None:
-    """Returns the config of the run in `workdir`, flat, in today's keys; None if the directory holds no run.
+    """Returns the config of the run in `workdir`, flat, with all of today's keys; None if the directory holds no run.
 
     Raises:
       ConfigError: if a newer version of mixedres wrote the config, or a value is invalid.
@@ -52,7 +52,6 @@ def read_data_identity(workdir: pathlib.Path) -> Record | None:
         data = _record_of_checkpoint(workdir).get("data")
     if not _is_data(data):
         return None
-    check_format(data, workdir / DATA)
     return without_stamp(check(upgraded_data(data), DataIdentity, workdir / DATA))
 
 

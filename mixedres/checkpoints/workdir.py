@@ -21,7 +21,6 @@ EVENTS = "events.out.tfevents.*"
 WANDB_ID, WANDB = "wandb.json", "wandb"
 # Directory of traces, and a trace in it by its first step. TensorBoard reads traces from plugins/profile alone.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
-_DEFAULTS = {key.path: list(key.default) if isinstance(key.default, tuple) else key.default for key in KEYS}
 _RESUME = {key.path: key.resume for key in KEYS}
 
 
@@ -64,8 +63,7 @@ def check_same(workdir: pathlib.Path, config: Record, only: Collection[str] | No
         raise ConfigError(f"--workdir={workdir} holds no run of mixedres; train one there first")
     new = as_json(config)
     keys = sorted(key for key in old.keys() | new.keys() if _RESUME.get(key) != FREE and (only is None or key in only))
-    old = {key: old.get(key, _DEFAULTS.get(key)) for key in keys}  # an older version had fewer keys
-    changed = [key for key in keys if old[key] != new.get(key)]
+    changed = [key for key in keys if old.get(key) != new.get(key)]
     longer = [key for key in changed if _RESUME.get(key) == GROW and _is_more(new.get(key), old[key])]
     differing = [key for key in changed if key not in longer]
     if differing:

@@ -7,7 +7,7 @@ from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.older import as_begun, upgraded
-from mixedres.config.values import check_flat, check_key, defaults, finish, flatten, split, unflatten, validate
+from mixedres.config.values import check_key, complete, defaults, finish, flatten, split, unflatten, validate
 
 if TYPE_CHECKING:
     from mixedres.config.precision import precision_of
@@ -20,8 +20,8 @@ __all__ = [
     "Flags",
     "Key",
     "as_begun",
-    "check_flat",
     "check_key",
+    "complete",
     "config_of_run",
     "defaults",
     "duration_in_steps",

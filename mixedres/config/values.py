@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import as_json
 from mixedres._internal.names import PRESETS
 from mixedres.config.keys import KEYS
 
@@ -174,9 +175,16 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
     return dict(sorted(flat.items()))
 
 
-def check_flat(flat: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless a flat config, which may have been read as JSON, has known keys and valid values."""
-    validate(unflatten(flat))
+def complete(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a flat config that was read as JSON with every key; keys that `flat` lacks have their defaults.
+
+    Raises:
+      ConfigError: for an unknown key and for an invalid value.
+    """
+    config = unflatten(flat)
+    validate(config)
+    whole: dict[str, Any] = as_json(flatten(config))
+    return whole
 
 
 def unflatten(flat: Mapping[str, Any]) -> ConfigDict:

@@ -115,11 +115,14 @@ def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
 
 def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
     """Raises `ConfigError` in all processes if their software, configs, data or directories differ."""
+    if group.count == 1:
+        return
     same = "install the same on all hosts, set the same variables, and start all processes again"
     coordination.assert_equal("software", environment.software(), same)
     coordination.assert_equal("config", experiment.resolved | {"--clean": clean, "--num_processes": group.count})
     names = ("train_examples", "eval_examples", "fingerprint", "sizes")
-    coordination.assert_equal("data", {name: experiment.data.get(name) for name in names})
+    data = experiment.data
+    coordination.assert_equal("data", {name: data.get(name) for name in names})
     coordination.assert_equal("workdir", workdir.contents(directory))
 
 

@@ -15,7 +15,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, free_port
 from tests.interruptions import runs
 from tests.train import run_cases
 
@@ -50,7 +49,7 @@ _FORKS.set_forkserver_preload(["mixedres.main", "mixedres.train", "tests.interru
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to one process.
+    """A fault of one process.
 
     Attributes:
       rank: the process.
@@ -128,13 +127,6 @@ def together(
         output = (logs / "0.out").read_text(errors="replace")
     last = [(error.strip().splitlines() or [""])[-1] for error in errors]
     return Outcome([p.exitcode for p in started], last, output, errors, time.monotonic() - began)
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _wait(until: Callable[[], bool], seconds: float = 300.0) -> None:

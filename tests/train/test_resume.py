@@ -15,7 +15,7 @@ from mixedres.checkpoints import manager, workdir
 from mixedres.checkpoints.manager import Checkpoints
 from mixedres.train import evaluation, loop, run, start
 from mixedres.train.builder import build
-from mixedres.train.metrics.log import RunLog
+from mixedres.train.metrics.log import Average, RunLog
 from tests.data import made
 from tests.train import run_cases, step_cases
 from tests.train.run_cases import after, final_state
@@ -184,7 +184,7 @@ def test_checkpoint_of_eight_devices_restores_on_fewer_and_more(tmp_path, capsys
     experiment = build(chosen)
     before = start.new_state(experiment)
     saved = Checkpoints(tmp_path / workdir.CHECKPOINTS)
-    log = {"line": {}, "eval": {}, "epoch_loss": None}
+    log = {"line": Average().state(), "eval": Average().state(), "epoch_loss": None}
     nothing = dict.fromkeys(("evaluated", "best", "pending_eval"))
     saved.save(1, before, {"devices": 8, "config": experiment.resolved, "log": log} | nothing)
     saved.close()

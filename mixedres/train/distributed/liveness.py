@@ -11,9 +11,10 @@ from typing import Any
 import jax
 
 from mixedres._internal.coordination import RESTART, read_keys
+from mixedres._internal.errors import LateProcessError
 from mixedres._internal.types import Record
 
-STATUS_LOST = 4
+STATUS_LOST = LateProcessError.status
 FOREVER_MS = 10**12
 # The timeout in seconds after a failed collective, because a collective hardly fails while all processes live.
 _SUSPICION = 30.0

@@ -8,9 +8,9 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from mixedres.train import start as starting
 from mixedres.train.builder import build
 from mixedres.train.distributed import liveness
 from mixedres.train.distributed.startup import why
-from tests import ROOT
+from tests import ROOT, free_port
 
 TIMEOUT = 6
 RUN = [
@@ -85,12 +85,6 @@ with distributed.join(*who, timeout=float(timeout)) as group:
             time.sleep(0.01)
     print("stopped after", step)
 """
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def start(arguments, **variables):
@@ -305,7 +299,7 @@ def test_run_compares_software_config_data_and_workdir_before_it_writes(tmp_path
     experiment = build(parse_flags([*RUN, "--config.num_devices=1"]).config)
     # Only flags that change numbers count.
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_b=1 --xla_force_host_platform_device_count=3 --xla_a=1")
-    starting.assert_same(experiment, tmp_path / "run", distributed.SINGLE)
+    starting.assert_same(experiment, tmp_path / "run", types.SimpleNamespace(count=2))
     assert list(compared) == ["software", "config", "data", "workdir"] and list(tmp_path.iterdir()) == []
     assert compared["software"]["jax"] == jax.__version__ and len(compared["software"]["code"]) == 16
     assert compared["software"]["XLA_FLAGS"] == "--xla_a=1 --xla_b=1"
