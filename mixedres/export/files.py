@@ -23,8 +23,9 @@ sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for ja
 from jax import export
 labels = json.loads((here / "{labels}").read_text(encoding="utf-8"))
 images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.{dtype})
-try:
-    network = jax.jit(export.deserialize(bytearray((here / "{model}").read_bytes())).call)
+{options_for_bfloat16}try:
+    network = export.deserialize(bytearray((here / "{model}").read_bytes())).call
+    network = jax.jit(network{jit_options})
     found = {{name: np.asarray(values) for name, values in network(images).items()}}
 except Exception as error:
     if jax.__version_info__ >= {needs}: raise
@@ -33,6 +34,16 @@ for index, row in zip(found["classes"], found["probabilities"]):  # what a termi
     name = "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in labels[index])
     print(f"{{row[index]:7.2%}}  {{name}}")
 '''
+
+# On CPUs with bfloat16 products XLA uses them if it may call oneDNN; see mixedres.models.onednn.
+_OPTIONS_FOR_BFLOAT16 = """\
+def options_for_bfloat16():
+    cpus, options = pathlib.Path("/proc/cpuinfo"), {"xla_cpu_experimental_onednn_custom_call": True}
+    if jax.default_backend() != "cpu" or jax.__version_info__ < (0, 11) or not cpus.exists(): return None
+    try: jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except Exception: return None  # another XLA
+    return options if "avx512_bf16" in cpus.read_text() else None
+"""
 
 _README = """\
 # {title}: {classes} classes, computed in {precision}
@@ -155,6 +166,7 @@ def _write_reader(path: pathlib.Path) -> None:
 def _words(spec: InputSpec, facts: Record) -> Record:
     """Returns the values of the fields in the texts above."""
     height, width, channels = spec.shape
+    is_bfloat16 = facts["precision"].startswith("bf16")
     return facts | {
         "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),
         "model": MODEL,
@@ -177,6 +189,8 @@ def _words(spec: InputSpec, facts: Record) -> Record:
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],
+        "options_for_bfloat16": _OPTIONS_FOR_BFLOAT16 if is_bfloat16 else "",
+        "jit_options": ", compiler_options=options_for_bfloat16()" if is_bfloat16 else "",
         "needs": tuple(map(int, facts["versions"]["jax"].split(".")[:2])),
         "minor": ".".join(facts["versions"]["jax"].split(".")[:2]),
     }

@@ -8,10 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 
-from mixedres import models
-from mixedres._internal.tree import leaf_path
 from mixedres._internal.types import Record
 from mixedres.export.files import write_files
 from mixedres.export.saved_model import write_saved_model
@@ -23,21 +20,13 @@ PLATFORMS = ("cpu", "cuda")
 def as_function(classifier: Classifier) -> Callable[[jax.Array], dict[str, jax.Array]]:
     """Returns the network with its weights inside, as a function of images (b, *spec.shape) of spec.image_dtype.
 
-    The function returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. If the network casts the kernels
-    of a ResNet to a half dtype, the kernels are stored in this dtype; the results are the same.
+    The function returns 'probabilities' (b, classes) float32 and 'classes' (b,) int32. Batch norms are folded into
+    convolutions, and kernels are stored in the dtype in which the network computes.
     """
-    model = classifier.model
-
-    def stored(path: tuple[object, ...], leaf: np.ndarray) -> np.ndarray:
-        *module, name = leaf_path(path).split("/")
-        if name != "kernel" or not isinstance(model, models.ResNet):
-            return leaf
-        return leaf.astype(models.policy_at(module[1:], model.policy, model.keep_float32).compute_dtype)
-
-    variables = jax.tree_util.tree_map_with_path(stored, classifier.variables)
+    classifier = classifier.for_inference(fold=True)
 
     def run(images: jax.Array) -> dict[str, jax.Array]:
-        probabilities = classifier.probabilities(variables, images)
+        probabilities = classifier.probabilities(classifier.variables, images)
         return {"probabilities": probabilities, "classes": jnp.argmax(probabilities, axis=-1).astype(jnp.int32)}
 
     return run

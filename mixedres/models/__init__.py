@@ -8,11 +8,14 @@ from mixedres.models.factory import (
     OPTIONS,
     Network,
     check_options,
+    compiler_options,
     create,
     default_version,
+    for_cpus,
     name_of,
 )
-from mixedres.models.layers import module_paths, policy_at
+from mixedres.models.folding import for_inference
+from mixedres.models.layers import module_paths
 from mixedres.models.normalize import NormalizeFn, normalization
 from mixedres.models.resnet import ResNet
 
@@ -25,11 +28,13 @@ __all__ = [
     "NormalizeFn",
     "ResNet",
     "check_options",
+    "compiler_options",
     "create",
     "default_version",
+    "for_cpus",
+    "for_inference",
     "kernel_layout",
     "module_paths",
     "name_of",
     "normalization",
-    "policy_at",
 ]

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mixedres.models import resnet
+from mixedres._internal.types import DType
+from mixedres.models import onednn, resnet
 from mixedres.models.operations import PADDINGS
 from mixedres.models.resnet import ResNet
 
@@ -103,7 +104,7 @@ def create(
       version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', for cifar_resnet '1'.
       kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
       **options: other attributes of `ResNet`: norm_policy, momentum, epsilon, unbiased, axis_name, padding,
-        pool_padding, projection, zero_init_last, precision, keep_float32, fused.
+        pool_padding, projection, zero_init_last, precision, keep_float32, fused, use_onednn.
 
     Raises:
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
@@ -130,6 +131,26 @@ def create(
     )
     _check(model)
     return model
+
+
+def for_cpus(model: Network, compute_dtype: DType, count: int) -> Network:
+    """Returns the network as the CPUs of this machine compute it fastest: with oneDNN or without.
+
+    Compile its programs with `compiler_options`.
+
+    Args:
+      compute_dtype: dtype of the convolutions, which a graph rewrite may change.
+      count: steps of training, or images to predict.
+    """
+    if not isinstance(model, ResNet):
+        return model
+    return model.clone(use_onednn=onednn.is_faster(compute_dtype, model.filters, count))
+
+
+def compiler_options(model: Network, platform: str) -> dict[str, bool]:
+    """Returns the options of `jax.jit` for the programs of a network; `platform` is the platform of their device."""
+    uses_onednn = isinstance(model, ResNet) and model.use_onednn and platform == "cpu"
+    return onednn.COMPILER_OPTIONS if uses_onednn else {}
 
 
 def _check(model: ResNet) -> None:

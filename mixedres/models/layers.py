@@ -66,6 +66,7 @@ class Conv(nn.Module):
       kernel_init: initializer of the kernel.
       precision: see `mixedres.models.operations.convolution`.
       keep_float32: see `policy_of`.
+      use_onednn: see `ResNet`.
     """
 
     filters: int
@@ -76,6 +77,7 @@ class Conv(nn.Module):
     padding: str = "pytorch"
     precision: Any = None
     keep_float32: str = ""
+    use_onednn: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -83,7 +85,8 @@ class Conv(nn.Module):
         policy, shape = policy_of(self), (self.size, self.size, x.shape[-1], self.filters)
         x = x.astype(policy.compute_dtype)
         kernel = self.param("kernel", self.kernel_init, shape, policy.param_dtype).astype(policy.compute_dtype)
-        return convolution(x, kernel, self.stride, padding=self.padding, precision=self.precision)
+        options = {"padding": self.padding, "precision": self.precision, "use_onednn": self.use_onednn}
+        return convolution(x, kernel, self.stride, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +198,24 @@ class BatchNormParams(BatchNorm):
         return self._variables(features)
 
 
+class Bias(nn.Module):
+    """The rest of a batch norm that is folded into the convolution before it.
+
+    The sum is in the dtype of the convolution, because XLA for GPUs fuses no float32 sum into a convolution.
+
+    Attributes:
+      policy: its output dtype is the dtype of the sum.
+    """
+
+    policy: jmp.Policy
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns x + bias for `x` (batch, ..., features), in the output dtype."""
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], self.policy.param_dtype)
+        return x + bias.astype(self.policy.output_dtype).reshape((1,) * (x.ndim - 1) + bias.shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class Norms:
     """Batch norms of a network, for use inside the calling flax module.
@@ -208,6 +229,7 @@ class Norms:
         to rounding, the same values, with less memory traffic.
       policy, momentum, epsilon, axis_name, unbiased, keep_float32: see `BatchNorm`.
       pool_padding: see `mixedres.models.operations.pads`.
+      folded: the norms after a convolution are folded into it; see `mixedres.models.folding`.
     """
 
     train: bool
@@ -219,11 +241,12 @@ class Norms:
     unbiased: bool
     keep_float32: str
     pool_padding: str
+    folded: bool = False
 
-    def relu(self, name: str, y: jax.Array) -> jax.Array:
-        """Returns relu(norm(y))."""
+    def relu(self, name: str, y: jax.Array, *, after_conv: bool = True) -> jax.Array:
+        """Returns relu(norm(y)); `after_conv`: whether `y` is the result of a convolution."""
         if not self.fused:
-            return relu(self._plain(name, y))
+            return relu(self._plain(name, y, after_conv=after_conv))
         return self._fused_relu(fused.norm_relu, name, y)
 
     def relu_pool(self, name: str, y: jax.Array) -> jax.Array:
@@ -254,7 +277,9 @@ class Norms:
         of_z.update_running_stats(z, *statistics_z)
         return out
 
-    def _plain(self, name: str, y: jax.Array, **options: Any) -> jax.Array:
+    def _plain(self, name: str, y: jax.Array, *, after_conv: bool = True, **options: Any) -> jax.Array:
+        if self.folded and after_conv:
+            return Bias(self.policy, name=name)(y)
         return BatchNorm(name=name, **self._options, **options)(y, self.train)
 
     def _fused_relu(self, function: Function, name: str, y: jax.Array) -> jax.Array:

@@ -14,7 +14,6 @@ docs/performance.md has the numbers.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -24,6 +23,14 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from mixedres._internal.types import Array, PrecisionLike
+from mixedres.models import onednn
+from mixedres.models.products import (
+    Pads,
+    has_fewer_pixels,
+    product_of_pixels,
+    product_of_windows,
+    xla_convolution,
+)
 
 # Values of a map in a piece, 1 MiB in float32. Measured with 2 MiB of L2 cache a core: in pieces four times as large
 # each value takes 1.5 to 3 times as long, and in pieces half as large no less.
@@ -48,7 +55,13 @@ def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
 
 
 def convolution(
-    x: jax.Array, kernel: jax.Array, stride: int, *, padding: str = "pytorch", precision: PrecisionLike = None
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: int,
+    *,
+    padding: str = "pytorch",
+    precision: PrecisionLike = None,
+    use_onednn: bool = False,
 ) -> jax.Array:
     """Returns the convolution of a map with a kernel, padded so that stride 1 keeps the shape.
 
@@ -58,53 +71,46 @@ def convolution(
       stride: of both axes.
       padding: see `pads`.
       precision: of the products; see `jax.lax.conv_general_dilated`.
+      use_onednn: compute bfloat16 on CPUs in the forms of `mixedres.models.onednn`.
 
     Returns:
       (b, ceil(h / stride), ceil(w / stride), filters) in the dtype of `x`.
     """
-    options = (stride, padding, precision)
-    on_cpu = _form_for_cpus(x, kernel, stride)
-    if on_cpu is _convolution:
-        return _convolution(x, kernel, *options)
+    if x.ndim != 4:  # XLA's convolution raises the error
+        return xla_convolution(x, kernel, stride, ((0, 0), (0, 0)), precision)
+    around = tuple(pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3])
+    on_cpu = _form_for_cpus(x, kernel, stride, around, use_onednn=use_onednn and x.dtype == jnp.bfloat16)
+    if on_cpu is xla_convolution:
+        return xla_convolution(x, kernel, stride, around, precision)
 
     def form(function: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        return lambda x, kernel: function(x, kernel, *options)
+        return lambda x, kernel: function(x, kernel, stride, around, precision)
 
-    result: jax.Array = jax.lax.platform_dependent(x, kernel, cpu=form(on_cpu), default=form(_convolution))
+    result: jax.Array = jax.lax.platform_dependent(x, kernel, cpu=form(on_cpu), default=form(xla_convolution))
     return result
 
 
-def _form_for_cpus(x: jax.Array, kernel: jax.Array, stride: int) -> Callable[..., jax.Array]:
-    size = kernel.shape[0]
-    if x.ndim != 4:  # XLA's convolution raises the error
-        return _convolution
-    if size == 1:
-        return _product_of_pixels
-    if math.prod(_strided(extent, stride) for extent in x.shape[1:3]) < size**2:
-        return _product_of_windows
-    return _with_gradient_in_pieces if _pieces(x, kernel, stride) > 1 else _convolution
-
-
-def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike) -> jax.Array:
-    return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=(stride, stride),
-        padding=[pads(extent, kernel.shape[0], stride, padding) for extent in x.shape[1:3]],
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        precision=precision,
-    )
+def _form_for_cpus(
+    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, *, use_onednn: bool
+) -> Callable[..., jax.Array]:
+    if kernel.shape[0] == 1:
+        return product_of_pixels
+    if use_onednn:
+        return onednn.convolution
+    if has_fewer_pixels(x, kernel, stride, around):
+        return _wide_product_of_windows
+    return _with_gradient_in_pieces if _pieces(x, kernel, stride) > 1 else xla_convolution
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def _with_gradient_in_pieces(
-    x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike
+    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
-    return _convolution(x, kernel, stride, padding, precision)
+    return xla_convolution(x, kernel, stride, around, precision)
 
 
 def _tangent_in_pieces(
-    stride: int, padding: str, precision: PrecisionLike, primals: Array, tangents: Array
+    stride: int, around: Pads, precision: PrecisionLike, primals: Array, tangents: Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the convolution and its derivative, in which each piece of the batch has its own product with `dkernel`.
 
@@ -112,14 +118,14 @@ def _tangent_in_pieces(
     rounds them.
     """
     (x, kernel), (dx, dkernel) = primals, tangents
-    y = _with_gradient_in_pieces(x, kernel, stride, padding, precision)
+    y = _with_gradient_in_pieces(x, kernel, stride, around, precision)
     terms = []
     if not isinstance(dx, SymbolicZero):
-        terms.append(_convolution(dx, kernel, stride, padding, precision))
+        terms.append(xla_convolution(dx, kernel, stride, around, precision))
     if not isinstance(dkernel, SymbolicZero):
         wide = jnp.promote_types(x.dtype, jnp.float32)
         pieces, wide_dkernel = jnp.split(x.astype(wide), _pieces(x, kernel, stride)), dkernel.astype(wide)
-        rows = [_convolution(piece, wide_dkernel, stride, padding, precision) for piece in pieces]
+        rows = [xla_convolution(piece, wide_dkernel, stride, around, precision) for piece in pieces]
         terms.append(jnp.concatenate(rows).astype(x.dtype))
     return y, sum(terms[1:], terms[0])
 
@@ -137,50 +143,21 @@ def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
     return next((n for n in divisors if largest <= n * _PIECE), divisors[-1])
 
 
-def _product_of_windows(
-    x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike
+def _wide_product_of_windows(
+    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
-    """Returns the convolution as one product, of all windows of `x` with the kernel.
+    """Returns the convolution as one product in float32 or wider.
 
-    The product is float32 or wider, because XLA for CPUs computes products of any dtype in float32. So the gradient of
-    `x`, a sum over windows, is rounded once, like the gradient of a convolution.
+    XLA for CPUs computes products of any dtype in float32. So the gradient of `x`, a sum over windows, is rounded once,
+    like the gradient of a convolution.
     """
-    size, wide = kernel.shape[0], jnp.promote_types(x.dtype, jnp.float32)
-    around = [pads(extent, size, stride, padding) for extent in x.shape[1:3]]
-    padded = jnp.pad(x.astype(wide), ((0, 0), *around, (0, 0)))
-    rows, columns = (_taps(x.shape[1 + axis], size, stride, around[axis][0]) for axis in range(2))
-    ends = [stride * (_strided(extent, stride) - 1) + 1 for extent in x.shape[1:3]]
-    windows = [padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for i in rows for j in columns]
-    inside = kernel[rows.start : rows.stop, columns.start : columns.stop].astype(wide)
-    product = _product(jnp.concatenate(windows, axis=-1), inside.reshape(-1, kernel.shape[-1]), precision)
-    return product.astype(x.dtype)
-
-
-def _taps(extent: int, size: int, stride: int, before: int) -> range:
-    """Returns the rows (or columns) of a kernel that reach a map of `extent` rows, not only the padding around it."""
-    last = stride * (_strided(extent, stride) - 1)
-    return range(max(0, before - last), min(size, before + extent))
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return product_of_windows(x.astype(wide), kernel.astype(wide), stride, around, precision).astype(x.dtype)
 
 
 def _strided(extent: int, stride: int) -> int:
     """Returns the rows (or columns) of the result for a map of `extent` rows."""
     return -(-extent // stride)
-
-
-def _product_of_pixels(
-    x: jax.Array, kernel: jax.Array, stride: int, padding: str, precision: PrecisionLike
-) -> jax.Array:
-    """Returns the convolution with a 1x1 kernel as one product."""
-    return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
-
-
-def _product(x: jax.Array, matrix: jax.Array, precision: PrecisionLike) -> jax.Array:
-    """Returns the product of (..., c) and (c, filters), (..., filters).
-
-    As a product of two matrices: of one with more axes XLA writes a transpose to memory for the gradient of `matrix`.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    return jnp.dot(rows, matrix, precision=precision).reshape(*x.shape[:-1], matrix.shape[1])
 
 
 def relu(x: jax.Array) -> jax.Array:

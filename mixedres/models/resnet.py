@@ -96,7 +96,7 @@ class PreactBasicBlock(Block):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps (b, h, w, c) to (b, ceil(h / stride), ceil(w / stride), filters)."""
-        activated = self.norms.relu("norm1", x)
+        activated = self.norms.relu("norm1", x, after_conv=False)
         y = self.conv(self.filters, 3, self.stride, name="conv1")(activated)
         y = self.norms.relu("norm2", y)
         y = self.conv(self.filters, 3, zeros=self.zero_init_last, name="conv2")(y)
@@ -109,7 +109,7 @@ class PreactBottleneckBlock(Block):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps (b, h, w, c) to (b, ceil(h / stride), ceil(w / stride), 4 * filters)."""
-        activated = self.norms.relu("norm1", x)
+        activated = self.norms.relu("norm1", x, after_conv=False)
         y = self.conv(self.filters, 1, name="conv1")(activated)
         y = self.norms.relu("norm2", y)
         y = self.conv(self.filters, 3, self.stride, name="conv2")(y)
@@ -166,6 +166,9 @@ class ResNet(nn.Module):
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 too; other modules cast their operands to the compute dtype.
       fused: in training, fuse batch norms with the ops after them; see `mixedres.models.layers.Norms`.
+      use_onednn: on CPUs, compute bfloat16 convolutions in the forms of `mixedres.models.onednn`. Without its compiler
+        options these forms are slow.
+      folded: the variables are those of `mixedres.models.for_inference`; the network cannot be trained.
     """
 
     stage_sizes: Sequence[int]
@@ -189,6 +192,8 @@ class ResNet(nn.Module):
     precision: Any = None
     keep_float32: str = ""
     fused: bool = False
+    use_onednn: bool = False
+    folded: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -221,7 +226,7 @@ class ResNet(nn.Module):
             self.sow("intermediates", f"block_layer{stage}", x)
 
         if preactivated:
-            x = norms.relu("final_norm", x)
+            x = norms.relu("final_norm", x, after_conv=False)
         if not train:
             # Without the barrier jaxlib 0.11 and 0.12 fuse the last stage and the mean on CPUs with wrong results
             # (YNNPACK; NaN for ResNet-18 in bfloat16 from 160 pixels on).
@@ -246,6 +251,7 @@ class ResNet(nn.Module):
             kernel_init=nn.initializers.zeros if zeros else self.kernel_init,
             precision=self.precision,
             keep_float32=self.keep_float32,
+            use_onednn=self.use_onednn,
             name=name,
         )
 
@@ -263,4 +269,5 @@ class ResNet(nn.Module):
             unbiased=self.unbiased,
             keep_float32=self.keep_float32,
             pool_padding=self.pool_padding,
+            folded=self.folded,
         )

@@ -33,7 +33,7 @@ class Classifier:
       precision: the precision of the arithmetic.
       spec: the network's input.
       class_names: names of the classes by output; a class without a name has its number.
-      variables: {'params', 'batch_stats'}, float32 numpy arrays.
+      variables: {'params', 'batch_stats'}, numpy arrays, float32 unless `for_inference` made them.
       notes: lines for the person who starts a command.
     """
 
@@ -44,6 +44,15 @@ class Classifier:
     class_names: tuple[str, ...]
     variables: Variables
     notes: tuple[str, ...] = ()
+
+    def for_inference(self, *, fold: bool) -> "Classifier":
+        """Returns the classifier with the weights in the dtypes of its arithmetic.
+
+        `fold`: fold batch norms into convolutions, if the network allows it and its layers cast.
+        """
+        fold = fold and self.precision.implementation == "casting"
+        model, variables = models.for_inference(self.model, self.variables, fold=fold)
+        return dataclasses.replace(self, model=model, variables=variables)
 
     def probabilities(self, variables: Variables, images: jax.Array) -> jax.Array:
         """Returns the probabilities of the classes, (b, classes) float32; `images` are (b, *spec.shape). Traceable."""

@@ -1,5 +1,6 @@
 """Predictions for image files, in batches."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -9,8 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mixedres import models
 from mixedres._internal import environment
 from mixedres._internal.mesh import AXIS, make_mesh
+from mixedres._internal.types import Variables
 from mixedres.data import Prefetch
 from mixedres.predict.classifier import Classifier
 
@@ -45,12 +48,12 @@ def predictions(classifier: Classifier, paths: Sequence[str], top: int, batch_si
 
     devices = jax.local_devices()
     batch_size = -(-min(batch_size, len(paths)) // len(devices)) * len(devices)
-    mesh = make_mesh(devices)
-    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
-    run = jax.jit(classifier.probabilities, in_shardings=(whole, split), out_shardings=split)
-    variables = jax.device_put(classifier.variables, whole)
-    shape = jax.ShapeDtypeStruct((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
-    compiled = run.lower(variables, shape).compile()
+    split = NamedSharding(make_mesh(devices), P(AXIS))
+    if devices[0].platform == "cpu":
+        dtype = classifier.precision.policy.compute_dtype
+        model = models.for_cpus(classifier.model, dtype, len(paths))
+        classifier = dataclasses.replace(classifier, model=model)
+    compiled, variables = compile_network(classifier, batch_size, devices)
     environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
 
     def put(batch: list[np.ndarray | str]) -> tuple[list[np.ndarray | str], jax.Array]:
@@ -75,6 +78,29 @@ def predictions(classifier: Classifier, paths: Sequence[str], top: int, batch_si
                     continue
                 order = np.argsort(-row, kind="stable")[:top]
                 yield Prediction(path, [(int(index), float(row[index])) for index in order], square)
+
+
+def compile_network(
+    classifier: Classifier, batch_size: int, devices: Sequence[jax.Device]
+) -> tuple[jax.stages.Compiled, Variables]:
+    """Returns the compiled (variables, images) -> probabilities, and the variables on the devices.
+
+    The weights are cast once, here. On GPUs batch norms are folded into convolutions, and kernels have the memory
+    layout of cuDNN. On CPUs a folded network takes as long.
+    """
+    platform, mesh = devices[0].platform, make_mesh(list(devices))
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
+    classifier = classifier.for_inference(fold=platform == "gpu")
+    formats = models.kernel_layout.formats(classifier.variables, whole) if platform == "gpu" else whole
+    run = jax.jit(
+        classifier.probabilities,
+        in_shardings=(formats, split),
+        out_shardings=split,
+        compiler_options=models.compiler_options(classifier.model, platform) or None,
+    )
+    variables = jax.device_put(classifier.variables, formats)
+    shape = jax.ShapeDtypeStruct((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
+    return run.lower(variables, shape).compile(), variables
 
 
 def _batched(items: Iterable[np.ndarray | str], size: int) -> Iterator[list[np.ndarray | str]]:

@@ -86,7 +86,8 @@ def build(config: ConfigDict) -> Experiment:
         raise ConfigError(
             f"config.data.name={config.data.name} has too few ({has}); a run needs 2 classes, 1 test image"
         )
-    model = _network(config, source.num_classes, chosen, mesh.devices.flat[0].device_kind)
+    device = mesh.devices.flat[0]
+    model = _network(config, source.num_classes, chosen, device.device_kind)
     steps_per_epoch = source.train_examples // batch_size
     in_steps = partial(duration_in_steps, steps_per_epoch=steps_per_epoch)
     total_steps = config.steps or in_steps(config.epochs)
@@ -94,6 +95,8 @@ def build(config: ConfigDict) -> Experiment:
     if config.schedule.epoch == "fractional":  # as TensorFlow's r1 counts
         batches = source.train_examples / batch_size
         in_schedule = partial(duration_in_steps, steps_per_epoch=batches, round_down=True)
+    if device.platform == "cpu":
+        model = models.for_cpus(model, chosen.policy.compute_dtype, total_steps)
     learning_rate, tx = _optimizer(config, batch_size, total_steps, in_schedule)
     experiment = Experiment(
         config=config,

@@ -105,6 +105,11 @@ class Experiment:
         return {name: place(array) for name, array in batch.items()}
 
     @property
+    def compiler_options(self) -> dict[str, bool]:
+        """Returns the options with which XLA compiles the steps of the network on these devices."""
+        return models.compiler_options(self.model, self.devices[0].platform)
+
+    @property
     def normalize_fn(self) -> models.NormalizeFn:
         """Returns the function from images of the source (uint8 or float, 0 to 255) to the network's float32 input."""
         return models.normalization(self.source.mean, self.source.std)
@@ -137,4 +142,6 @@ class Experiment:
         model = self.model.clone(**chosen.network_options)
         if self.is_fused and chosen.why_not_fusable is not None:
             model = model.clone(fused=False)
+        if self.devices[0].platform == "cpu":
+            model = models.for_cpus(model, chosen.policy.compute_dtype, self.total_steps)
         return dataclasses.replace(self, precision=chosen, model=model)

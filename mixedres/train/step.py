@@ -16,8 +16,9 @@ The order of the training step, and why:
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,9 @@ from mixedres.models import NormalizeFn, kernel_layout
 from mixedres.precision import LossScale, LossScaledState, scaled
 from mixedres.train import losses
 from mixedres.train.gradients import StepOptions, scaled_grads
+
+
+CompilerOptions: TypeAlias = Mapping[str, bool | str] | None
 
 
 @jax.tree_util.register_dataclass
@@ -189,6 +193,7 @@ def jit_sharded(
     *,
     donate: int | tuple[int, ...] = (),
     first_format: PyTree = None,
+    compiler_options: CompilerOptions = None,
 ) -> JittedStep:
     """Returns `step` under `shard_map` and `jit`, with inputs and outputs sharded by the specs.
 
@@ -200,11 +205,22 @@ def jit_sharded(
     )
     if first_format:
         inputs, outputs = (first_format, *inputs[1:]), (first_format, outputs)
-    return jax.jit(mapped, in_shardings=inputs, out_shardings=outputs, donate_argnums=donate)
+    return jax.jit(
+        mapped,
+        in_shardings=inputs,
+        out_shardings=outputs,
+        donate_argnums=donate,
+        compiler_options=compiler_options or None,
+    )
 
 
 def jit_train_step(
-    mesh: Mesh, options: StepOptions, *, donate: bool | None = None, state_format: PyTree = None
+    mesh: Mesh,
+    options: StepOptions,
+    *,
+    donate: bool | None = None,
+    state_format: PyTree = None,
+    compiler_options: CompilerOptions = None,
 ) -> JittedStep:
     """Returns `train_step` with `options` as a jitted, sharded function (state, batch) -> (state, metrics).
 
@@ -215,17 +231,28 @@ def jit_train_step(
         parameters and momentum in loops that read both, and would first copy a donated state. The copy costs 7 % of a
         step of ResNet-50 with 16 images of 64 pixels.
       state_format: memory layout of the state if not the default; see `mixedres.models.kernel_layout.formats`.
+      compiler_options: see `mixedres.models.compiler_options`.
     """
     donates = mesh.devices.flat[0].platform != "cpu" if donate is None else donate
     options = dataclasses.replace(options, ohwi=state_format is not None)
     step = partial(train_step, options=options)
-    return jit_sharded(step, mesh, (P(), P(AXIS)), donate=0 if donates else (), first_format=state_format)
+    return jit_sharded(
+        step,
+        mesh,
+        (P(), P(AXIS)),
+        donate=0 if donates else (),
+        first_format=state_format,
+        compiler_options=compiler_options,
+    )
 
 
-def jit_eval_step(mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn) -> JittedStep:
+def jit_eval_step(
+    mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn, compiler_options: CompilerOptions = None
+) -> JittedStep:
     """Returns the jitted, sharded (variables, batch, baseline, sums) -> (sums, classes) of `eval_step`."""
     step = partial(eval_step, apply_fn=apply_fn, normalize=normalize)
-    return jit_sharded(step, mesh, (P(), P(AXIS), P(AXIS), P()), (P(), P(AXIS)))
+    specs = (P(), P(AXIS), P(AXIS), P())
+    return jit_sharded(step, mesh, specs, (P(), P(AXIS)), compiler_options=compiler_options)
 
 
 def _select(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:

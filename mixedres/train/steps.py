@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from mixedres import models
 from mixedres._internal.mesh import AXIS
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, JittedStep, Metrics, PyTree, Variables
@@ -20,28 +21,47 @@ from mixedres.train.gradients import StepOptions, scaled_loss, split_batch
 
 def train_step(experiment: Experiment) -> JittedStep:
     """Returns the jitted (state, batch) -> (state, metrics) of `mixedres.train.step.train_step`."""
-    return step.jit_train_step(experiment.mesh, experiment.step_options, state_format=_state_format(experiment))
+    return step.jit_train_step(
+        experiment.mesh,
+        experiment.step_options,
+        state_format=_state_format(experiment),
+        compiler_options=experiment.compiler_options,
+    )
 
 
 def loss_and_grads(experiment: Experiment) -> JittedStep:
     """Returns the jitted (state, batch) -> (loss, unscaled gradients) of the training step."""
     loss_and_grads = partial(step.loss_and_grads, options=experiment.step_options)
-    return step.jit_sharded(loss_and_grads, experiment.mesh, (P(), P(AXIS)))
+    options = experiment.compiler_options
+    return step.jit_sharded(loss_and_grads, experiment.mesh, (P(), P(AXIS)), compiler_options=options)
 
 
 def eval_step(experiment: Experiment) -> JittedStep:
-    """Returns the jitted (variables, batch, baseline, sums) -> (sums, classes) of `mixedres.train.step.eval_step`."""
-    apply_fn = experiment.precision.rewrite(experiment.model.apply)
-    return step.jit_eval_step(experiment.mesh, apply_fn=apply_fn, normalize=experiment.normalize_fn)
+    """Returns the jitted (variables, batch, baseline, sums) -> (sums, classes) of `mixedres.train.step.eval_step`.
+
+    On GPUs batch norms are folded into convolutions, see `mixedres.models.folding`. On CPUs this takes as long.
+    """
+    fold = experiment.devices[0].platform == "gpu" and experiment.precision.implementation == "casting"
+
+    def apply_fn(variables: Variables, images: jax.Array, *, train: bool) -> jax.Array:
+        model, variables = models.for_inference(experiment.model, variables, fold=fold)
+        logits: jax.Array = experiment.precision.rewrite(model.apply)(variables, images, train=train)
+        return logits
+
+    options = experiment.compiler_options
+    return step.jit_eval_step(
+        experiment.mesh, apply_fn=apply_fn, normalize=experiment.normalize_fn, compiler_options=options
+    )
 
 
 def numerics_step(experiment: Experiment) -> JittedStep:
     """Returns the jitted (variables, batch) -> `numerics.TensorCounts` of a training step without a loss scale.
 
-    The network is not fused, because only single layers can be counted.
+    The network is in its plain form, because only single layers can be counted.
     """
-    if experiment.is_fused:
-        experiment = dataclasses.replace(experiment, model=experiment.model.clone(fused=False))
+    if isinstance(experiment.model, models.ResNet):
+        plain = experiment.model.clone(fused=False, use_onednn=False)
+        experiment = dataclasses.replace(experiment, model=plain)
     count = partial(tensor_counts, options=experiment.step_options)
     return step.jit_sharded(count, experiment.mesh, (P(), P(AXIS)))
 

@@ -12,8 +12,8 @@ import pytest
 from mixedres import precision
 from mixedres._internal.jax_compat import equations
 from mixedres._internal.module_paths import match_module
-from mixedres.models import create, module_paths, policy_at
-from mixedres.models.layers import Conv
+from mixedres.models import create, module_paths
+from mixedres.models.layers import Conv, policy_at
 from mixedres.numerics._recording.frames import module_path
 from tests.amp.graphs import SHORT, dtypes_by
 from tests.arrays import normal

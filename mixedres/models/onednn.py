@@ -1,0 +1,144 @@
+"""oneDNN for convolutions and products on CPUs.
+
+XLA for CPUs computes bfloat16 in float32. The library oneDNN, which jaxlib contains, computes bfloat16 products with
+float32 sums, as GPUs do, if the processor has such instructions. XLA uses oneDNN if a program is compiled with
+`COMPILER_OPTIONS`, but only for convolutions of a plain form. The gradients that JAX derives have another form: a
+reversed kernel, a dilated map. `convolution` has gradients of its own, which XLA gives to oneDNN.
+
+docs/performance.md has the measurements behind `is_faster`.
+"""
+
+import pathlib
+import platform
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+
+from mixedres._internal.types import DType, PrecisionLike
+from mixedres.models.products import Pads, has_fewer_pixels, product_of_windows, windows, xla_convolution
+
+COMPILER_OPTIONS = {"xla_cpu_experimental_onednn_custom_call": True}
+# Before, jaxlib has oneDNN for float16 alone, in a loop that is 100 times slower than the float32 convolution.
+_FIRST_JAX = (0, 11)
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
+# jaxlib cannot write such programs into a compilation cache, so every start compiles them. From so many steps of
+# training, or images to predict, on the time is won back: a step of ResNet-20 with 32 images saves 90 ms of a core, and
+# its compilation takes 6 s.
+_MANY = 1000
+# In float32 XLA's own convolutions are as fast as oneDNN's from more than so many channels on.
+_FEW_CHANNELS = 16
+
+# From so many images on, the gradient of a kernel is a convolution, whose channels are the images of a piece. oneDNN's
+# products of bfloat16 take 32 channels at a time.
+_IMAGES = 32
+# A product has as many rows as the map has channels: with fewer than so many most of its time is lost.
+_CHANNELS = 16
+
+# Values of a map above which the batch is taken in pieces: 2 MiB.
+_PIECE = 2**20
+
+
+def is_faster(compute_dtype: DType, filters: int, count: int) -> bool:
+    """Returns whether oneDNN makes a ResNet faster on this machine's CPUs.
+
+    Measured were bfloat16 with the instructions AVX512_BF16 and AMX, and float32. In float16 oneDNN is up to four times
+    slower.
+
+    Args:
+      compute_dtype: dtype of the convolutions.
+      filters: channels of the first stage.
+      count: steps of training, or images to predict.
+    """
+    if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not _is_known():
+        return False
+    dtype = jnp.dtype(compute_dtype)
+    if dtype == jnp.bfloat16:
+        return _has_bfloat16()
+    return dtype == jnp.float32 and filters <= _FEW_CHANNELS
+
+
+@cache
+def _is_known() -> bool:
+    """Returns whether the installed XLA has the options."""
+    try:
+        jax.jit(lambda: 0, compiler_options=COMPILER_OPTIONS).lower().compile()
+    except RuntimeError:  # No such compile option
+        return False
+    return True
+
+
+@cache
+def _has_bfloat16() -> bool:
+    """Returns whether the processor multiplies bfloat16; False if the system is not Linux."""
+    try:
+        return "avx512_bf16" in _CPUINFO.read_text()
+    except OSError:
+        return False
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def convolution(x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike) -> jax.Array:
+    """Returns the convolution. It can be differentiated any number of times, but not in forward mode."""
+    if has_fewer_pixels(x, kernel, stride, around):
+        return product_of_windows(x, kernel, stride, around, precision)
+    return xla_convolution(x, kernel, stride, around, precision)
+
+
+def _forward(
+    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return convolution(x, kernel, stride, around, precision), (x, kernel)
+
+
+def _backward(
+    stride: int, around: Pads, precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], dy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    dx = _gradient_of_map(dy, kernel, x.shape[1:3], stride, around, precision)
+    return dx, _gradient_of_kernel(x, dy, kernel, stride, around, precision)
+
+
+convolution.defvjp(_forward, _backward)
+
+
+def _gradient_of_map(
+    dy: jax.Array, kernel: jax.Array, extents: tuple[int, ...], stride: int, around: Pads, precision: PrecisionLike
+) -> jax.Array:
+    """Returns the convolution of `dy`, with zeros between its values, with the reversed kernel."""
+    between = (0, 0, stride - 1)
+    dy = jax.lax.pad(dy, jnp.zeros((), dy.dtype), ((0, 0, 0), between, between, (0, 0, 0)))
+    reversed_kernel = jax.lax.rev(kernel, (0, 1)).transpose(0, 1, 3, 2)
+    before = [kernel.shape[0] - 1 - pads[0] for pads in around]
+    after = [m + pads[0] - n for m, pads, n in zip(extents, around, dy.shape[1:3], strict=True)]
+    return convolution(dy, reversed_kernel, 1, tuple(zip(before, after, strict=True)), precision)
+
+
+def _gradient_of_kernel(
+    x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
+) -> jax.Array:
+    size, channels = kernel.shape[0], x.shape[3]
+    if channels < _CHANNELS or x.shape[0] % _IMAGES == 0:
+        return _by_convolutions(x, dy, kernel, stride, around, precision)
+    taps = windows(x, range(size), range(size), size, stride, around)
+    rows = dy.reshape(-1, dy.shape[3])
+    products = [
+        jax.lax.dot_general(tap.reshape(-1, channels), rows, (((0,), (0,)), ((), ())), precision=precision)
+        for row in taps
+        for tap in row
+    ]
+    return jnp.stack(products).reshape(kernel.shape)
+
+
+def _by_convolutions(
+    x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
+) -> jax.Array:
+    def gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+        transposed = jax.linear_transpose(lambda kernel: xla_convolution(x, kernel, stride, around, precision), kernel)
+        return transposed(dy)[0].astype(jnp.promote_types(x.dtype, jnp.float32))
+
+    count = max(1, x.shape[0] // _IMAGES) if x.size > _PIECE else 1
+    pieces = zip(jnp.split(x, count), jnp.split(dy, count), strict=True)
+    return sum(gradient(*piece) for piece in pieces).astype(kernel.dtype)

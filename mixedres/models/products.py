@@ -1,0 +1,79 @@
+"""Convolutions as products of matrices.
+
+Every form here, and in `mixedres.models.onednn`, takes the same arguments: a map (b, h, w, c), a kernel (size, size, c,
+filters) of the same dtype, the stride of both axes, the padding around the map and the precision of the products.
+"""
+
+import itertools
+import math
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from mixedres._internal.types import PrecisionLike
+
+Pads: TypeAlias = tuple[tuple[int, int], ...]  # rows before and after a map, columns before and after
+
+
+def xla_convolution(x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike) -> jax.Array:
+    """Returns XLA's own convolution."""
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=(stride, stride),
+        padding=around,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        precision=precision,
+    )
+
+
+def product_of_pixels(
+    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
+) -> jax.Array:
+    """Returns the convolution with a 1x1 kernel as one product."""
+    return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
+
+
+def product_of_windows(
+    x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
+) -> jax.Array:
+    """Returns the convolution as one product, of all windows of `x` with the kernel."""
+    size = kernel.shape[0]
+    rows, columns = (_taps(x.shape[1 + axis], size, stride, around[axis]) for axis in range(2))
+    inside = kernel[rows.start : rows.stop, columns.start : columns.stop]
+    row_by_row = windows(x, rows, columns, size, stride, around)
+    joined = jnp.concatenate(list(itertools.chain.from_iterable(row_by_row)), axis=-1)
+    return _product(joined, inside.reshape(-1, kernel.shape[-1]), precision)
+
+
+def windows(x: jax.Array, rows: range, columns: range, size: int, stride: int, around: Pads) -> list[list[jax.Array]]:
+    """Returns for each of these rows and columns of a kernel the values of `x` that they are multiplied with.
+
+    Each array has the shape of the result of the convolution, but the channels of `x`.
+    """
+    padded = jnp.pad(x, ((0, 0), *around, (0, 0)))
+    ends = [extent - size + 1 for extent in padded.shape[1:3]]
+    return [[padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for j in columns] for i in rows]
+
+
+def has_fewer_pixels(x: jax.Array, kernel: jax.Array, stride: int, around: Pads) -> bool:
+    """Returns whether the result of a convolution has fewer pixels than the kernel."""
+    extents = (n + sum(pads) - kernel.shape[0] for n, pads in zip(x.shape[1:3], around, strict=True))
+    return math.prod(extent // stride + 1 for extent in extents) < kernel.shape[0] ** 2
+
+
+def _taps(extent: int, size: int, stride: int, around: tuple[int, int]) -> range:
+    """Returns the rows (or columns) of a kernel that reach a map of `extent` rows, not only the padding around it."""
+    before, after = around
+    last = (extent + before + after - size) // stride * stride
+    return range(max(0, before - last), min(size, before + extent))
+
+
+def _product(x: jax.Array, matrix: jax.Array, precision: PrecisionLike) -> jax.Array:
+    """Returns the product of (..., c) and (c, filters), (..., filters).
+
+    As a product of two matrices: of one with more axes XLA writes a transpose to memory for the gradient of `matrix`.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return jnp.dot(rows, matrix, precision=precision).reshape(*x.shape[:-1], matrix.shape[1])

@@ -1,0 +1,151 @@
+"""Convolutions in the forms for oneDNN, against float64, and when the commands use them."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mixedres.config import parse_flags
+from mixedres.models import compiler_options, create, for_cpus, onednn
+from mixedres.models.products import xla_convolution
+from mixedres.precision import get
+from mixedres.train import steps
+from mixedres.train.builder import build
+
+needs_bfloat16 = pytest.mark.skipif(
+    not onednn.is_faster(jnp.bfloat16, 64, 1000), reason="needs JAX 0.11 and a processor that multiplies bfloat16"
+)
+# (map, size and filters, stride, padding): odd and even maps, TensorFlow's padding, maps smaller than the kernel,
+# images of three colors, and batches in pieces.
+CASES = [
+    ((2, 7, 6, 16), (3, 5), 1, ((1, 1), (1, 1))),
+    ((2, 7, 6, 16), (3, 5), 2, ((1, 1), (1, 1))),
+    ((2, 8, 8, 16), (3, 5), 2, ((0, 1), (0, 1))),
+    ((3, 2, 2, 32), (3, 16), 1, ((1, 1), (1, 1))),
+    ((3, 4, 3, 32), (3, 16), 2, ((1, 1), (1, 1))),
+    ((2, 13, 12, 3), (7, 8), 2, ((3, 3), (3, 3))),
+    ((64, 5, 4, 16), (3, 8), 1, ((1, 1), (1, 1))),
+]
+
+
+def operands(x_shape, kernel, stride, around, dtype):
+    rng = np.random.default_rng(0)
+    size, filters = kernel
+    x, k = (jnp.asarray(rng.normal(size=shape), dtype) for shape in (x_shape, (size, size, x_shape[3], filters)))
+    y = jax.eval_shape(lambda: xla_convolution(x, k, stride, around, None))
+    return x, k, jnp.asarray(rng.normal(size=y.shape), dtype)
+
+
+def results(convolution, x, k, dy, stride, around):
+    y, pull = jax.vjp(lambda x, k: convolution(x, k, stride, around, None), x, k)
+    return y, *pull(dy)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("piece", [2**20, 1])
+def test_results_and_gradients_equal_those_of_xla_in_float64(case, piece, monkeypatch):
+    monkeypatch.setattr(onednn, "_PIECE", piece)
+    with jax.enable_x64(True):
+        given = operands(*case, jnp.float64)
+        for own, xla in zip(
+            results(onednn.convolution, *given, *case[2:]), results(xla_convolution, *given, *case[2:]), strict=True
+        ):
+            np.testing.assert_allclose(own, xla, rtol=0, atol=1e-12 * np.abs(xla).max())
+
+
+@pytest.mark.parametrize("case", CASES[1:5:3])
+def test_gradients_of_gradients_equal_those_of_xla(case):
+    def second(convolution, x, k, dy):
+        def norm(x, k):
+            first = results(lambda *args: jnp.sin(convolution(*args)), x, k, dy, *case[2:])
+            return sum(jnp.sum(jnp.square(each)) for each in first)
+
+        return jax.grad(norm, (0, 1))(x, k)
+
+    with jax.enable_x64(True):
+        given = operands(*case, jnp.float64)
+        for own, xla in zip(second(onednn.convolution, *given), second(xla_convolution, *given), strict=True):
+            np.testing.assert_allclose(own, xla, rtol=0, atol=1e-11 * np.abs(xla).max())
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("case", CASES)
+def test_bfloat16_is_as_near_to_float64_as_without_onednn(case):
+    given = operands(*case, jnp.bfloat16)
+
+    def errors(convolution, options):
+        jitted = jax.jit(results, static_argnums=(0, 4, 5), compiler_options=options)
+        found = [np.asarray(each, np.float64) for each in uncached(jitted, convolution, *given, *case[2:])]
+        with jax.enable_x64(True):
+            wide = [np.asarray(each, np.float64) for each in given]
+            exact = [np.asarray(each) for each in results(xla_convolution, *wide, *case[2:])]
+        return [np.sqrt(np.mean((a - b) ** 2)) / np.sqrt(np.mean(b**2)) for a, b in zip(found, exact, strict=True)]
+
+    with_it, without = errors(onednn.convolution, onednn.COMPILER_OPTIONS), errors(xla_convolution, None)
+    assert all(own <= 1.5 * xla for own, xla in zip(with_it, without, strict=True)), (with_it, without)
+    assert max(with_it) < 2**-8
+
+
+@needs_bfloat16
+def test_onednn_computes_every_convolution_of_a_step():
+    shape = (64, 8, 8, 16)
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
+
+    def text(convolution):
+        jitted = jax.jit(results, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
+        with warnings.catch_warnings(action="ignore"):
+            return jitted.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
+
+    assert text(onednn.convolution).count("__onednn$convolution") == 3
+    assert " convolution(" not in text(onednn.convolution)
+    assert "f32[64,8,8,16]" in text(xla_convolution)  # the reason for forms of our own
+
+
+def uncached(jitted, *args):
+    """Runs a program with oneDNN, which jaxlib cannot write into the compilation cache of the tests."""
+    with warnings.catch_warnings(action="ignore"):
+        return jitted(*args)
+
+
+def test_commands_use_onednn_where_it_was_measured_to_be_faster(monkeypatch):
+    monkeypatch.setattr(onednn, "_has_bfloat16", lambda: True)
+    monkeypatch.setattr(onednn, "_is_known", lambda: True)
+    monkeypatch.setattr(onednn.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(onednn, "_FIRST_JAX", (0, 1))
+    cases = {(jnp.bfloat16, 64): True, (jnp.float16, 64): False, (jnp.float32, 64): False, (jnp.float32, 16): True}
+    assert {case: onednn.is_faster(*case, 1000) for case in cases} == cases
+    assert not onednn.is_faster(jnp.bfloat16, 64, 999)
+    model = create("resnet18", num_classes=2, **get("bf16").network_options)
+    used = for_cpus(model, jnp.bfloat16, 1000)
+    assert used.use_onednn and compiler_options(used, "cpu") == onednn.COMPILER_OPTIONS
+    assert not compiler_options(used, "gpu") and not compiler_options(model, "cpu")
+    monkeypatch.setattr(onednn, "_has_bfloat16", lambda: False)
+    assert not onednn.is_faster(jnp.bfloat16, 64, 1000)
+    monkeypatch.setattr(onednn, "_FIRST_JAX", (99,))
+    assert not onednn.is_faster(jnp.float32, 16, 1000)
+
+
+def test_option_that_xla_does_not_have_is_no_error(monkeypatch):
+    monkeypatch.setattr(onednn, "COMPILER_OPTIONS", {"xla_cpu_no_such_option": True})
+    assert not onednn._is_known.__wrapped__()
+
+
+@needs_bfloat16
+def test_long_run_computes_with_onednn_and_a_short_one_without():
+    def built(count):
+        flags = ["--config=configs/digits.py:bf16", "--config.model.name=cifar_resnet8", f"--config.steps={count}"]
+        return build(parse_flags([*flags, "--config.num_devices=1"]).config)
+
+    long, short = built(1000), built(999)
+    assert long.model.use_onednn and not short.model.use_onednn and not short.compiler_options
+    assert not long.in_precision(get("fp16")).model.use_onednn
+    batch = next(long.source.train_batches(long.batch_size, seed=0))
+    losses = []
+    for experiment in (long, short):
+        state = jax.jit(experiment.init_state)()
+        _, metrics = uncached(steps.train_step(experiment), state, experiment.shard_batch(batch))
+        losses.append(float(metrics["loss"]))
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
