@@ -28,9 +28,10 @@ def replay_step(given: Sequence[str]) -> None:
     """
     workdir, preset, rest = parse(given)
     # Imported here so that a mistake in the command need not wait for the models.
+    from mixedres._internal.cli.compilation import compilation_cache
     from mixedres.checkpoints import portable
     from mixedres.config import override_machine, unflatten
-    from mixedres.train import build, compilation_cache, diagnosis, nonfinite
+    from mixedres.train import build, diagnosis, nonfinite
 
     saved = nonfinite.load_step(workdir / nonfinite.DIRECTORY)
     config = unflatten(in_preset(portable(saved.config), preset))

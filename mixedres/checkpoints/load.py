@@ -140,7 +140,8 @@ def variables(file: WeightsFile) -> Variables:
     """
     model = create_network(file, jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
     images = jax.ShapeDtypeStruct((1, *input_shape(file)), jnp.float32)
-    like = jax.eval_shape(model.init, jax.random.key(0), images)
+    # The key is made inside: outside, it would be two programs to compile.
+    like = jax.eval_shape(lambda images: model.init(jax.random.key(0), images), images)
     try:
         return layouts.from_tensors(file.tensors, like, file.layout)[0]
     except ValueError as error:

@@ -16,12 +16,13 @@ from ml_collections import ConfigDict
 from mixedres import data, precision
 from mixedres._internal import environment, jax_compat
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, PyTree
 from mixedres.numerics import Comparison, ErrorReport, Report, compare
-from mixedres.train import Experiment, TrainState, build, compilation_cache, distributed, monitor, start
+from mixedres.train import Experiment, TrainState, build, distributed, monitor, start
 from mixedres.train import steps as jitted
 
 

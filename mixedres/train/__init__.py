@@ -2,7 +2,6 @@
 
 from mixedres.train import distributed, start, steps
 from mixedres.train.builder import build
-from mixedres.train.compilation import compilation_cache
 from mixedres.train.debug import diagnosis, monitor, nonfinite
 from mixedres.train.evaluation import compare_presets, evaluate
 from mixedres.train.experiment import Experiment
@@ -14,7 +13,6 @@ __all__ = [
     "TrainState",
     "build",
     "compare_presets",
-    "compilation_cache",
     "diagnosis",
     "distributed",
     "evaluate",

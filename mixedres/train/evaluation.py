@@ -10,13 +10,13 @@ from ml_collections import ConfigDict
 from mixedres import data, precision
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.types import CompiledStep, Metrics, Record
 from mixedres.checkpoints import workdir
 from mixedres.config import KEYS
 from mixedres.train import start, steps
 from mixedres.train.builder import build
-from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight
@@ -36,7 +36,7 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
       ConfigError: for a mistake in the config, and if there are no weights.
     """
     experiment = build(start.config_to_continue(config, directory))
-    with compilation_cache(config.compilation_cache, group):
+    with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         step = compile_step(experiment, state)
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
@@ -62,7 +62,7 @@ def compare_presets(
       network returns an infinity or NaN.
     """
     experiment = build(start.config_to_continue(config, directory))
-    with compilation_cache(config.compilation_cache, group):
+    with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")

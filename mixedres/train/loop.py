@@ -7,13 +7,13 @@ import signal
 import jax
 
 from mixedres import data
+from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.checkpoints import Checkpoints, Claim
 from mixedres.train import evaluation, step
-from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite, replicas
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.debug.profiler import Profiler

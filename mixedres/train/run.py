@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from mixedres import data
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import TrainingError
@@ -27,7 +28,6 @@ from mixedres._internal.types import CompiledStep, Record
 from mixedres.checkpoints import Checkpoints, ownership, workdir
 from mixedres.train import evaluation, start, step, steps
 from mixedres.train.builder import build
-from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from mixedres import __version__, checkpoints, models
 from mixedres._internal import coordination, environment, jax_compat
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
@@ -22,7 +23,6 @@ from mixedres.checkpoints import Checkpoints, Claim, WeightsFile, ownership, wor
 from mixedres.config import flatten, unflatten
 from mixedres.data import InputSpec, get_preprocessing
 from mixedres.train import steps
-from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
@@ -141,7 +141,7 @@ def open_run(
     ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
-    cache = compilation_cache(experiment.config.compilation_cache, group)
+    cache = compilation_cache(experiment.config.compilation_cache)
     with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
