@@ -1,8 +1,9 @@
-"""Names of a package that are imported when they are first used."""
+"""Names of a package that are imported when they are first used, and imports without optional packages."""
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 
 def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object]:
@@ -26,3 +27,18 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
         return value
 
     return load
+
+
+@contextlib.contextmanager
+def hidden(*modules: str) -> Iterator[None]:
+    """Makes these modules impossible to import inside the block, for imports that use them only where they exist.
+
+    Modules that were imported before stay, because another import of them costs nothing.
+    """
+    absent = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]

@@ -28,7 +28,7 @@ TINY = (
     "--config.steps=3",
     "--config.log_resources_every=0",
 )
-# Trains, evaluates and classifies an image, and says how many programs were written to the cache and how many came from there.
+# Trains, evaluates, classifies an image, and prints how many programs were written to the cache and how many read.
 COUNTED = """
 import collections, sys, jax
 import numpy as np
