@@ -71,7 +71,8 @@ def _enlarged(images: np.ndarray, size: int) -> np.ndarray:
     # import of scipy.ndimage takes 0.2 CPU seconds.
     places = np.clip((np.arange(size) + 0.5) * (8 / size) - 0.5, 0, 7)
     weights = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(8)))
-    return weights @ images @ weights.T
+    exact: np.ndarray = weights @ images @ weights.T
+    return exact
 
 
 def _stratified_split(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
