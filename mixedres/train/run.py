@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
@@ -169,11 +168,12 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
     evaluation for each update would wait for the steps that the device has not finished.
     """
     size = 4096
+    evaluate = jax.jit(jax.vmap(schedule))
 
     @functools.cache
     def block(index: int) -> np.ndarray:
         with jax.transfer_guard("allow"):
-            return np.asarray(jax.vmap(schedule)(jnp.arange(size) + index * size))
+            return np.asarray(evaluate(np.arange(index * size, (index + 1) * size, dtype=np.int32)))
 
     block(0)  # compiled here, not in the loop
     return lambda updates: float(block(updates // size)[updates % size])
