@@ -11,7 +11,8 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
 
     Args:
       package: full name of the package, its `__name__`.
-      sources: for each function or class, the submodule that defines it; every other name is a submodule.
+      sources: for each function or class, the submodule that defines it, and for each module of a subpackage its path
+        below the package; every other name is a submodule.
 
     Raises:
       AttributeError: by the returned function, for a name that is not in `__all__`.
@@ -22,7 +23,7 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
         if name not in module.__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = importlib.import_module(f"{package}.{sources.get(name, name)}")
-        value = getattr(found, name) if name in sources else found
+        value = getattr(found, name, found) if name in sources else found
         setattr(module, name, value)
         return value
 

@@ -13,7 +13,6 @@ from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts, recorded
 from mixedres.checkpoints.documents import read_record
-from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile, checked, read_weights_file
 from mixedres.data import InputSpec
 
@@ -37,6 +36,8 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
 
 
 def _read_run(directory: pathlib.Path) -> WeightsFile:
+    from mixedres.checkpoints.manager import Checkpoints  # Orbax, which files of weights do not need: 0.2 CPU seconds
+
     saved = Checkpoints((directory / recorded.CHECKPOINTS).absolute())
     try:
         if saved.latest_step() is None:

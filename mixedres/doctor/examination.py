@@ -27,7 +27,12 @@ from mixedres.train import steps as jitted
 
 
 def examine_network(
-    config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]
+    config: ConfigDict,
+    run: pathlib.Path | None,
+    steps: Sequence[int],
+    presets: Sequence[str],
+    *,
+    source: data.Source | None = None,
 ) -> tuple[Report, ErrorReport | None]:
     """Returns the sum of the reports after each of `steps` training steps, and where the errors of gradients begin.
 
@@ -40,12 +45,13 @@ def examine_network(
       run: workdir whose newest checkpoint is examined first; None: a fresh network.
       steps: numbers of training steps, ascending.
       presets: presets whose gradients at the last of the steps are compared with the gradients in float32.
+      source: the data set of the config, if it is loaded already.
 
     Raises:
       ConfigError: if the config is wrong, the run has no checkpoint of its network, or training does not reach the
         first of the steps.
     """
-    experiment = build(config)
+    experiment = build(config, source)
     with compilation_cache(config.compilation_cache):
         state = _state(experiment, run)
         where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mixedres._internal.names import SCHEDULES
 from mixedres._internal.tree import leaf_path
 from mixedres._internal.types import MaskFn, PyTree
 from mixedres.config import KEYS
 
-SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
 # Convolution and dense kernels: not batch-norm scales and not biases.
 KERNELS = r"/kernel$"
 
