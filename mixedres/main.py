@@ -65,8 +65,11 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
     from mixedres import checkpoints, train
 
-    source = None
-    if not flags.distributed and flags.coordinator is None:
+    is_alone, source = not flags.distributed and flags.coordinator is None, None
+    notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(name) else []
+    if is_alone:
+        for note in notes:
+            console.say(note)
         evaluates = flags.mode == "eval"
         source, finished = train.checks.check_run(flags.config, directory, evaluates=evaluates, clean=flags.clean)
         if finished is not None:
@@ -77,9 +80,8 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
-        if flags.file == config_of_run(name):
-            for line in checkpoints.left_to_command_line(directory, flags.config):
-                console.say(line)
+        for note in () if is_alone else notes:
+            console.say(note)
         if presets is not None or flags.mode == "eval":
             signals.raise_interrupts()
         if presets is not None:

@@ -45,13 +45,13 @@ def examine_numerics(given: Sequence[str]) -> None:
     # Imported here, and JAX and the models later still, so that a mistake in the command need not wait for them.
     from mixedres import checkpoints, train
 
+    if options.workdir is not None:
+        for line in checkpoints.left_to_command_line(options.workdir, options.config):
+            console.say(line)
     source = train.checks.check_config(options.config)
     train.checks.check_machine(options.config)
     from mixedres.doctor.examination import examine_network, overrides
 
-    if options.workdir is not None:
-        for line in checkpoints.left_to_command_line(options.workdir, options.config):
-            console.say(line)
     report, errors = examine_network(options.config, options.workdir, options.steps, options.compare, source=source)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)

@@ -6,6 +6,8 @@ rounded. In training a part of the image becomes the square. In evaluation the w
 side is 256 for a square of 224, and the center is cut out. Here only the pixels of the center are computed.
 """
 
+import math
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +41,28 @@ def make_taps(length: int, new_length: int, start: int, count: int) -> Taps:
     return Taps(low, np.minimum(low + 1, length - 1), at - low.astype(np.float32))
 
 
+class _Buffers(threading.local):
+    """Memory for the intermediate arrays of one thread, used again for every image.
+
+    The arrays of an image take 5 MB. Taken from the system for every image, their page faults cost 1.7 ms of CPU time
+    in pages of 4 kB, and the whole interpolation 0.5 ms.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, np.ndarray] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+        """Returns an array with any values, in the memory that has this name."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        memory = self._memory.get(name)
+        if memory is None or memory.size < size:
+            memory = self._memory[name] = np.empty(size, np.uint8)
+        return memory[:size].view(dtype).reshape(shape)
+
+
+_BUFFERS = _Buffers()
+
+
 def interpolate(pixels: np.ndarray, vertical: Taps, horizontal: Taps, out: np.ndarray) -> None:
     """Interpolates within the rows, then between the rows, in float32.
 
@@ -46,26 +70,37 @@ def interpolate(pixels: np.ndarray, vertical: Taps, horizontal: Taps, out: np.nd
       pixels: (height, width, channels) uint8.
       vertical: taps of the rows of `out`.
       horizontal: taps of the columns of `out`.
-      out: (rows, columns, channels) float32, written.
+      out: (rows, columns, channels) float32, contiguous, written.
     """
     # numpy's take releases the interpreter lock, and is fastest for single bytes.
     height, _, channels = pixels.shape
     count, columns = len(vertical.low), channels * len(horizontal.low)
     rows, place = np.unique(np.concatenate([vertical.low, vertical.high]), return_inverse=True)
-    bytes_of_row = channels * np.concatenate([horizontal.low, horizontal.high])[:, None] + np.arange(channels)
-    taken = np.take(pixels.reshape(height, -1), rows, axis=0, mode="clip")
-    sides = np.take(taken, bytes_of_row.ravel(), axis=1, mode="clip").astype(np.float32)
-    within = _lerp(sides[:, :columns], sides[:, columns:], np.repeat(horizontal.weight, channels))
-    top, bottom = (np.take(within, part, axis=0, mode="clip") for part in (place[:count], place[count:]))
-    out[...] = _lerp(top, bottom, vertical.weight[:, None]).reshape(out.shape)
+    taken = _BUFFERS.get("taken", (len(rows), pixels.shape[1] * channels), np.uint8)
+    np.take(pixels.reshape(height, -1), rows, axis=0, mode="clip", out=taken)
+    left, right = (_side(taken, taps, channels, name) for taps, name in ((horizontal.low, "a"), (horizontal.high, "b")))
+    _lerp(left, right, np.repeat(horizontal.weight, channels))
+    top, bottom = _BUFFERS.get("a", (count, columns), np.float32), out.reshape(count, columns)
+    np.take(right, place[:count], axis=0, mode="clip", out=top)
+    np.take(right, place[count:], axis=0, mode="clip", out=bottom)
+    _lerp(top, bottom, vertical.weight[:, None])
 
 
-def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns a + (b - a) * weight; overwrites `b` with the result."""
+def _side(rows: np.ndarray, taps: np.ndarray, channels: int, name: str) -> np.ndarray:
+    """Returns the pixels at `taps` of every row as float32, in the buffer of this name."""
+    bytes_of_row = (channels * taps[:, None] + np.arange(channels)).ravel()
+    taken = _BUFFERS.get("side", (len(rows), len(bytes_of_row)), np.uint8)
+    np.take(rows, bytes_of_row, axis=1, mode="clip", out=taken)
+    side = _BUFFERS.get(name, taken.shape, np.float32)
+    side[...] = taken
+    return side
+
+
+def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> None:
+    """Overwrites `b` with a + (b - a) * weight."""
     b -= a
     b *= weight
     b += a
-    return b
 
 
 def write_part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
