@@ -62,25 +62,34 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     if "://" in name:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
     directory = command_line.path(name).absolute()
-    # Imported here so that a mistake in the flags need not wait for JAX, Orbax and the models.
+    # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
     from mixedres import checkpoints, train
 
+    is_alone, source = not flags.distributed and flags.coordinator is None, None
+    notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(name) else []
+    if is_alone:
+        for note in notes:
+            console.say(note)
+        evaluates = flags.mode == "eval"
+        source, finished = train.checks.check_run(flags.config, directory, evaluates=evaluates, clean=flags.clean)
+        if finished is not None:
+            train.checks.say_finished(directory, finished)
+            return
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
-        if flags.file == config_of_run(name):
-            for line in checkpoints.left_to_command_line(directory, flags.config):
-                console.say(line)
+        for note in () if is_alone else notes:
+            console.say(note)
         if presets is not None or flags.mode == "eval":
             signals.raise_interrupts()
         if presets is not None:
-            train.compare_presets(flags.config, directory, presets, group=group)
+            train.compare_presets(flags.config, directory, presets, group=group, source=source)
         elif flags.mode == "eval":
-            train.evaluate(flags.config, directory, group=group)
+            train.evaluate(flags.config, directory, group=group, source=source)
         else:
-            train.fit(flags.config, directory, clean=flags.clean, group=group)
+            train.fit(flags.config, directory, clean=flags.clean, group=group, source=source)
             console.give_up()  # an error of the log ends no run
 
 

@@ -27,10 +27,14 @@ def replay_step(given: Sequence[str]) -> None:
     machine.
     """
     workdir, preset, rest = parse(given)
-    # Imported here so that a mistake in the command need not wait for the models.
+    # Imported here, and JAX and the models later still, so that a mistake in the command need not wait for them.
     from mixedres.checkpoints import portable
+    from mixedres.checkpoints import workdir as names
+
+    names.check_holds_step(workdir / names.NONFINITE[0])
+    from mixedres._internal.cli.compilation import compilation_cache
     from mixedres.config import override_machine, unflatten
-    from mixedres.train import build, compilation_cache, diagnosis, nonfinite
+    from mixedres.train import build, diagnosis, nonfinite
 
     saved = nonfinite.load_step(workdir / nonfinite.DIRECTORY)
     config = unflatten(in_preset(portable(saved.config), preset))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from mixedres._internal.cli import console
+from mixedres._internal.errors import WeightsError
 from mixedres._internal.types import Json, Record
 
 # Largest JSON file that is read, in bytes: many times what the names of a million classes take.
@@ -135,6 +136,15 @@ def expanded(given: str) -> pathlib.Path:
     if path.startswith("~"):
         raise ValueError(f"{given}: there is no user {path[1:].partition('/')[0]!r}; write ./{given} for a folder")
     return pathlib.Path(path)
+
+
+def check_weights_exist(path: pathlib.Path) -> None:
+    """Raises WeightsError unless `path` is a file, a folder or the prefix of a checkpoint of TensorFlow."""
+    if not os.path.lexists(path) and not path.with_name(f"{path.name}.index").is_file():
+        raise WeightsError(
+            f"{path} does not exist; name a workdir, a .safetensors, .pth, .keras or .h5 file, a folder that "
+            "transformers saved, or a checkpoint of TensorFlow"
+        )
 
 
 def nearest_existing(path: pathlib.Path) -> pathlib.Path:

@@ -1,8 +1,9 @@
-"""Names of a package that are imported when they are first used."""
+"""Names of a package that are imported when they are first used, and imports without optional packages."""
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 
 def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object]:
@@ -10,7 +11,8 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
 
     Args:
       package: full name of the package, its `__name__`.
-      sources: for each function or class, the submodule that defines it; every other name is a submodule.
+      sources: for each function or class, the submodule that defines it, and for each module of a subpackage its path
+        below the package; every other name is a submodule.
 
     Raises:
       AttributeError: by the returned function, for a name that is not in `__all__`.
@@ -21,8 +23,23 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
         if name not in module.__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = importlib.import_module(f"{package}.{sources.get(name, name)}")
-        value = getattr(found, name) if name in sources else found
+        value = getattr(found, name, found) if name in sources else found
         setattr(module, name, value)
         return value
 
     return load
+
+
+@contextlib.contextmanager
+def hidden(*modules: str) -> Iterator[None]:
+    """Makes these modules impossible to import inside the block, for imports that use them only where they exist.
+
+    Modules that were imported before stay, because another import of them costs nothing.
+    """
+    absent = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None makes an import fail
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]

@@ -35,6 +35,9 @@ LEVELS = ("default", "allow_only", "infer_as_deny")
 LAYOUTS = ("mixedres", "torchvision", "transformers")
 # Preprocessings of stored images in `mixedres.data`.
 PREPROCESSINGS = ("official", "official_fast", "torch")
+# Optimizers and learning-rate schedules in `mixedres.train`.
+OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
+SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
 # Largest height and width of a network's input, in pixels: more is a mistake or an attack.
 MOST_SIDE = 8192
 # The flags of one of many processes.

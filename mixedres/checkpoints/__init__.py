@@ -1,18 +1,15 @@
-"""Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers."""
+"""Weights on disk: the checkpoints of a run, and the files of torchvision, timm and transformers.
+
+What a run recorded is read without JAX; the modules that need JAX, Flax or Orbax are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import MismatchError, WeightsError
+from mixedres._internal.lazy import importer
+from mixedres._internal.names import LAYOUTS
 from mixedres.checkpoints import huggingface, ownership, workdir
 from mixedres.checkpoints.documents import SavedStep, check, read_flat, read_record
-from mixedres.checkpoints.layouts import LAYOUTS, Architecture, architecture, from_tensors, to_tensors
-from mixedres.checkpoints.load import (
-    create_network,
-    describe_weights,
-    input_shape,
-    network_name,
-    read_weights,
-    variables,
-)
-from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.ownership import Claim
 from mixedres.checkpoints.recorded import (
     checkpoint_steps,
@@ -22,7 +19,19 @@ from mixedres.checkpoints.recorded import (
     read_data_identity,
     values_to_continue,
 )
-from mixedres.checkpoints.weights import WeightsFile, write_weights
+
+if TYPE_CHECKING:
+    from mixedres.checkpoints.layouts import Architecture, architecture, from_tensors, to_tensors
+    from mixedres.checkpoints.load import (
+        create_network,
+        describe_weights,
+        input_shape,
+        network_name,
+        read_weights,
+        variables,
+    )
+    from mixedres.checkpoints.manager import Checkpoints
+    from mixedres.checkpoints.weights import WeightsFile, write_weights
 
 __all__ = [
     "LAYOUTS",
@@ -56,3 +65,14 @@ __all__ = [
     "workdir",
     "write_weights",
 ]
+
+__getattr__ = importer(
+    __name__,
+    {
+        **dict.fromkeys(("Architecture", "architecture", "from_tensors", "to_tensors"), "layouts"),
+        **dict.fromkeys(("create_network", "describe_weights", "input_shape", "network_name"), "load"),
+        **dict.fromkeys(("read_weights", "variables"), "load"),
+        "Checkpoints": "manager",
+        **dict.fromkeys(("WeightsFile", "write_weights"), "weights"),
+    },
+)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mixedres._internal.errors import MismatchError, listed
-from mixedres._internal.names import LAYOUTS as LAYOUTS
+from mixedres._internal.names import LAYOUTS
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Array, PyTree, Variables
 

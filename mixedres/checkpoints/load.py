@@ -13,7 +13,6 @@ from mixedres._internal.errors import WeightsError, reason
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts, recorded
 from mixedres.checkpoints.documents import read_record
-from mixedres.checkpoints.manager import Checkpoints
 from mixedres.checkpoints.weights import WeightsFile, checked, read_weights_file
 from mixedres.data import InputSpec
 
@@ -37,6 +36,8 @@ def read_weights(path: pathlib.Path) -> WeightsFile:
 
 
 def _read_run(directory: pathlib.Path) -> WeightsFile:
+    from mixedres.checkpoints.manager import Checkpoints  # Orbax, which files of weights do not need: 0.2 CPU seconds
+
     saved = Checkpoints((directory / recorded.CHECKPOINTS).absolute())
     try:
         if saved.latest_step() is None:
@@ -140,7 +141,8 @@ def variables(file: WeightsFile) -> Variables:
     """
     model = create_network(file, jmp.Policy(jnp.float32, jnp.float32, jnp.float32))
     images = jax.ShapeDtypeStruct((1, *input_shape(file)), jnp.float32)
-    like = jax.eval_shape(model.init, jax.random.key(0), images)
+    # The key is made inside: outside, it would be two programs to compile.
+    like = jax.eval_shape(lambda images: model.init(jax.random.key(0), images), images)
     try:
         return layouts.from_tensors(file.tensors, like, file.layout)[0]
     except ValueError as error:

@@ -67,20 +67,30 @@ def claim(workdir: pathlib.Path, config: Record, *, clean: bool, data: Record | 
       ConfigError: if the directory cannot be written or cannot hold a checkpoint, is in use, holds other files, or
         holds a run of another config or other data. Then nothing has been written or removed.
     """
+    removes = check_claim(workdir, config, clean=clean, data=data)
+    with _writable(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        claimed = Claim(workdir)
+        if removes:
+            _remove_run(workdir)
+    return claimed
+
+
+def check_claim(workdir: pathlib.Path, config: Record, *, clean: bool, data: Record | None = None) -> bool:
+    """Checks that `claim` may take `workdir`, and returns whether it would remove an earlier run.
+
+    Args and errors: as for `claim`; whether the directory is in use is not checked. Writes nothing.
+    """
     check_name(workdir)
     with _writable(workdir):
         _check_writable(workdir)
         holds_run = _holds_run(workdir, clean=clean)
-        replaces = holds_run and not clean and not _may_go_on(workdir, config, data or {})
-        if clean or replaces:
+        removes = clean or (holds_run and not _may_go_on(workdir, config, data or {}))
+        if removes:
             _check_removable(workdir)
         elif holds_run:
             _check_complete(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-        claimed = Claim(workdir)
-        if clean or replaces:
-            _remove_run(workdir)
-    return claimed
+    return removes
 
 
 def begin(workdir: pathlib.Path, config: Record, data: Record | None = None) -> None:

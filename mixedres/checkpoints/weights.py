@@ -18,12 +18,13 @@ import safetensors
 import safetensors.numpy
 
 from mixedres._internal.errors import WeightsError, reason
-from mixedres._internal.files import open_regular, parse_json, read_regular, write_whole
+from mixedres._internal.files import check_weights_exist, open_regular, parse_json, read_regular, write_whole
 from mixedres._internal.formats import stamped
+from mixedres._internal.names import LAYOUTS
 from mixedres._internal.types import DType, Json, Record
 from mixedres.checkpoints import huggingface, tensorflow_files, tensorflow_names
 from mixedres.checkpoints.documents import WeightsMetadata, check
-from mixedres.checkpoints.layouts import COUNTER, LAYOUTS, Architecture, batches_of, layout_of
+from mixedres.checkpoints.layouts import COUNTER, Architecture, batches_of, layout_of
 from mixedres.checkpoints.layouts import architecture as find_architecture
 from mixedres.data import InputSpec
 from mixedres.models import NETWORKS, check_options
@@ -110,6 +111,7 @@ def read_weights_file(path: pathlib.Path) -> WeightsFile:
     Raises:
       WeightsError: if the file does not exist, cannot be read, or has no known layout.
     """
+    check_weights_exist(path)
     file = path
     if path.is_dir():
         file = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
@@ -121,11 +123,6 @@ def read_weights_file(path: pathlib.Path) -> WeightsFile:
         )
     if os.path.lexists(file) and not file.is_file():
         raise WeightsError(f"{file} is no regular file, or a link to nowhere; name a file of weights or a workdir")
-    if not file.is_file():
-        raise WeightsError(
-            f"{path} does not exist; name a workdir, a {_SAFETENSORS}, .pth, .keras or .h5 file, a folder that "
-            "transformers saved, or a checkpoint of TensorFlow"
-        )
     if file.suffix in tensorflow_files.KERAS:
         return _of_tensorflow(file, tensorflow_files.read_keras(file))
     if file.suffix == _SAFETENSORS:

@@ -16,12 +16,22 @@ from mixedres.config import FREE, GROW, KEYS
 METRICS, SUMMARY, LOCK = "metrics.jsonl", "summary.json", ".lock"
 # Directory of a step that was not finite, and its name while it is written.
 NONFINITE = ("nonfinite", ".nonfinite")
+# The document in that directory.
+STEP = "nonfinite.json"
 EVENTS = "events.out.tfevents.*"
 # Identity of the run at Weights & Biases, and the directory of wandb's files.
 WANDB_ID, WANDB = "wandb.json", "wandb"
 # Directory of traces, and a trace in it by its first step. TensorBoard reads traces from plugins/profile alone.
 PROFILE, TRACES = "profile", "plugins/profile/from_step_*"
 _RESUME = {key.path: key.resume for key in KEYS}
+
+
+def check_holds_step(directory: pathlib.Path) -> None:
+    """Raises ConfigError unless the directory of a step that was not finite holds such a step."""
+    if not (directory / STEP).exists():
+        raise ConfigError(
+            f"{directory} holds no step to replay; give the WORKDIR of a run that ended with exit status 3"
+        )
 
 
 def in_use(workdir: pathlib.Path) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mixedres._internal.names import LEVELS, MOST_SIDE, PREPROCESSINGS, PRESETS
+from mixedres._internal.names import LEVELS, MOST_SIDE, OPTIMIZERS, PREPROCESSINGS, PRESETS, SCHEDULES
 from mixedres._internal.types import Array
 
 
@@ -215,7 +215,7 @@ KEYS = (
     free("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE),
     free("data.max_pixels", int, None, "most pixels of a readable image; not set: 178,956,970", POSITIVE),
     free("data.on_error", str, "raise", "at an unreadable image, stop the run or skip it", one_of("raise", "skip")),
-    Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon"),
+    Key("optimizer.name", str, "sgd", "sgd, lars, adamw or muon", one_of(*OPTIMIZERS)),
     Key("optimizer.learning_rate", float, 0.1, "peak rate, for lr_reference_batch images per step", POSITIVE),
     Key("optimizer.lr_reference_batch", int, 256, "multiply the rate by batch_size / this; 0: do not", NOT_NEGATIVE),
     Key("optimizer.momentum", float, 0.9, "momentum of sgd, lars and muon; beta 1 of adamw", FRACTION),
@@ -228,7 +228,7 @@ KEYS = (
     Key("optimizer.beta2", float, 0.999, "beta 2 of adamw, and of muon for parameters that are no kernels", FRACTION),
     Key("optimizer.epsilon", float, 1e-8, "epsilon of adamw and muon", POSITIVE),
     Key("optimizer.trust_coefficient", float, 0.001, "trust coefficient of lars", POSITIVE),
-    Key("schedule.name", str, "cosine", "constant, cosine, piecewise or polynomial"),
+    Key("schedule.name", str, "cosine", "constant, cosine, piecewise or polynomial", one_of(*SCHEDULES)),
     Key("schedule.warmup", object, 0, "length of the linear warm-up from 0", DURATION),
     Key("schedule.end_factor", float, 0.0, "last rate / peak, for cosine and polynomial", UNIT),
     Key("schedule.epoch", str, "whole", "steps of an epoch: rounded down (whole) or exact (fractional)", _EPOCH),

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.errors import DataError
 from mixedres._internal.lazy import importer
-from mixedres.data.catalog import NAMES, SOURCES, Options, load
+from mixedres.data.catalog import NAMES, PREFIX, SOURCES, Options, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
-from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, check_labels
+from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, check_labels, identity
 
 if TYPE_CHECKING:
     from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IMAGE_EXTENSIONS",
     "NAMES",
+    "PREFIX",
     "SOURCES",
     "Batch",
     "DataError",
@@ -38,6 +39,7 @@ __all__ = [
     "center_crops",
     "check_labels",
     "get_preprocessing",
+    "identity",
     "images_below",
     "load",
 ]

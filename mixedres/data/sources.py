@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mixedres._internal.errors import DataError
+from mixedres._internal.types import Record
 from mixedres.data.input_spec import InputSpec
 
 # 'image' (batch, height, width, channels) of the source's dtype, 'label' (batch,) int32, and in evaluation 'mask'
@@ -244,6 +245,19 @@ class Synthetic(DataInfo):
             images.reshape(-1)[outside] = rng.standard_normal(outside.size, dtype=np.float32)
         labels = rng.integers(0, max(self.num_classes - 1, 1), batch_size, dtype=np.int32)
         return {"image": np.rint(127 + 60 * images).astype(np.uint8), "label": labels}
+
+
+def identity(source: Source) -> Record:
+    """Returns the identity of a data set and the network's input, as JSON; 'sizes' only if the data are files."""
+    sizes = getattr(source, "sizes", None)  # a source of a user need not have it
+    return {
+        "input": source.input_spec.to_json(),
+        "class_names": list(source.class_names),
+        "num_classes": source.num_classes,
+        "train_examples": source.train_examples,
+        "eval_examples": source.eval_examples,
+        "fingerprint": source.fingerprint,
+    } | ({} if sizes is None else {"sizes": sizes})
 
 
 def check_labels(batch: Batch, num_classes: int, name: str) -> None:

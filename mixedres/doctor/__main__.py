@@ -42,14 +42,17 @@ class Options(NamedTuple):
 def examine_numerics(given: Sequence[str]) -> None:
     """Runs the command with these arguments; raises ConfigError for a mistake in them before anything is written."""
     options = parse(given)
-    # Imported here so that a mistake in the command need not wait for the models.
-    from mixedres import checkpoints
-    from mixedres.doctor.examination import examine_network, overrides
+    # Imported here, and JAX and the models later still, so that a mistake in the command need not wait for them.
+    from mixedres import checkpoints, train
 
     if options.workdir is not None:
         for line in checkpoints.left_to_command_line(options.workdir, options.config):
             console.say(line)
-    report, errors = examine_network(options.config, options.workdir, options.steps, options.compare)
+    source = train.checks.check_config(options.config)
+    train.checks.check_machine(options.config)
+    from mixedres.doctor.examination import examine_network, overrides
+
+    report, errors = examine_network(options.config, options.workdir, options.steps, options.compare, source=source)
     console.show("", *report.to_text(problems_only=True).splitlines())
     flags = overrides(report, options.config)
     if flags:

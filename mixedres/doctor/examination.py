@@ -16,17 +16,23 @@ from ml_collections import ConfigDict
 from mixedres import data, precision
 from mixedres._internal import environment, jax_compat
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.tree import named_leaves
 from mixedres._internal.types import Batch, PyTree
 from mixedres.numerics import Comparison, ErrorReport, Report, compare
-from mixedres.train import Experiment, TrainState, build, compilation_cache, distributed, monitor, start
+from mixedres.train import Experiment, TrainState, build, distributed, monitor, start
 from mixedres.train import steps as jitted
 
 
 def examine_network(
-    config: ConfigDict, run: pathlib.Path | None, steps: Sequence[int], presets: Sequence[str]
+    config: ConfigDict,
+    run: pathlib.Path | None,
+    steps: Sequence[int],
+    presets: Sequence[str],
+    *,
+    source: data.Source | None = None,
 ) -> tuple[Report, ErrorReport | None]:
     """Returns the sum of the reports after each of `steps` training steps, and where the errors of gradients begin.
 
@@ -39,12 +45,13 @@ def examine_network(
       run: workdir whose newest checkpoint is examined first; None: a fresh network.
       steps: numbers of training steps, ascending.
       presets: presets whose gradients at the last of the steps are compared with the gradients in float32.
+      source: the data set of the config, if it is loaded already.
 
     Raises:
       ConfigError: if the config is wrong, the run has no checkpoint of its network, or training does not reach the
         first of the steps.
     """
-    experiment = build(config)
+    experiment = build(config, source)
     with compilation_cache(config.compilation_cache):
         state = _state(experiment, run)
         where = "fresh weights" if run is None else f"step {int(state.step)} of {run}"

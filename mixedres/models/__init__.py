@@ -1,23 +1,20 @@
-"""ResNets as Flax modules that take jmp policies, and the interface of other networks."""
+"""ResNets as Flax modules that take jmp policies, and the interface of other networks.
 
-from mixedres.models import kernel_layout
-from mixedres.models.factory import (
-    INITIALIZERS,
-    NAMES,
-    NETWORKS,
-    OPTIONS,
-    Network,
-    check_options,
-    compiler_options,
-    create,
-    default_version,
-    for_cpus,
-    name_of,
-)
-from mixedres.models.folding import for_inference
-from mixedres.models.layers import module_paths
-from mixedres.models.normalize import NormalizeFn, normalization
-from mixedres.models.resnet import ResNet
+Names of networks need neither JAX nor Flax; everything else is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from mixedres._internal.lazy import importer
+from mixedres.models.names import NAMES, NETWORKS, OPTIONS, check_options, default_version, name_of, resnet_shape
+
+if TYPE_CHECKING:
+    from mixedres.models import kernel_layout
+    from mixedres.models.factory import INITIALIZERS, Network, compiler_options, create, for_cpus
+    from mixedres.models.folding import for_inference
+    from mixedres.models.layers import module_paths
+    from mixedres.models.normalize import NormalizeFn, normalization
+    from mixedres.models.resnet import ResNet
 
 __all__ = [
     "INITIALIZERS",
@@ -37,4 +34,21 @@ __all__ = [
     "module_paths",
     "name_of",
     "normalization",
+    "resnet_shape",
 ]
+
+__getattr__ = importer(
+    __name__,
+    {
+        "INITIALIZERS": "factory",
+        "Network": "factory",
+        "NormalizeFn": "normalize",
+        "ResNet": "resnet",
+        "compiler_options": "factory",
+        "create": "factory",
+        "for_cpus": "factory",
+        "for_inference": "folding",
+        "module_paths": "layers",
+        "normalization": "normalize",
+    },
+)

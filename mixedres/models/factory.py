@@ -1,7 +1,7 @@
 """Networks by name: ResNets, and other networks that a program adds."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -12,23 +12,8 @@ import jmp
 
 from mixedres._internal.types import DType
 from mixedres.models import onednn, resnet
-from mixedres.models.operations import PADDINGS
+from mixedres.models.names import OPTIONS, check_options, resnet_shape
 from mixedres.models.resnet import ResNet
-
-# size: (whether it has bottlenecks, blocks per stage); arXiv 1512.03385, table 1, and 1603.05027 for 200.
-_IMAGENET_SIZES = {
-    18: (False, (2, 2, 2, 2)),
-    34: (False, (3, 4, 6, 3)),
-    50: (True, (3, 4, 6, 3)),
-    101: (True, (3, 4, 23, 3)),
-    152: (True, (3, 8, 36, 3)),
-    200: (True, (3, 24, 36, 3)),
-}
-_IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
-_CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
-# Options of a network that its weights do not reveal: {name: values, the default first}.
-OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
-NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
 
 class Network(Protocol):
@@ -64,10 +49,6 @@ class Network(Protocol):
     def clone(self) -> Callable[..., Any]:
         """Returns the method that copies the module with other fields."""
 
-
-# Networks that are no ResNets, by the name in config.model.name: functions from the fields of `Network`, as keyword
-# arguments, to a network. The keys of a config that are about ResNets (model.*, batch_norm.*) do not apply to them.
-NETWORKS: dict[str, Callable[..., Network]] = {}
 
 Initializer: TypeAlias = Callable[..., jax.Array]
 INITIALIZERS: dict[str, Initializer] = {
@@ -110,7 +91,7 @@ def create(
       ValueError: for an invalid name, size, version, number, initializer or expression; the message names valid ones.
       TypeError: for an option that `ResNet` does not have.
     """
-    bottleneck, stage_sizes, version, small_images = _network(name, version)
+    bottleneck, stage_sizes, version, small_images = resnet_shape(name, version)
     blocks: dict[tuple[bool, bool], resnet.ModuleFn] = {
         (False, False): resnet.BasicBlock,
         (True, False): partial(resnet.BottleneckBlock, stride_first=version == "1"),
@@ -169,55 +150,6 @@ def _check(model: ResNet) -> None:
     wide, norms = jnp.promote_types(model.policy.compute_dtype, jnp.float32), model.norm_policy
     if model.fused and norms is not None and norms.compute_dtype != wide:
         raise ValueError(f"fused norms compute in {wide}, and norm_policy in {jnp.dtype(norms.compute_dtype)}")
-
-
-def check_options(options: Mapping[str, str]) -> None:
-    """Raises ValueError unless all `options` are in `OPTIONS`, with one of their values."""
-    for name, value in options.items():
-        if name not in OPTIONS:
-            raise ValueError(f"option {name!r} is unknown; use {', '.join(OPTIONS)}")
-        if value not in OPTIONS[name]:
-            raise ValueError(f"{name} {value!r} is unknown; use {' or '.join(OPTIONS[name])}")
-
-
-def default_version(name: str) -> str:
-    """Returns the version of a network whose config names none."""
-    return "1" if name.startswith("cifar_") else "1.5"
-
-
-def name_of(bottleneck: bool, stage_sizes: tuple[int, ...]) -> str | None:
-    """Returns the name of the ResNet with these blocks, or None."""
-    for size, network in _IMAGENET_SIZES.items():
-        if network == (bottleneck, stage_sizes):
-            return f"resnet{size}"
-    if not bottleneck and len(stage_sizes) == 3 and len(set(stage_sizes)) == 1:
-        return f"cifar_resnet{6 * stage_sizes[0] + 2}"
-    return None
-
-
-def _network(name: str, version: str | None) -> tuple[bool, tuple[int, ...], str, bool]:
-    """Returns whether blocks are bottlenecks, blocks per stage, version, and whether images are small."""
-    match = re.fullmatch(r"(cifar_)?resnet([0-9]{1,4})", name)
-    if match is None:
-        raise ValueError(f"model {name!r} is unknown; use one of {', '.join((*NAMES, *NETWORKS))}")
-    size, small_images = int(match[2]), match[1] is not None
-    stage_sizes: tuple[int, ...]
-    if small_images:
-        blocks, rest = divmod(size - 2, 6)
-        if rest or blocks < 1:
-            below = max(1, blocks) * 6 + 2
-            raise ValueError(f"model {name!r}: the size must be 6n+2; the nearest are {below} and {below + 6}")
-        bottleneck, stage_sizes = False, (blocks,) * 3
-    elif size in _IMAGENET_SIZES:
-        bottleneck, stage_sizes = _IMAGENET_SIZES[size]
-    else:
-        sizes = ", ".join(str(size) for size in _IMAGENET_SIZES)
-        raise ValueError(f"model {name!r}: the size must be one of {sizes}")
-    versions = _CIFAR_VERSIONS if small_images else _IMAGENET_VERSIONS
-    version = str(version or default_version(name))
-    if version not in versions:
-        raise ValueError(f"model {name!r} has the versions {', '.join(versions)}, not {version!r}")
-    return bottleneck, stage_sizes, version, small_images
 
 
 def _initializer(init: str | Initializer) -> Initializer:

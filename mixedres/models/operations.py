@@ -38,9 +38,6 @@ _PIECE = 2**18
 _MOST_PIECES = 16  # each is an operation to compile
 
 
-PADDINGS = ("pytorch", "tensorflow")
-
-
 def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
     """Returns the rows (or columns) of padding before and after a map, for windows of the odd `size`.
 

@@ -38,11 +38,13 @@ MAX_LOSS_SCALE = 2.0**24
 
 def _array(dtype: DType, value: Array) -> Any:
     """Returns `value` as a strongly typed scalar array; some jnp functions would return a `np.generic` weakly typed."""
+    if isinstance(value, (int, float, np.generic)):  # JAX would compile a program for the conversion
+        value = np.asarray(value, dtype)
     return jax.lax.convert_element_type(jnp.asarray(value), dtype)
 
 
 def _zero() -> jax.Array:
-    return jnp.zeros((), jnp.int32)
+    return jnp.asarray(np.zeros((), np.int32))
 
 
 def is_inexact(x: Array) -> bool:

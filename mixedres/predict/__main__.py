@@ -42,12 +42,19 @@ def predict_images(arguments: Sequence[str]) -> None:
       DataError: if some of the images could not be classified.
     """
     options = _parse(arguments)
+    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find_images, options.images))))
     # Imported here so that --help and a mistake in the command need not wait for JAX.
+    from mixedres._internal.cli.compilation import compilation_cache
+
+    with compilation_cache():
+        _classify(options, paths)
+
+
+def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     from mixedres.predict.classifier import read_classifier
     from mixedres.predict.contact_sheet import Cell
     from mixedres.predict.inference import predictions
 
-    paths = list(dict.fromkeys(itertools.chain.from_iterable(map(find_images, options.images))))
     classifier = read_classifier(options)
     names = classifier.class_names
     for note in classifier.notes:

@@ -1,20 +1,27 @@
-"""A training run: build, step, loop, evaluation."""
+"""A training run: build, step, loop, evaluation.
 
-from mixedres.train import distributed, start, steps
-from mixedres.train.builder import build
-from mixedres.train.compilation import compilation_cache
-from mixedres.train.debug import diagnosis, monitor, nonfinite
-from mixedres.train.evaluation import compare_presets, evaluate
-from mixedres.train.experiment import Experiment
-from mixedres.train.run import fit
-from mixedres.train.step import TrainState
+Every name is imported when it is first used, so that a mistake in a config need not wait for JAX.
+"""
+
+from typing import TYPE_CHECKING
+
+from mixedres._internal.lazy import importer
+
+if TYPE_CHECKING:
+    from mixedres.train import checks, distributed, start, steps
+    from mixedres.train.builder import build
+    from mixedres.train.debug import diagnosis, monitor, nonfinite
+    from mixedres.train.evaluation import compare_presets, evaluate
+    from mixedres.train.experiment import Experiment
+    from mixedres.train.run import fit
+    from mixedres.train.step import TrainState
 
 __all__ = [
     "Experiment",
     "TrainState",
     "build",
+    "checks",
     "compare_presets",
-    "compilation_cache",
     "diagnosis",
     "distributed",
     "evaluate",
@@ -24,3 +31,18 @@ __all__ = [
     "start",
     "steps",
 ]
+
+__getattr__ = importer(
+    __name__,
+    {
+        "Experiment": "experiment",
+        "TrainState": "step",
+        "build": "builder",
+        "compare_presets": "evaluation",
+        "diagnosis": "debug.diagnosis",
+        "evaluate": "evaluation",
+        "fit": "run",
+        "monitor": "debug.monitor",
+        "nonfinite": "debug.nonfinite",
+    },
+)

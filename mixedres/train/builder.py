@@ -13,48 +13,10 @@ from ml_collections import ConfigDict
 
 from mixedres import data, models, precision
 from mixedres._internal.errors import ConfigError, config_errors, nearest
-from mixedres._internal.mesh import AXIS, check_devices, make_mesh
+from mixedres._internal.mesh import AXIS, check_devices
 from mixedres.config import KEYS, duration_in_steps, flatten, precision_of, validate
-from mixedres.train import optimizers, steps
+from mixedres.train import checks, optimizers, steps
 from mixedres.train.experiment import Experiment
-
-
-def _devices(wanted: int | None) -> list[jax.Device]:
-    """Returns the devices of the run: equally many of every process, in the order of the processes."""
-    devices, hosts = jax.devices(), jax.process_count()
-    count = wanted or len(devices)
-    if count > len(devices):
-        owner = "this machine has" if hosts == 1 else f"the {hosts} processes have"
-        raise ConfigError(f"config.num_devices is {count}, but {owner} {len(devices)} ({devices[0].platform})")
-    by_host = [[device for device in devices if device.process_index == host] for host in range(hosts)]
-    if count % hosts or min(map(len, by_host)) < count // hosts:
-        have = ", ".join(str(len(own)) for own in by_host)
-        raise ConfigError(
-            f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
-            "give all of them as many, or set config.num_devices to a number that they can share"
-        )
-    return [device for own in by_host for device in own[: count // hosts]]
-
-
-def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
-    """Returns the mesh and the global batch size.
-
-    Raises ConfigError if devices are missing or not equally many in every process, or if devices and microbatches do
-    not divide the batch.
-    """
-    devices = _devices(config.num_devices)
-    count = len(devices)
-    batch_size = config.batch_size or config.batch_size_per_device * count
-    parts = count * config.microbatches
-    if batch_size % parts:
-        below = batch_size // parts * parts
-        sizes = f"{below} and {below + parts}" if below else f"{parts}"
-        raise ConfigError(
-            f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
-            f"{config.microbatches}); the nearest sizes that are: {sizes}"
-        )
-    return make_mesh(devices), batch_size
-
 
 # {kind of device: compute dtypes} for which fused norms make the step faster on average over the benchmarks in
 # experiments/results, and in none of them 5 % slower; python -m experiments.gpu enters a GPU. docs/performance.md has
@@ -64,8 +26,12 @@ FUSED_IS_FASTER: dict[str, list[str]] = json.loads((pathlib.Path(__file__).paren
 _OF_RESNETS = ("model.", "batch_norm.", "optimizer.layer_decay")
 
 
-def build(config: ConfigDict) -> Experiment:
+def build(config: ConfigDict, source: data.Source | None = None) -> Experiment:
     """Checks a config and builds what it names; writes nothing.
+
+    Args:
+      config: the config.
+      source: the data set of the config if it is loaded already, see `mixedres.train.checks`; None: loads the data set.
 
     Raises:
       ConfigError: at the first mistake.
@@ -73,19 +39,9 @@ def build(config: ConfigDict) -> Experiment:
     validate(config)
     check_devices()
     chosen, loss_scale = precision_of(config)
-    mesh, batch_size = devices_and_batch(config)
-    with config_errors("config.data"):
-        source = data.load(**config.data, batch_size=batch_size)
-    if source.train_examples < batch_size:
-        raise ConfigError(
-            f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
-            f"{source.train_examples} training images; set config.batch_size to at most that"
-        )
-    if source.num_classes < 2 or source.eval_examples < 1:
-        has = f"classes: {source.num_classes}, test images: {source.eval_examples}"
-        raise ConfigError(
-            f"config.data.name={config.data.name} has too few ({has}); a run needs 2 classes, 1 test image"
-        )
+    mesh, batch_size = checks.devices_and_batch(config)
+    source = source or checks.load_source(config, batch_size)
+    checks.check_source(config, source, batch_size)
     device = mesh.devices.flat[0]
     model = _network(config, source.num_classes, chosen, device.device_kind)
     steps_per_epoch = source.train_examples // batch_size
@@ -144,19 +100,16 @@ def _network(config: ConfigDict, num_classes: int, chosen: precision.Precision, 
                 f"leave it out, or set it to its default, {key.default}"
             )
     with config_errors("config.model"):
-        return make(num_classes=num_classes, **chosen.network_options)
+        network: models.Network = make(num_classes=num_classes, **chosen.network_options)
+        return network
 
 
 def _is_fused(given: str, config: ConfigDict, chosen: precision.Precision, kind: str) -> bool:
     """Returns whether batch norms are fused with the operations after them, on this kind of device.
 
-    `given` is 'auto', 'true' or 'false'. Raises ConfigError if batch norms must be fused and cannot be.
+    `given` is 'auto', 'true' or 'false'; see `checks.why_not_fused`.
     """
-    obstacle = chosen.why_not_fusable
-    if config.batch_norm.frozen:
-        obstacle = "batch_norm.frozen: fused norms take the statistics of the batch; leave one of them out"
-    if given == "true" and obstacle:
-        raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
+    obstacle = checks.why_not_fused(config, chosen)
     is_faster = str(jnp.dtype(chosen.policy.compute_dtype)) in FUSED_IS_FASTER.get(kind, ())
     return not obstacle and (given == "true" or (given == "auto" and is_faster))
 

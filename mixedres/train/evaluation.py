@@ -10,13 +10,11 @@ from ml_collections import ConfigDict
 from mixedres import data, precision
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.types import CompiledStep, Metrics, Record
-from mixedres.checkpoints import workdir
-from mixedres.config import KEYS
-from mixedres.train import start, steps
+from mixedres.train import checks, start, steps
 from mixedres.train.builder import build
-from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SINGLE, SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import InFlight
@@ -26,17 +24,19 @@ from mixedres.train.step import TrainState
 BASELINE = "fp32"
 
 
-def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE) -> Record:
+def evaluate(
+    config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE, source: data.Source | None = None
+) -> Record:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
     If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs. The
-    processes of `group` evaluate together.
+    processes of `group` evaluate together. `source` is as for `build`.
 
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
     """
-    experiment = build(start.config_to_continue(config, directory))
-    with compilation_cache(config.compilation_cache, group):
+    experiment = build(start.config_to_continue(config, directory), source)
+    with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         step = compile_step(experiment, state)
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
@@ -50,7 +50,12 @@ def evaluate(config: ConfigDict, directory: pathlib.Path, *, group: SingleProces
 
 
 def compare_presets(
-    config: ConfigDict, directory: pathlib.Path, presets: Sequence[str], *, group: SingleProcess = SINGLE
+    config: ConfigDict,
+    directory: pathlib.Path,
+    presets: Sequence[str],
+    *,
+    group: SingleProcess = SINGLE,
+    source: data.Source | None = None,
 ) -> dict[str, Record]:
     """Evaluates the same weights under several presets, on the same images, and prints a line for each.
 
@@ -61,8 +66,8 @@ def compare_presets(
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
     """
-    experiment = build(start.config_to_continue(config, directory))
-    with compilation_cache(config.compilation_cache, group):
+    experiment = build(start.config_to_continue(config, directory), source)
+    with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
         console.show(f"{description}, in {len(names)} precisions:")
@@ -145,10 +150,7 @@ def _weights(experiment: Experiment, directory: pathlib.Path, group: SingleProce
     given = experiment.config.init_from
     initial = start.initial_weights(experiment, directory, group)
     if initial is None:
-        keys = {key.path for key in KEYS if key.is_evaluated}
-        # Without init_from among the keys, the run's checkpoint would be evaluated instead of the weights it names.
-        workdir.check_same(directory, experiment.resolved, keys | ({"init_from"} if given else set()))
-        workdir.check_data(directory, experiment.data, classes_only=True)
+        checks.check_evaluation(experiment.resolved, directory, experiment.data)
     elif not initial.has_head:
         raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
     begun = start.latest_start(experiment, directory, initial)

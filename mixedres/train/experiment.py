@@ -17,7 +17,7 @@ from mixedres._internal.mesh import AXIS
 from mixedres._internal.types import Batch, Record
 from mixedres.config import flatten
 from mixedres.data import Batch as HostBatch
-from mixedres.data import Shard, Source, check_labels
+from mixedres.data import Shard, Source, check_labels, identity
 from mixedres.precision import Precision
 from mixedres.train import optimizers, step
 from mixedres.train.gradients import StepOptions
@@ -58,17 +58,8 @@ class Experiment:
 
     @property
     def data(self) -> Record:
-        """Returns the identity of the data and the network's input, as JSON; 'sizes' only if the data are files."""
-        source = self.source
-        sizes = getattr(source, "sizes", None)  # a source of a user need not have it
-        return {
-            "input": source.input_spec.to_json(),
-            "class_names": list(source.class_names),
-            "num_classes": source.num_classes,
-            "train_examples": source.train_examples,
-            "eval_examples": source.eval_examples,
-            "fingerprint": source.fingerprint,
-        } | ({} if sizes is None else {"sizes": sizes})
+        """Returns the identity of the data and the network's input; see `mixedres.data.identity`."""
+        return identity(self.source)
 
     @property
     def devices(self) -> list[jax.Device]:

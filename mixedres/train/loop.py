@@ -1,19 +1,21 @@
 """The loop of a run: steps, evaluations and checkpoints, until the end or a request to stop."""
 
+from __future__ import annotations
+
 import dataclasses
 import pathlib
 import signal
 
 import jax
 
-from mixedres import data
+from mixedres import checkpoints, data
+from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import Stopped, TrainingError
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
-from mixedres.checkpoints import Checkpoints, Claim
+from mixedres.checkpoints import Claim
 from mixedres.train import evaluation, step
-from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite, replicas
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.debug.profiler import Profiler
@@ -33,7 +35,7 @@ class Parts:
     directory: pathlib.Path
     group: SingleProcess
     claim: Claim | None
-    saved: Checkpoints
+    saved: checkpoints.Checkpoints
     log: RunLog
     sampler: Sampler
     profiler: Profiler

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from mixedres._internal.names import SCHEDULES
 from mixedres._internal.tree import leaf_path
 from mixedres._internal.types import MaskFn, PyTree
 from mixedres.config import KEYS
 
-SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")
 # Convolution and dense kernels: not batch-norm scales and not biases.
 KERNELS = r"/kernel$"
 
@@ -59,7 +60,7 @@ def schedule(
         )
     decay_steps = max(total_steps - warmup_steps, 1)
     steps = optax.join_schedules(
-        [optax.constant_schedule(jnp.float32(factor)) for factor in (1.0, *factors)], [b + 1 for b in boundaries]
+        [optax.constant_schedule(np.float32(factor)) for factor in (1.0, *factors)], [b + 1 for b in boundaries]
     )
 
     # Not optax.linear_schedule, which computes (0 - peak) * (1 - count / n) + peak, 0.07 % off at the first of 25,000

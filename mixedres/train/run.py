@@ -1,5 +1,7 @@
 """A run: config -> data, model, optimizer (`build`) -> state -> compiled steps -> loop -> summary."""
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 import functools
@@ -7,27 +9,27 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from mixedres import data
+from mixedres import checkpoints, data
 from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.cli.progress import StepProgress
 from mixedres._internal.cli.signals import StopSignal
 from mixedres._internal.errors import TrainingError
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.tree import fingerprint
-from mixedres._internal.types import CompiledStep, Record
-from mixedres.checkpoints import Checkpoints, ownership, workdir
-from mixedres.train import evaluation, start, step, steps
+from mixedres._internal.types import Record
+from mixedres.checkpoints import ownership, workdir
+from mixedres.train import checks, evaluation, start, step, steps
 from mixedres.train.builder import build
-from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import profiler
 from mixedres.train.debug.monitor import Sampler
 from mixedres.train.distributed import SINGLE, SingleProcess
@@ -42,7 +44,14 @@ from mixedres.train.metrics.writers import MetricWriter, NullMetricWriter
 _MOST_LOSS = 1e6
 
 
-def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, group: SingleProcess = SINGLE) -> Record:
+def fit(
+    config: ConfigDict,
+    directory: pathlib.Path,
+    *,
+    clean: bool = False,
+    group: SingleProcess = SINGLE,
+    source: data.Source | None = None,
+) -> Record:
     """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
 
         config = mixedres.config.parse_flags(["--config=digits:fp16"]).config
@@ -53,6 +62,7 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
       directory: the workdir.
       clean: remove an earlier run first.
       group: the processes of the run; process 0 writes.
+      source: the data set of the config, if it is loaded already; see `build`.
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
@@ -62,28 +72,27 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
     """
     if not clean:
         config = start.config_to_continue(config, directory)
-    experiment = build(config)
+    experiment = build(config, source)
     window = profiler.traced_steps(experiment)
     wandb_writer.check_installed(config.wandb)
     opening = start.open_run(experiment, directory, group, clean=clean)
     with opening as (initial, finished, claim), contextlib.ExitStack() as stack:
         if finished is not None:
-            console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
-            return finished
+            return checks.say_finished(directory, finished)
         start.print_header(experiment, directory)
         stop_signal = StopSignal()
         if group.count > 1:  # several processes stop together; a single one has nothing to save before its first step
             stack.enter_context(stop_signal)
         console.say("compiling ...")
         programs = stack.enter_context(CompilationCounter())
-        saved = Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
+        saved = checkpoints.Checkpoints(directory / workdir.CHECKPOINTS, config.keep_checkpoints)
         begun = start.find_start(experiment, saved, initial, set_aside=True)
         saved.remove_partial()
         if group.is_primary:
             ownership.begin(directory, experiment.resolved, experiment.data)
         tracker = stack.enter_context(wandb_writer.tracker(experiment, directory, group))
         first_step, record, started = int(begun.state.step), begun.record or {}, time.perf_counter()
-        train_step, eval_step, sampler = _compile(experiment, begun.state)
+        compiled = _compile(experiment, begun.state)
         seconds = time.perf_counter() - started
         console.say(f"compiled in {seconds:.1f} s{programs.describe_cache()}; training from step {first_step}")
         log = _open_log(experiment, directory, group, tracker, begun.state, record)
@@ -94,11 +103,9 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
             claim=claim,
             saved=saved,
             log=log,
-            sampler=sampler,
             profiler=profiler.Profiler(window, directory, log, group),
             stop_signal=stop_signal,
-            train_step=train_step,
-            eval_step=eval_step,
+            **compiled,
         )
         loop = Loop(parts, begun.state, record.get("evaluated"), record.get("best"), record.get("pending_eval"))
         if group.count == 1:
@@ -112,13 +119,14 @@ def fit(config: ConfigDict, directory: pathlib.Path, *, clean: bool = False, gro
         document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:
             _write_summary(directory / workdir.SUMMARY, document)
-    best = document["eval"]
-    console.say(f"done: test top-1 {best['top1']:.2%} of {best['examples']}; {directory / workdir.SUMMARY}")
     return document
 
 
-def _compile(experiment: Experiment, state: step.TrainState) -> tuple[CompiledStep, CompiledStep, Sampler]:
-    """Returns all steps, compiled ahead, so that a call with other shapes is an error instead of a compilation."""
+def _compile(experiment: Experiment, state: step.TrainState) -> dict[str, Any]:
+    """Returns the compiled fields of `Parts`.
+
+    All steps are compiled ahead, so that a call with other shapes is an error instead of a compilation.
+    """
     train_step = steps.train_step(experiment).lower(state, steps.batch_shapes(experiment)).compile()
     environment.check_memory(
         train_step,
@@ -128,7 +136,7 @@ def _compile(experiment: Experiment, state: step.TrainState) -> tuple[CompiledSt
     eval_step = evaluation.compile_step(experiment, state)
     sampler = Sampler(experiment)
     sampler.compile(state)
-    return train_step, eval_step, sampler
+    return {"train_step": train_step, "eval_step": eval_step, "sampler": sampler}
 
 
 def _open_log(
@@ -169,18 +177,19 @@ def _learning_rates(schedule: optax.Schedule) -> Callable[[int], float]:
     evaluation for each update would wait for the steps that the device has not finished.
     """
     size = 4096
+    evaluate = jax.jit(jax.vmap(schedule))
 
     @functools.cache
     def block(index: int) -> np.ndarray:
         with jax.transfer_guard("allow"):
-            return np.asarray(jax.vmap(schedule)(jnp.arange(size) + index * size))
+            return np.asarray(evaluate(np.arange(index * size, (index + 1) * size, dtype=np.int32)))
 
     block(0)  # compiled here, not in the loop
     return lambda updates: float(block(updates // size)[updates % size])
 
 
 @contextlib.contextmanager
-def _closing(log: RunLog, saved: Checkpoints) -> Iterator[None]:
+def _closing(log: RunLog, saved: checkpoints.Checkpoints) -> Iterator[None]:
     """Closes log and checkpoints after the block, and prints which checkpoints could not be written."""
     try:
         yield
@@ -263,6 +272,7 @@ def _summary(
 
 
 def _write_summary(path: pathlib.Path, document: Record) -> None:
+    """Writes the summary, and prints its last evaluation."""
     try:
         write_json(path, stamped(document))
     except OSError as error:
@@ -270,3 +280,5 @@ def _write_summary(path: pathlib.Path, document: Record) -> None:
             f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
             "command again"
         ) from error
+    last = document["eval"]
+    console.say(f"done: test top-1 {last['top1']:.2%} of {last['examples']}; {path}")

@@ -1,5 +1,7 @@
 """The start of a run, an evaluation or an examination: the newest checkpoint, given weights, or random weights."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import os
@@ -15,14 +17,14 @@ from ml_collections import ConfigDict
 from mixedres import __version__, checkpoints, models
 from mixedres._internal import coordination, environment, jax_compat
 from mixedres._internal.cli import console
+from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
-from mixedres.checkpoints import Checkpoints, Claim, WeightsFile, ownership, workdir
+from mixedres.checkpoints import Claim, ownership, workdir
 from mixedres.config import flatten, unflatten
 from mixedres.data import InputSpec, get_preprocessing
 from mixedres.train import steps
-from mixedres.train.compilation import compilation_cache
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
@@ -141,7 +143,7 @@ def open_run(
     ownership.check_name(directory)
     assert_same(experiment, directory, group, clean=clean)
     initial = initial_weights(experiment, directory, group, clean=clean)  # before anything is written
-    cache = compilation_cache(experiment.config.compilation_cache, group)
+    cache = compilation_cache(experiment.config.compilation_cache)
     with cache, _claim(experiment, directory, group, clean=clean) as claimed:
         # Only process 0 reads: on a shared file system the others may see an older directory.
         finished = workdir.finished(directory, experiment.resolved) if group.is_primary else None
@@ -181,7 +183,7 @@ def initial_weights(
 
 
 def find_start(
-    experiment: Experiment, saved: Checkpoints, initial: InitialWeights | None, *, set_aside: bool = False
+    experiment: Experiment, saved: checkpoints.Checkpoints, initial: InitialWeights | None, *, set_aside: bool = False
 ) -> Start:
     """Returns the start from the newest checkpoint, else from `initial`, else from random weights.
 
@@ -193,7 +195,7 @@ def find_start(
 
 def latest_start(experiment: Experiment, directory: pathlib.Path, initial: InitialWeights | None = None) -> Start:
     """Returns `find_start` for the workdir `directory` without changing it."""
-    with contextlib.closing(Checkpoints((directory / workdir.CHECKPOINTS).absolute())) as saved:
+    with contextlib.closing(checkpoints.Checkpoints((directory / workdir.CHECKPOINTS).absolute())) as saved:
         return find_start(experiment, saved, initial)
 
 
@@ -210,7 +212,7 @@ def new_state(experiment: Experiment, initial: InitialWeights | None = None) -> 
 
 
 def restore_newest(
-    experiment: Experiment, saved: Checkpoints, *, set_aside: bool = False
+    experiment: Experiment, saved: checkpoints.Checkpoints, *, set_aside: bool = False
 ) -> tuple[TrainState, Record] | None:
     """Returns the newest undamaged state and its record; None without a checkpoint.
 
@@ -287,7 +289,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     return InitialWeights(variables, has_head, note)
 
 
-def _other_normalization(file: WeightsFile, spec: InputSpec) -> str:
+def _other_normalization(file: checkpoints.WeightsFile, spec: InputSpec) -> str:
     """Returns a note if the weights were trained on images with another mean or deviation, else ''."""
     if file.input is None:
         return ""
@@ -304,7 +306,9 @@ def _alike(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> 
     return all(len(a) == len(b) and np.allclose(a, b, rtol=0.05, atol=1.0) for a, b in zip(one, other, strict=True))
 
 
-def _check_options(given: str, file: WeightsFile, found: checkpoints.Architecture | None, model: models.ResNet) -> None:
+def _check_options(
+    given: str, file: checkpoints.WeightsFile, found: checkpoints.Architecture | None, model: models.ResNet
+) -> None:
     """Raises ConfigError if `model` has the shapes of the weights and computes something else."""
     if found is None or found.stage_sizes != tuple(model.stage_sizes):
         return

@@ -10,10 +10,10 @@ from PIL import Image
 
 import mixedres
 from mixedres import main, replay
+from mixedres._internal.cli import compilation
 from mixedres._internal.errors import ConfigError
 from mixedres.config import flags
 from mixedres.data.images import decoding
-from mixedres.train import compilation
 from mixedres.train.distributed.startup import is_here
 from tests import ROOT
 from tests.hostile.commands import assert_one_line, run, run_here

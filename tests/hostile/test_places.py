@@ -9,10 +9,10 @@ import shutil
 import pytest
 
 from mixedres import main
-from mixedres._internal.cli import command_line
+from mixedres._internal.cli import command_line, compilation
 from mixedres._internal.errors import ConfigError, TrainingError
 from mixedres.checkpoints import load, ownership, recorded, workdir
-from mixedres.train import compilation, evaluation, run
+from mixedres.train import evaluation, run
 from mixedres.train.builder import build
 from mixedres.train.metrics.log import RunLog
 from mixedres.train.metrics.writers import MetricWriter

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixedres._internal import jax_compat
-from mixedres.models import operations
+from mixedres.models import names, operations
 from mixedres.models.operations import convolution, max_pool, relu
 from tests.models import networks
 from tests.platforms import on
@@ -147,7 +147,7 @@ def test_further_derivatives_of_the_cpu_form(shape, small_pieces):
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 8), (7, 7)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("padding", operations.PADDINGS)
+@pytest.mark.parametrize("padding", names.PADDINGS)
 def test_cpu_pool_has_the_same_maxima_and_ties(size, dtype, padding):
     rng = np.random.default_rng(0)
     x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mixedres import models
+from mixedres._internal.cli.compilation import CompilationCounter
 from mixedres._internal.errors import ConfigError, NonFiniteError, TrainingError
 from mixedres._internal.formats import stamped
 from mixedres.checkpoints import ownership, workdir
@@ -20,7 +21,6 @@ from mixedres.data import Synthetic
 from mixedres.models.factory import create
 from mixedres.train import evaluation, run, start
 from mixedres.train.builder import build
-from mixedres.train.compilation import CompilationCounter
 from mixedres.train.debug import nonfinite
 from mixedres.train.experiment import Experiment
 from mixedres.train.metrics.log import RunLog

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from mixedres._internal import environment, files
 from mixedres._internal.cli import console
-from mixedres._internal.errors import ConfigError, MixedresError
+from mixedres._internal.errors import ConfigError, MixedresError, config_errors
 from mixedres._internal.names import PRESETS
 
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
@@ -46,13 +46,20 @@ def path(given: str) -> pathlib.Path:
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --from, which names a run or weights; the parsed attribute is `source`."""
+    """Adds the option --from, which names a run or weights that exist; the parsed attribute is `source`."""
     parser.add_argument(
         "--from",
         dest="source",
         required=True,
+        type=_existing_source,
         help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
     )
+
+
+def _existing_source(given: str) -> str:
+    with config_errors("--from"):
+        files.check_weights_exist(path(given))
+    return given
 
 
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:

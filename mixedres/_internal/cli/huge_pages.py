@@ -1,8 +1,9 @@
 """Memory of a process in huge pages, without which a step on a CPU spends up to a quarter of its time on page faults.
 
-XLA for CPUs takes the memory of a step from the system and gives it back after every step. In pages of 4 kB that is a
-fault for each of them, every time; Linux can do it in pages of 2 MB where a program asks for them. glibc asks if
-GLIBC_TUNABLES says so when the process starts. docs/performance.md has the numbers.
+XLA for CPUs takes the memory of a step from the system and gives it back after every step, and so does the decoding of
+images, also for an accelerator. In pages of 4 kB that is a fault for each of them, every time; Linux can do it in pages
+of 2 MB where a program asks for them. glibc asks if GLIBC_TUNABLES says so when the process starts. docs/performance.md
+has the numbers.
 """
 
 import contextlib
@@ -13,15 +14,13 @@ import sys
 _VARIABLE, _SETTING = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _FIRST_GLIBC = (2, 35)  # that knows the setting
 _MODE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_DEVICES = pathlib.Path("/dev")
-_ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "accel[0-9]*", "vfio/[0-9]*")
 
 
 def ask() -> None:
     """Starts this process again, with the same arguments and its id, asking for huge pages; returns where it need not.
 
-    It need not where GLIBC_TUNABLES is set, an accelerator will do the work, or the system gives none on request. For
-    the first line of a command: what the process did before is lost.
+    It need not where GLIBC_TUNABLES is set, or the system gives none on request. For the first line of a command: what
+    the process did before is lost.
     """
     if _would_help():
         os.environ[_VARIABLE] = _SETTING
@@ -30,13 +29,7 @@ def ask() -> None:
 
 
 def _would_help() -> bool:
-    return (
-        _VARIABLE not in os.environ
-        and bool(sys.executable)
-        and _glibc() >= _FIRST_GLIBC
-        and _on_request()
-        and not _has_accelerator()
-    )
+    return _VARIABLE not in os.environ and bool(sys.executable) and _glibc() >= _FIRST_GLIBC and _on_request()
 
 
 def _glibc() -> tuple[int, ...]:
@@ -54,9 +47,3 @@ def _on_request() -> bool:
         return "[madvise]" in _MODE.read_text()
     except OSError:
         return False
-
-
-def _has_accelerator() -> bool:
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        return False
-    return any(next(_DEVICES.glob(pattern), None) for pattern in _ACCELERATORS)

@@ -8,6 +8,7 @@ side is 256 for a square of 224, and the center is cut out. Here only the pixels
 
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 
 from mixedres.data.images import decoding
@@ -26,6 +27,12 @@ class Taps(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     weight: np.ndarray
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Returns the smallest index, and the largest index plus 1; the indices ascend or descend."""
+        ends = (*self.low[[0, -1]].tolist(), *self.high[[0, -1]].tolist())
+        return min(ends), max(ends) + 1
 
     def shifted(self, first: int, step: int) -> "Taps":
         """Returns the taps in a larger input: index i becomes first + step * i, where `step` is 1 or -1 (mirrored)."""
@@ -46,26 +53,49 @@ def interpolate(pixels: np.ndarray, vertical: Taps, horizontal: Taps, out: np.nd
       pixels: (height, width, channels) uint8.
       vertical: taps of the rows of `out`.
       horizontal: taps of the columns of `out`.
-      out: (rows, columns, channels) float32, written.
+      out: (rows, columns, channels) float32, contiguous, written.
     """
-    # numpy's take releases the interpreter lock, and is fastest for single bytes.
-    height, _, channels = pixels.shape
-    count, columns = len(vertical.low), channels * len(horizontal.low)
-    rows, place = np.unique(np.concatenate([vertical.low, vertical.high]), return_inverse=True)
-    bytes_of_row = channels * np.concatenate([horizontal.low, horizontal.high])[:, None] + np.arange(channels)
-    taken = np.take(pixels.reshape(height, -1), rows, axis=0, mode="clip")
-    sides = np.take(taken, bytes_of_row.ravel(), axis=1, mode="clip").astype(np.float32)
-    within = _lerp(sides[:, :columns], sides[:, columns:], np.repeat(horizontal.weight, channels))
-    top, bottom = (np.take(within, part, axis=0, mode="clip") for part in (place[:count], place[count:]))
-    out[...] = _lerp(top, bottom, vertical.weight[:, None]).reshape(out.shape)
+    channels, count = pixels.shape[2], len(vertical.low)
+    columns = channels * len(horizontal.low)
+    (top_row, end_row), (first_column, end_column) = vertical.span, horizontal.span
+    rows, low, high = pixels[top_row:end_row, first_column:end_column], vertical.low - top_row, vertical.high - top_row
+    if len(rows) > 2 * count:  # only the rows that are read
+        chosen, place = np.unique(np.concatenate([low, high]), return_inverse=True)
+        rows, low, high = rows[chosen], place[:count], place[count:]
+    left, right = _sides(rows, horizontal.shifted(-first_column, 1))
+    _lerp(left, right, np.repeat(horizontal.weight, channels))
+    top, bottom = decoding.BUFFERS.get("left", (count, columns), np.float32), out.reshape(count, columns)
+    np.take(right, low, axis=0, mode="clip", out=top)
+    np.take(right, high, axis=0, mode="clip", out=bottom)
+    _lerp(top, bottom, vertical.weight[:, None])
 
 
-def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns a + (b - a) * weight; overwrites `b` with the result."""
+def _sides(rows: np.ndarray, taps: Taps) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lower and the upper input pixels of all columns in every row, (rows, columns * channels) float32."""
+    height, width, channels = rows.shape
+    get = decoding.BUFFERS.get
+    if channels == 3:  # numpy takes 4 bytes at a time in an eighth of the time of 3 single bytes
+        wide = cv2.cvtColor(rows, cv2.COLOR_RGB2RGBA, dst=get("wide", (height, width, 4), np.uint8))
+        words, size = wide.view(np.uint32)[..., 0], 4
+    else:
+        words, size = rows[..., 0], 1
+    sides = []
+    for name, places in (("left", taps.low), ("right", taps.high)):
+        taken = get("taken", (height, len(places), size), np.uint8)
+        np.take(words, places, axis=1, mode="clip", out=taken.view(words.dtype)[..., 0])
+        if size == 4:
+            taken = cv2.cvtColor(taken, cv2.COLOR_RGBA2RGB, dst=get("narrow", (*taken.shape[:2], 3), np.uint8))
+        side = get(name, (height, channels * len(places)), np.float32)
+        side[...] = taken.reshape(side.shape)
+        sides.append(side)
+    return sides[0], sides[1]
+
+
+def _lerp(a: np.ndarray, b: np.ndarray, weight: np.ndarray) -> None:
+    """Overwrites `b` with a + (b - a) * weight."""
     b -= a
     b *= weight
     b += a
-    return b
 
 
 def write_part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *, mirror: bool) -> None:
@@ -84,7 +114,7 @@ def write_part(data: bytes, head: decoding.Header, box: Box, out: np.ndarray, *,
       ValueError: if the image cannot be decoded.
     """
     size, _, channels = out.shape
-    pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True)
+    pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
     vertical, horizontal = make_taps(box.height, size, 0, size), make_taps(box.width, size, 0, size)
     first, step = (box.x + box.width - 1, -1) if mirror else (box.x, 1)
     interpolate(pixels, vertical.shifted(box.y, 1), horizontal.shifted(first, step), out)
@@ -103,7 +133,7 @@ def write_center(data: bytes, head: decoding.Header, out: np.ndarray, crop_pct: 
       ValueError: if the image cannot be decoded.
     """
     size, _, channels = out.shape
-    pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True)
+    pixels = decoding.decode_image(data, head, channels=channels, fast_dct=True, reuse=True)
     scale = np.float32(round(size / crop_pct)) / np.float32(min(head.height, head.width))
     vertical, horizontal = (_central_taps(side, scale, size) for side in (head.height, head.width))
     interpolate(pixels, vertical, horizontal, out)

@@ -31,7 +31,7 @@ from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
 
 DIRECTORY, _PARTIAL = names.NONFINITE
-STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", "nonfinite.json"
+STATE, BATCH, DOCUMENT = "state.npz", "batch.npz", names.STEP
 # Largest ratio of the bytes in an archive to its size; `save_step` compresses nothing.
 _MOST_UNPACKED = 50
 
@@ -117,16 +117,13 @@ def save_step(
 
 def load_step(directory: pathlib.Path) -> Saved:
     """Reads the step that `save_step` wrote into `directory`; raises ConfigError if there is none or it is damaged."""
+    names.check_holds_step(directory)
     try:
         document = check(parse_json(read_regular(directory / DOCUMENT)), SavedStep, directory / DOCUMENT)
         config = read_flat(document["config"], directory / DOCUMENT)
         state, batch = _read_arrays(directory / STATE), _read_arrays(directory / BATCH)
         batch = {name: batch[name].view(jnp.dtype(dtype)) for name, dtype in document["batch"].items()}
         return Saved(document["step"], config, state, batch)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{directory} holds no step to replay; give the WORKDIR of a run that ended with exit status 3"
-        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{directory} cannot be read ({error}); train up to this step again to save it") from None
 

@@ -12,11 +12,14 @@ import re
 from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
-from tensorboardX import SummaryWriter
-from tensorboardX.record_writer import register_writer_factory
-
 from mixedres._internal.files import Lines, open_own, open_regular, parse_json, without_nan, write_whole
+from mixedres._internal.lazy import hidden
 from mixedres.train.metrics.wandb_writer import WandbWriter
+
+# tensorboardX imports these where they are installed; torch alone takes 1.8 CPU seconds.
+with hidden("torch", "boto3", "comet_ml", "google.cloud.storage"):
+    from tensorboardX import SummaryWriter
+    from tensorboardX.record_writer import register_writer_factory
 
 # Distinguishes the files that one process starts within a second.
 _COUNT = itertools.count()

@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from scipy.ndimage import zoom
 from sklearn.datasets import load_digits
 
 from mixedres.data.datasets import digits
@@ -86,6 +87,20 @@ def test_test_images_never_change(size):
     source = digits.load_digits(image_size=size)
     digest = hashlib.sha256(source.eval_images.tobytes() + np.int64(source.eval_labels).tobytes())
     assert digest.hexdigest() == HASHES[size]
+
+
+def test_scikit_learn_without_the_file_gives_the_same_digits(monkeypatch):
+    expected = digits.original_digits()
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
+    for array, same in zip(digits.original_digits(), expected, strict=True):
+        np.testing.assert_array_equal(array, same)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_exact_enlargement_equals_scipy(size):
+    images = 15.0 * original()[0][:50]
+    expected = zoom(images, (1, size / 8, size / 8), order=1, mode="nearest", grid_mode=True)
+    np.testing.assert_array_equal(digits._enlarged(images, size), expected)
 
 
 @pytest.mark.parametrize("size", [7, 0, -16])

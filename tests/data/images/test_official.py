@@ -115,7 +115,7 @@ def test_large_images_are_decoded_whole(monkeypatch):
     data = made.encoded(made.photo(400, 500), quality=95)
     evaluated(data, 16)
     trained(data, (0, 0, 400, 500), 16)
-    assert asked == [{"channels": 3, "fast_dct": True}] * 2
+    assert asked == [{"channels": 3, "fast_dct": True, "reuse": True}] * 2
 
 
 def pictures():

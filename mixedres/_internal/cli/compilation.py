@@ -16,7 +16,7 @@ from mixedres._internal import coordination
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, nearest_existing
-from mixedres.train.distributed import SINGLE, SingleProcess
+from mixedres._internal.jax_compat import global_state
 
 # Directory of this user's programs below the cache directory. A directory beside a run may be a stranger's.
 NAME = "mixedres/compiled"
@@ -25,24 +25,23 @@ MOST_BYTES = 4 * 2**30
 
 
 @contextlib.contextmanager
-def compilation_cache(setting: str, group: SingleProcess = SINGLE) -> Iterator[None]:
+def compilation_cache(setting: str = "auto") -> Iterator[None]:
     """Enables JAX's persistent compilation cache inside the block.
 
     The cache is a setting of the whole process, which is restored after the block. A cache that JAX already uses, such
-    as the one of JAX_COMPILATION_CACHE_DIR, stays. Only process 0 writes to the cache, and a program that cannot be
-    read is compiled again.
+    as the one of JAX_COMPILATION_CACHE_DIR, stays, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. All
+    processes of a run call this, and process 0 writes to the cache. A program that cannot be read is compiled again.
 
     Args:
       setting: the key `compilation_cache` of a config: a directory, 'auto' or 'none'. 'auto' is the directory `NAME`
         below $XDG_CACHE_HOME or ~/.cache, or no cache if that directory cannot be written.
-      group: the processes of the run, which all call this.
 
     Raises:
       ConfigError: if the directory that the config names cannot be written.
     """
     settings: Any = jax.config  # its attributes are made at run time
     enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
-    directory = None if enabled or not group.is_primary else _directory(setting)
+    directory = None if enabled or global_state.process_id else _directory(setting)
     directory = coordination.broadcast("compilation cache", directory)
     if enabled or directory is None:
         yield

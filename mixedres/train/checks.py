@@ -1,0 +1,186 @@
+"""Checks of a start, in the order of what they import, so that a mistake is answered within a CPU second.
+
+Importing this module imports no JAX. JAX and optax take 0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
+
+from mixedres import data, models
+from mixedres._internal.cli import console
+from mixedres._internal.errors import ConfigError, config_errors
+from mixedres._internal.files import check_weights_exist, expanded
+from mixedres._internal.types import Record
+from mixedres.checkpoints import checkpoint_steps, ownership, values_to_continue, workdir
+from mixedres.config import KEYS, flatten, unflatten
+
+if TYPE_CHECKING:
+    import jax
+
+    from mixedres.precision import Precision
+
+
+def check_run(
+    config: ConfigDict, directory: pathlib.Path, *, evaluates: bool = False, clean: bool = False
+) -> tuple[data.Source | None, Record | None]:
+    """Checks a run of one process in `directory` before the trainer is imported; writes nothing.
+
+    The checks are those of `build` and of the start that need neither the network nor the lock of the directory. A run
+    of several processes is not checked here, because each process must first hear of the mistakes of the others.
+
+    Args:
+      config: the config of the run.
+      directory: the workdir.
+      evaluates: check an evaluation instead of a training.
+      clean: an earlier run would be removed.
+
+    Returns:
+      The data set for `build`, see `check_config`, and the summary of the run if it is finished, else None.
+
+    Raises:
+      ConfigError: at the first mistake.
+    """
+    ownership.check_name(directory)
+    config = unflatten(flatten(config) | values_to_continue(directory, config)) if not clean else config
+    source, flat = check_config(config), flatten(config)
+    identity = None if source is None else data.identity(source)
+    if config.init_from and (clean or not checkpoint_steps(directory)):
+        with config_errors("config.init_from"):
+            check_weights_exist(expanded(config.init_from))
+    elif evaluates:
+        check_evaluation(flat, directory, identity or {})
+    finished = None
+    if config.batch_size is not None and identity is not None and not evaluates:
+        ownership.check_claim(directory, flat, clean=clean, data=identity)
+        finished = None if clean else workdir.finished(directory, flat)
+    if finished is None:
+        check_machine(config)
+    return source, finished
+
+
+def say_finished(directory: pathlib.Path, summary: Record) -> Record:
+    """Prints that the run in `directory` is finished, and returns its summary."""
+    console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+    return summary
+
+
+def check_config(config: ConfigDict) -> data.Source | None:
+    """Checks the names of network and data set, and returns the data set; imports no JAX.
+
+    The result is None if the data set may depend on the number of devices, as the test batch of synthetic data does.
+
+    Raises:
+      ConfigError: for a mistake, and if the data is missing or cannot be used.
+    """
+    if config.model.name not in models.NETWORKS:
+        with config_errors("config.model"):
+            models.resnet_shape(config.model.name, config.model.version)
+    name, batch_size = config.data.name, config.batch_size
+    if batch_size is not None:
+        source = load_source(config, batch_size)
+        check_source(config, source, batch_size)
+        return source
+    if name != "synthetic" and (name in data.NAMES or name.startswith(data.PREFIX)):
+        return load_source(config, config.batch_size_per_device)
+    return None
+
+
+def check_machine(config: ConfigDict) -> None:
+    """Raises ConfigError for an invalid precision, and if devices and microbatches do not divide the batch."""
+    from mixedres._internal.mesh import check_devices
+    from mixedres.config import precision_of
+
+    check_devices()
+    why_not_fused(config, precision_of(config)[0])
+    devices_and_batch(config)
+
+
+def why_not_fused(config: ConfigDict, chosen: Precision) -> str | None:
+    """Returns why batch norms cannot be fused in this precision, or None.
+
+    Raises:
+      ConfigError: if they cannot be fused, and ``model.fused`` is 'true'.
+    """
+    obstacle = chosen.why_not_fusable
+    if config.batch_norm.frozen:
+        obstacle = "batch_norm.frozen: fused norms take the statistics of the batch; leave one of them out"
+    if config.model.fused == "true" and obstacle:
+        raise ConfigError(f"config.model.fused=true does not go with {obstacle}")
+    return obstacle
+
+
+def load_source(config: ConfigDict, batch_size: int) -> data.Source:
+    """Returns the data set of a config.
+
+    Raises:
+      ConfigError: if there is no such data set, or its data cannot be used.
+    """
+    with config_errors("config.data"):
+        return data.load(**config.data, batch_size=batch_size)
+
+
+def check_source(config: ConfigDict, source: data.Source, batch_size: int) -> None:
+    """Raises ConfigError if a data set has too few images or classes for batches of `batch_size` images."""
+    if source.train_examples < batch_size:
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, but config.data.name={config.data.name} has only "
+            f"{source.train_examples} training images; set config.batch_size to at most that"
+        )
+    if source.num_classes < 2 or source.eval_examples < 1:
+        has = f"classes: {source.num_classes}, test images: {source.eval_examples}"
+        raise ConfigError(
+            f"config.data.name={config.data.name} has too few ({has}); a run needs 2 classes, 1 test image"
+        )
+
+
+def check_evaluation(config: Record, directory: pathlib.Path, identity: Record) -> None:
+    """Raises ConfigError if the run in `directory` cannot be evaluated with a flat config and data of this identity."""
+    keys = {key.path for key in KEYS if key.is_evaluated}
+    # Without init_from among the keys, the run's checkpoint would be evaluated instead of the weights it names.
+    workdir.check_same(directory, config, keys | ({"init_from"} if config["init_from"] else set()))
+    workdir.check_data(directory, identity, classes_only=True)
+
+
+def _devices(wanted: int | None) -> list[jax.Device]:
+    """Returns the devices of the run: equally many of every process, in the order of the processes."""
+    import jax
+
+    devices, hosts = jax.devices(), jax.process_count()
+    count = wanted or len(devices)
+    if count > len(devices):
+        owner = "this machine has" if hosts == 1 else f"the {hosts} processes have"
+        raise ConfigError(f"config.num_devices is {count}, but {owner} {len(devices)} ({devices[0].platform})")
+    by_host = [[device for device in devices if device.process_index == host] for host in range(hosts)]
+    if count % hosts or min(map(len, by_host)) < count // hosts:
+        have = ", ".join(str(len(own)) for own in by_host)
+        raise ConfigError(
+            f"{count} devices cannot be shared equally by {hosts} processes that have {have}; "
+            "give all of them as many, or set config.num_devices to a number that they can share"
+        )
+    return [device for own in by_host for device in own[: count // hosts]]
+
+
+def devices_and_batch(config: ConfigDict) -> tuple[jax.sharding.Mesh, int]:
+    """Returns the mesh and the global batch size.
+
+    Raises ConfigError if devices are missing or not equally many in every process, or if devices and microbatches do
+    not divide the batch.
+    """
+    from mixedres._internal.mesh import make_mesh
+
+    devices = _devices(config.num_devices)
+    count = len(devices)
+    batch_size = config.batch_size or config.batch_size_per_device * count
+    parts = count * config.microbatches
+    if batch_size % parts:
+        below = batch_size // parts * parts
+        sizes = f"{below} and {below + parts}" if below else f"{parts}"
+        raise ConfigError(
+            f"config.batch_size is {batch_size}, not a multiple of {parts} (devices: {count}, microbatches: "
+            f"{config.microbatches}); the nearest sizes that are: {sizes}"
+        )
+    return make_mesh(devices), batch_size
