@@ -54,24 +54,27 @@ def test_limit_that_is_passed_is_told_and_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(aot, "LIMITS", limits)
     assert aot.main(["--check"]) == 1
     out = capsys.readouterr().out
-    assert re.search(r"h200, batch 64, bf16, fused: kernels is \d+, and may be 10\n1 limits are passed", out)
+    assert re.search(r"h200, 1 devices, batch 64, bf16, fused: kernels is \d+, and may be 10\n1 limits are passed", out)
 
 
 # ---- without the plugin
 
 
 def row(**figures):
-    found = {"gpu": "h200", "batch": 256, "preset": "bf16", "form": "fused", "mb_per_image": 345.7, "kernels": 791}
+    found = {"gpu": "h200", "devices": 8, "batch": 256, "preset": "bf16", "form": "fused", "kernels": 791}
+    found |= {"mb_per_image": 345.7, "kernels_by_kind": {}, "all_reduces": [{"start": 0.8, "async": True}]}
     return found | {"large": dict.fromkeys((*aot.WIDE, *aot.MOVING), 0)} | figures
 
 
 def test_figures_are_compared_with_their_limits():
-    most = {"mb_per_image": 346, "kernels": 791, "large f32": 0}
+    most = {"mb_per_image": 346, "kernels": 791, "large f32": 0, "start of all-reduce 1": 0.8}
     assert aot.passed(row(), most) == []
-    told = aot.passed(row(mb_per_image=346.1, large=row()["large"] | {"f32": 2}), most)
+    late = [{"start": 0.9, "async": True}]
+    told = aot.passed(row(mb_per_image=346.1, large=row()["large"] | {"f32": 2}, all_reduces=late), most)
     assert told == [
-        "h200, batch 256, bf16, fused: mb_per_image is 346.1, and may be 346",
-        "h200, batch 256, bf16, fused: large f32 is 2, and may be 0",
+        "h200, 8 devices, batch 256, bf16, fused: mb_per_image is 346.1, and may be 346",
+        "h200, 8 devices, batch 256, bf16, fused: large f32 is 2, and may be 0",
+        "h200, 8 devices, batch 256, bf16, fused: start of all-reduce 1 is 0.9, and may be 0.8",
     ]
     assert aot.passed(row(mb_per_image=math.nan), most)
 

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mixedres import precision
 from mixedres._internal.jax_compat import equations
-from mixedres._internal.mesh import make_mesh
-from mixedres.train import step
+from mixedres._internal.mesh import AXIS, make_mesh
+from mixedres.train import gradients, step
 from tests import GOLDEN
 from tests.train import step_cases as cases
 
@@ -67,6 +68,34 @@ def test_dtype_of_the_gradient_all_reduce(preset, half):
         others = len(jax.tree.leaves(state.batch_stats)) + 2  # the statistics; loss and top-1
         expected_counts = {"f32": leaves + others} if wanted is None else {half: leaves, "f32": others}
         assert counts == expected_counts
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.float16])
+def test_buckets_have_the_order_of_the_backward_pass(dtype, monkeypatch):
+    monkeypatch.setattr(gradients, "BUCKET", 36 * jnp.dtype(dtype or jnp.float32).itemsize)
+    sizes = {"stem_conv": 36, "block_layer1_1": 36, "block_layer1_2": 36, "head": 38}
+    rng = np.random.default_rng(0)
+    grads = {name: {"kernel": rng.random((8, 3, 3, n // 9, 1), np.float32)} for name, n in sizes.items()}
+    grads["head"] = {"kernel": rng.random((8, 2, 19), np.float32)}
+    grads["stem_norm"] = {"scale": rng.random((8, 5), np.float32)}
+    others = rng.random((8, 7), np.float32)
+    mesh = make_mesh(jax.devices())
+
+    def mean(function):
+        each = lambda *trees: function(*jax.tree.map(lambda x: x[0], trees), dtype)  # noqa: E731
+        return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P(AXIS), out_specs=P())).lower(grads, others)
+
+    separate, in_buckets = mean(gradients._mean_of_each), mean(gradients._mean_in_buckets)
+    shapes = re.findall(r"\}\) : \(tensor<(\d+)x(f\d\d)>\)", in_buckets.as_text())
+    # The head and all vectors, then the last block, the first block and the stem.
+    assert shapes == (
+        [("50", "f32"), ("36", "f32"), ("36", "f32"), ("36", "f32")]
+        if dtype is None
+        else [("43", "f16"), ("36", "f16"), ("36", "f16"), ("36", "f16"), ("7", "f32")]
+    )
+    expected, found = separate.compile()(grads, others), in_buckets.compile()(grads, others)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_compiled_step_has_one_all_reduce():
