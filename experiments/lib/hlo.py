@@ -148,7 +148,7 @@ def _slices(body: list[str]) -> dict[int, Arrays]:
         first, *others = [sources.get(operand, set()) for operand in _operands(rest)] or [set()]
         if operation in _SLICES:
             for index in first:
-                taken[index] = taken.get(index, ()) + ((dtypes[index], result[0][1]),)
+                taken[index] = (*taken.get(index, ()), (dtypes[index], result[0][1]))
             whole.update(*others)
         elif operation in _POINTWISE and "ROOT" not in line:
             sources[name] = first.union(*others)
