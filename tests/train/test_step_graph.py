@@ -72,30 +72,27 @@ def test_dtype_of_the_gradient_all_reduce(preset, half):
 
 @pytest.mark.parametrize("dtype", [None, jnp.float16])
 def test_buckets_have_the_order_of_the_backward_pass(dtype, monkeypatch):
-    monkeypatch.setattr(gradients, "BUCKET", 36 * jnp.dtype(dtype or jnp.float32).itemsize)
-    sizes = {"stem_conv": 36, "block_layer1_1": 36, "block_layer1_2": 36, "head": 38}
+    monkeypatch.setattr(gradients, "LAST_BUCKET", 36 * jnp.dtype(dtype or jnp.float32).itemsize)
     rng = np.random.default_rng(0)
-    grads = {name: {"kernel": rng.random((8, 3, 3, n // 9, 1), np.float32)} for name, n in sizes.items()}
-    grads["head"] = {"kernel": rng.random((8, 2, 19), np.float32)}
-    grads["stem_norm"] = {"scale": rng.random((8, 5), np.float32)}
+    sizes = {"stem_conv": 3, "block_layer1_1": 5, "block_layer1_2": 7, "head": 40}
+    grads = {name: {"kernel": rng.random((8, 3, 3, n, 1), np.float32) - 0.5} for name, n in sizes.items()}
+    grads["stem_conv"]["kernel"][:, 0, 0, 0] = -0.0
+    grads["head"] = {"kernel": rng.random((8, 2, 19), np.float32), "bias": rng.random((8, 2), np.float32)}
     others = rng.random((8, 7), np.float32)
-    mesh = make_mesh(jax.devices())
 
     def mean(function):
         each = lambda *trees: function(*jax.tree.map(lambda x: x[0], trees), dtype)  # noqa: E731
-        return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P(AXIS), out_specs=P())).lower(grads, others)
+        mapped = jax.shard_map(each, mesh=make_mesh(jax.devices()), in_specs=P(AXIS), out_specs=P())
+        return jax.jit(mapped).lower(grads, others)
 
     separate, in_buckets = mean(gradients._mean_of_each), mean(gradients._mean_in_buckets)
-    shapes = re.findall(r"\}\) : \(tensor<(\d+)x(f\d\d)>\)", in_buckets.as_text())
-    # The head and all vectors, then the last block, the first block and the stem.
-    assert shapes == (
-        [("50", "f32"), ("36", "f32"), ("36", "f32"), ("36", "f32")]
-        if dtype is None
-        else [("43", "f16"), ("36", "f16"), ("36", "f16"), ("36", "f16"), ("7", "f32")]
-    )
+    found = re.findall(r"\}\) : \(tensor<(\d+)x(f\d\d)>\)", in_buckets.as_text())
+    # Kernels of the head and the last block; of the first block; of the stem, with the vectors.
+    half = [("7", "f32"), ("101", "f16"), ("45", "f16"), ("29", "f16")]
+    assert found == ([("101", "f32"), ("45", "f32"), ("36", "f32")] if dtype is None else half)
     expected, found = separate.compile()(grads, others), in_buckets.compile()(grads, others)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert cases.bits(jax.tree.map(jnp.float32, found)) == cases.bits(jax.tree.map(jnp.float32, expected))
 
 
 def test_compiled_step_has_one_all_reduce():
