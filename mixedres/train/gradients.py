@@ -189,7 +189,7 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
     for part, part_dtype in parts:
         vector, unravel = ravel_pytree(kernel_layout.to_ohwi(part))  # cuDNN writes the gradients of kernels so
         if before is not None:
-            # Minus 0.0 changes no bit, but XLA keeps the order of the data. It would simplify 0.0 * jnp.isfinite(before).
+            # Minus 0.0 changes no bit, but makes an order. XLA would simplify 0.0 * jnp.isfinite(before).
             vector -= 0.0 * jnp.where(jnp.isfinite(before), jnp.abs(before), 0.0)
         total = _mean_over_devices(vector, part_dtype).astype(vector.dtype)
         before = total[0]
