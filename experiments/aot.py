@@ -190,6 +190,7 @@ def passed(row: dict[str, Any], most: dict[str, Any]) -> list[str]:
     """A line for every figure of `row` that is above its limit."""
     found = row | {f"large {name}": count for name, count in row["large"].items()}
     found |= {f"start of all-reduce {place}": one["start"] for place, one in enumerate(row["all_reduces"], start=1)}
+    found["MB of the last all-reduce"] = max((one["mb"] for one in row["all_reduces"][-1:]), default=0)
     found["slices"] = row["kernels_by_kind"].get("slice", 0)
     found["all-reduces"] = len(row["all_reduces"])
     found["synchronous all-reduces"] = sum(not one["async"] for one in row["all_reduces"])
