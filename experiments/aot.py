@@ -1,6 +1,7 @@
 """Compiles the training step for a GPU or TPUs that are not there, and counts what it would move.
 
 python -m experiments.aot --gpu=h200 --presets=fp32,bf16,fp16,fp16_rewrite --batch=256,32
+python -m experiments.aot --gpu=h100 --devices=1,8,64 --presets=bf16 --batch=256
 python -m experiments.aot --tpu=v5e:2x2 --config=configs/cifar10.py --batch=512
 python -m experiments.aot --check
 
@@ -12,6 +13,11 @@ Every preset is compiled with plain norms and with fused ones (config.model.fuse
 plain ones alone. Prints a table and writes experiments/results/aot_GPU.json: bytes of device memory an image by kind of
 kernel, kernels, temporary memory, dtypes of the convolutions, transposes, and results as large as an activation that a
 half-precision step should not have: float32, integers, booleans, and what is scattered, copied or transposed.
+
+--devices compiles for several GPUs, in machines of eight, each with --batch images. The results have for each
+all-reduce its dtypes, number of arrays and MB, and whether it is asynchronous. 'start' is the fraction of the step's
+bytes that is moved before the all-reduce starts. 'hidden_mb' is the MB that kernels move while the all-reduce runs.
+The bytes of the all-reduces themselves are not in the MB an image.
 
 --tpu compiles for the chips of a topology, such as v5e:2x2 or v6e:2x2, and needs pip install -e '.[tpu]' instead.
 It tells of every preset whether the step compiles, what the chips sum up, memory, and XLA's own estimates of the bytes
@@ -38,7 +44,7 @@ from typing import Any
 import jax
 
 from experiments.lib import hlo, runs, tpus
-from experiments.lib.gpus import GPUS, without_cache
+from experiments.lib.gpus import GPUS, MACHINE, without_cache
 from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
@@ -46,8 +52,7 @@ from mixedres.config import parse_flags
 from mixedres.train import steps
 from mixedres.train.builder import build
 
-KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "matmul", "collective", "other")
-
+KINDS = ("convolution", "reduction", "elementwise", "pooling", "copy", "transpose", "slice", "matmul", "other")
 
 # With the padding that cuDNN takes without a copy, which TensorFlow's recipes do not have.
 CONFIG = "configs/imagenet.py,recipe=cosine"
@@ -62,15 +67,16 @@ class Case:
     """A step to compile."""
 
     gpu: str  # of `GPUS`, or a topology of TPUs
-    batch: int  # images
+    batch: int  # images of a device
     preset: str
     fused: bool  # whether norms are
     config: str = CONFIG
     options: tuple[str, ...] = ()  # further arguments
+    devices: int = 1
 
     @property
     def arguments(self) -> list[str]:
-        """The command line."""
+        """The command line of a run with one of the devices."""
         given = [runs.config_flag(self.config, self.preset), "--config.data.name=synthetic", "--config.num_devices=1"]
         fused = f"--config.model.fused={'true' if self.fused else 'false'}"
         return [*given, f"--config.batch_size={self.batch}", fused, *self.options]
@@ -84,7 +90,8 @@ class Case:
 def compile_step(case: Case) -> tuple[Any, set[int]]:
     """The compiled training step, and the sizes of the network's parameters."""
     experiment = build(parse_flags(case.arguments).config)
-    experiment = dataclasses.replace(experiment, mesh=make_mesh(GPUS[case.gpu].devices()))
+    mesh = make_mesh(GPUS[case.gpu].devices(case.devices))
+    experiment = dataclasses.replace(experiment, mesh=mesh, batch_size=case.batch * case.devices)
     with without_cache():
         compiled = (
             steps.train_step(experiment).lower(steps.state_shapes(experiment), steps.batch_shapes(experiment)).compile()
@@ -97,10 +104,12 @@ def measure(case: Case) -> dict[str, Any]:
     started = time.perf_counter()
     compiled, parameters = compile_step(case)
     seconds = time.perf_counter() - started
-    kernels = hlo.kernels(compiled.as_text())
+    text = compiled.as_text()
+    kernels = hlo.kernels(text)
     by_kind: Counter[str] = Counter()
     for kernel in kernels:
-        by_kind[kernel.kind] += kernel.bytes
+        if kernel.kind != "collective":
+            by_kind[kernel.kind] += kernel.bytes
     convolutions = Counter(
         f"{kernel.operands[0][0]},{kernel.operands[1][0]}->{kernel.results[0][0]}"
         for kernel in kernels
@@ -109,6 +118,7 @@ def measure(case: Case) -> dict[str, Any]:
     memory = compiled.memory_analysis()
     return {
         "gpu": case.gpu,
+        "devices": case.devices,
         "batch": case.batch,
         "preset": case.preset,
         "form": case.form,
@@ -122,6 +132,17 @@ def measure(case: Case) -> dict[str, Any]:
         "convolution_dtypes": dict(convolutions),
         "transposes": sum(kernel.kind == "transpose" for kernel in kernels),
         "large": large(kernels, parameters),
+        "all_reduces": [
+            {
+                "dtypes": one.dtypes,
+                "arrays": one.arrays,
+                "mb": one.bytes / 1e6,
+                "async": one.is_async,
+                "start": one.start,
+                "hidden_mb": one.hidden / 1e6,
+            }
+            for one in hlo.collectives(text)
+        ],
     }
 
 
@@ -148,35 +169,45 @@ def large(kernels: list[hlo.Kernel], parameters: set[int]) -> dict[str, int]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
-    head = ["GPU", "batch", "preset", "norms", "MB/image", "convolutions", "reductions", "elementwise", "pooling"]
-    head += ["kernels", "transposes", "temp GB", "large f32, s32, pred", "large pooled, copied, transposed"]
+    head = ["GPU", "devices", "batch", "preset", "norms", "MB/image", "convolutions", "reductions", "elementwise"]
+    head += ["pooling", "kernels", "transposes", "slices", "temp GB", "large f32, s32, pred"]
+    head += ["large pooled, copied, transposed", "all-reduces, MB at start"]
     lines = []
     for row in rows:
         kinds = row["mb_per_image_by_kind"]
-        cells = [row["gpu"], str(row["batch"]), f"`{row['preset']}`", row["form"], f"{row['mb_per_image']:.1f}"]
+        cells = [row["gpu"], str(row["devices"]), str(row["batch"]), f"`{row['preset']}`", row["form"]]
+        cells += [f"{row['mb_per_image']:.1f}"]
         cells += [f"{kinds.get(kind, 0):.1f}" for kind in ("convolution", "reduction", "elementwise", "pooling")]
-        cells += [str(row["kernels"]), str(row["transposes"]), f"{row['temp_gb']:.2f}"]
+        cells += [str(row["kernels"]), str(row["transposes"]), str(row["kernels_by_kind"].get("slice", 0))]
+        cells += [f"{row['temp_gb']:.2f}"]
         cells += [", ".join(str(row["large"][name]) for name in names) for names in (WIDE, MOVING)]
+        cells += [", ".join(f"{one['mb']:.1f} at {one['start']:.2f}" for one in row["all_reduces"])]
         lines.append(cells)
-    return runs.markdown(head, lines, 4)
+    return runs.markdown(head, lines, 5)
 
 
 def passed(row: dict[str, Any], most: dict[str, Any]) -> list[str]:
     """A line for every figure of `row` that is above its limit."""
     found = row | {f"large {name}": count for name, count in row["large"].items()}
-    what = f"{row['gpu']}, batch {row['batch']}, {row['preset']}, {row['form']}"
+    found |= {f"start of all-reduce {place}": one["start"] for place, one in enumerate(row["all_reduces"], start=1)}
+    found["MB of the last all-reduce"] = max((one["mb"] for one in row["all_reduces"][-1:]), default=0)
+    found["slices"] = row["kernels_by_kind"].get("slice", 0)
+    found["all-reduces"] = len(row["all_reduces"])
+    found["synchronous all-reduces"] = sum(not one["async"] for one in row["all_reduces"])
+    what = f"{row['gpu']}, {row['devices']} devices, batch {row['batch']}, {row['preset']}, {row['form']}"
     return [
         f"{what}: {name} is {found[name]:g}, and may be {limit:g}"
         for name, limit in most.items()
-        if not found[name] <= limit
+        if not found.get(name, 0) <= limit
     ]
 
 
 def cases(options: argparse.Namespace, rest: list[str]) -> list[Case]:
     """Everything that was asked for."""
     return [
-        Case(gpu, batch, preset, fused, options.config, tuple(rest))
+        Case(gpu, batch, preset, fused, options.config, tuple(rest), devices)
         for gpu in options.gpu
+        for devices in options.devices
         for batch in options.batch
         for preset in options.presets
         for fused in ((False,) if preset.endswith("_rewrite") else (False, True))
@@ -200,7 +231,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--minutes", type=float, default=15, help="that a step may compile for a TPU (default 15)")
     parser.add_argument("--config", default=CONFIG, help="FILE[,key=value ...] without a preset")
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
-    parser.add_argument("--batch", default="256", help="images, comma-separated")
+    parser.add_argument("--batch", default="256", help="images of a GPU (of all TPUs), comma-separated")
+    parser.add_argument("--devices", default="1", help="GPUs, 1 to 8 or a multiple of 8, comma-separated (default 1)")
     parser.add_argument("--name", help="of the file of results (default aot_GPU)")
     parser.add_argument("--check", action="store_true", help="compare with the committed limits instead")
     options, rest = parser.parse_known_args(argv)
@@ -214,6 +246,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if unknown:
         raise ConfigError(f"--gpu={unknown[0]} is not known; use {' or '.join(GPUS)}")
     options.batch = runs.numbers("batch", options.batch)
+    options.devices = runs.numbers("devices", options.devices)
+    uneven = [count for count in options.devices if count > MACHINE and count % MACHINE]
+    if uneven or (options.tpu and options.devices != [1]):
+        raise ConfigError(
+            f"--devices={uneven[0]} is no number of full machines; use 1 to {MACHINE} or a multiple of {MACHINE}"
+            if uneven
+            else "--devices is a number of GPUs; write the chips of --tpu as its topology, such as v5e:2x2"
+        )
     if not options.minutes > 0:
         raise ConfigError(f"--minutes={options.minutes:g} must be > 0")
     if any(argument.startswith("--config.model.fused") for argument in rest):

@@ -9,6 +9,8 @@ import jax
 from jax.experimental import topologies
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+MACHINE = 8  # GPUs in a machine, as NVIDIA's DGX and HGX have them
+
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
@@ -66,12 +68,13 @@ dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{self.name}"
 """
 
-    def devices(self) -> list[Any]:
-        """The device of a machine with one, which XLA compiles for; needs JAX's CUDA plugin."""
-        topology = topologies.get_topology_desc(
-            platform="cuda", target_config=self.target_config(), topology="1x1x1", topology_name=""
+    def devices(self, count: int = 1) -> list[Any]:
+        """Returns devices for which XLA compiles, in machines of up to eight; needs JAX's CUDA plugin."""
+        topology = f"1x{-(-count // MACHINE)}x{min(count, MACHINE)}"  # slices, machines, devices in each machine
+        found = topologies.get_topology_desc(
+            platform="cuda", target_config=self.target_config(), topology=topology, topology_name=""
         )
-        return list(topology.devices)
+        return list(found.devices)
 
 
 GPUS = {

@@ -1,9 +1,10 @@
-"""What an optimised GPU program does, read from its text: kernels by kind, the bytes each moves, dtypes."""
+"""What an optimised GPU program does, read from its text: kernels by kind, bytes of each, dtypes, all-reduces."""
 
 import dataclasses
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 # Bytes of an element; what is not here (tokens, opaque) moves none.
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
@@ -12,6 +13,11 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 # These move nothing.
 _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id", "replica-id"}
+_SLICES = {"slice", "dynamic-slice"}
+_POINTWISE = {"bitcast", "convert", "add", "subtract", "multiply", "divide", "negate", "maximum", "compare", "select"}
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective")
+
+Arrays = tuple[tuple[str, tuple[int, ...]], ...]  # ((dtype, shape), ...)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +25,9 @@ class Kernel:
     """An instruction of the entry computation that runs on the device."""
 
     name: str  # of the instruction
-    kind: str  # convolution, matmul, reduction, elementwise, pooling, transpose, copy, collective, other
-    operands: tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of what it reads and writes
-    results: tuple[tuple[str, tuple[int, ...]], ...]
+    kind: str  # convolution, matmul, reduction, elementwise, pooling, transpose, copy, slice, collective, other
+    operands: Arrays  # what it reads: of an operand of which it takes slices alone, these slices
+    results: Arrays
     target: str = ""  # of a custom call
 
     @property
@@ -29,7 +35,7 @@ class Kernel:
         """What it reads and writes, each operand and result once; scratch memory of a library's call is not counted."""
         has_scratch = self.target.startswith(("__cudnn", "__cublas")) and len(self.results) > 1
         results = self.results[:-1] if has_scratch else self.results
-        return sum(size_in_bytes(*array) for array in (*self.operands, *results))
+        return _bytes(self.operands + results)
 
 
 def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -37,7 +43,7 @@ def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return _BYTES.get(dtype, 0) * math.prod(shape)
 
 
-def arrays(shape: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def arrays(shape: str) -> Arrays:
     """(('f16', (2, 3)), ...) of 'f16[2,3]{1,0}' or of a tuple of such."""
     return tuple(
         (dtype, tuple(int(n) for n in sizes.split(",") if n))
@@ -46,27 +52,109 @@ def arrays(shape: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def kernels(text: str) -> list[Kernel]:
-    """The kernels of the entry computation of an optimised HLO module."""
+    """Returns the kernels of the entry computation of an optimised HLO module, in the order in which they run."""
     computations = _computations(text)
-    entry = next(lines for name, lines in computations.items() if name.startswith("ENTRY"))
-    shapes: dict[str, tuple] = {}
+    shapes: dict[str, Arrays] = {}
     found = []
-    for line in entry:
-        match = _INSTRUCTION.match(line)
-        if match is None:
-            continue
-        name, shape, operation, rest = match.groups()
+    for line, (name, shape, operation, rest) in _instructions(_entry(computations)):
         shapes[name] = arrays(shape)
         if operation in _FREE or operation.endswith("-done"):
             continue
-        names = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
-        operands = tuple(array for operand in names for array in shapes.get(operand, ()))
         target = re.search(r'custom_call_target="([^"]+)"', line)
         called = re.search(r"calls=%?([\w.\-]+)", line)
         body = computations.get(called[1], []) if called else []
+        operands = [shapes.get(operand, ()) for operand in _operands(rest)]
+        for index, taken in _slices(body).items() if operation == "fusion" else ():
+            operands[index] = min(taken, operands[index], key=_bytes)  # slices can overlap
+        if operation in _SLICES:
+            operands[0] = shapes[name]
         kind = _kind(operation, target[1] if target else "", body, line)
-        found.append(Kernel(name, kind, operands, shapes[name], target[1] if target else ""))
+        found.append(Kernel(name, kind, sum(operands, ()), shapes[name], target[1] if target else ""))
     return found
+
+
+@dataclasses.dataclass
+class Collective:
+    """An all-reduce, or another sum or exchange between devices, with its place in the order of the kernels."""
+
+    operation: str  # all-reduce, ...
+    dtypes: list[str]  # sorted
+    arrays: int  # number of its operands
+    bytes: int  # of its operands
+    is_async: bool  # kernels run until its result is asked for
+    start: float  # fraction of the bytes of the program's kernels that are moved before it starts
+    hidden: int = 0  # bytes of the kernels that run between its start and its end
+
+
+def collectives(text: str) -> list[Collective]:
+    """Returns the collectives of the entry computation of an optimised HLO module, in the order in which they start."""
+    moved = {kernel.name: kernel.bytes for kernel in kernels(text) if kernel.kind != "collective"}
+    total = max(sum(moved.values()), 1)
+    found: dict[str, tuple[Collective, int]] = {}
+    shapes: dict[str, Arrays] = {}
+    passed = 0
+    for line, (name, shape, operation, rest) in _instructions(_entry(_computations(text))):
+        shapes[name] = arrays(shape)
+        passed += moved.get(name, 0)
+        if not operation.startswith(_COLLECTIVES):
+            continue
+        if operation.endswith("-done"):
+            begun, before = found[_operands(rest)[0]]
+            begun.hidden = passed - before
+        else:
+            given = sum((shapes.get(operand, ()) for operand in _operands(rest)), ())
+            is_async = operation.endswith("-start") and '"is_sync":true' not in line
+            kind, dtypes = operation.removesuffix("-start"), sorted({dtype for dtype, _ in given})
+            found[name] = Collective(kind, dtypes, len(given), _bytes(given), is_async, passed / total), passed
+    return [collective for collective, _ in found.values()]
+
+
+def _bytes(given: Arrays) -> int:
+    return sum(size_in_bytes(*array) for array in given)
+
+
+def _entry(computations: dict[str, list[str]]) -> list[str]:
+    return next(lines for name, lines in computations.items() if name.startswith("ENTRY"))
+
+
+def _instructions(lines: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields every line that is an instruction, with its name, shape, operation, and what comes after '('."""
+    for line in lines:
+        match = _INSTRUCTION.match(line)
+        if match:
+            yield line, match.groups()
+
+
+def _operands(rest: str) -> list[str]:
+    """Returns the names of the operands, from what comes after the '(' of an instruction."""
+    return re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+
+
+def _slices(body: list[str]) -> dict[int, Arrays]:
+    """Returns {index of a parameter: its slices} of the parameters of which a fusion takes slices alone.
+
+    A fusion computes the elements that are read and no others, so a slice of a product takes slices of the factors.
+    """
+    sources: dict[str, set[int]] = {}  # the parameters with the elements of which a value has its elements
+    dtypes: dict[int, str] = {}
+    taken: dict[int, Arrays] = {}
+    whole: set[int] = set()
+    for line, (name, shape, operation, rest) in _instructions(body):
+        result = arrays(shape)
+        if operation == "parameter":
+            index = int(rest.partition(")")[0])
+            sources[name], dtypes[index] = {index}, result[0][0]
+            continue
+        first, *others = [sources.get(operand, set()) for operand in _operands(rest)] or [set()]
+        if operation in _SLICES:
+            for index in first:
+                taken[index] = (*taken.get(index, ()), (dtypes[index], result[0][1]))
+            whole.update(*others)
+        elif operation in _POINTWISE and "ROOT" not in line:
+            sources[name] = first.union(*others)
+        else:
+            whole.update(first, *others)
+    return {index: slices for index, slices in taken.items() if index not in whole}
 
 
 def _computations(text: str) -> dict[str, list[str]]:
@@ -88,8 +176,10 @@ def _kind(operation: str, target: str, body: list[str], line: str) -> str:
         return "convolution"
     if target.startswith("__cublas") or operation == "dot" or operations["dot"] or "gemm" in line.partition("=")[0]:
         return "matmul"
-    if operation.startswith(("all-reduce", "all-gather", "reduce-scatter", "collective")):
+    if operation.startswith(_COLLECTIVES):
         return "collective"
+    if operation in _SLICES or (operations.keys() - _FREE and operations.keys() - _FREE <= _SLICES):
+        return "slice"
     pooling = ("reduce-window", "select-and-scatter", "scatter")
     if operation in pooling or any(operations[name] for name in pooling):
         return "pooling"

@@ -24,3 +24,8 @@ def formats(shapes: Any, sharding: Sharding) -> Any:
 def to_ohwi(tree: PyTree) -> Any:
     """Returns the tree with the axes of kernels in memory order, (out, height, width, in)."""
     return jax.tree.map(lambda x: x.transpose(3, 0, 1, 2) if x.ndim == 4 else x, tree)
+
+
+def from_ohwi(tree: PyTree) -> Any:
+    """Returns the tree with the axes of kernels in logical order, (height, width, in, out); undoes `to_ohwi`."""
+    return jax.tree.map(lambda x: x.transpose(1, 2, 3, 0) if x.ndim == 4 else x, tree)

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -213,24 +213,33 @@ def create(
 
 
 def with_layer_decay(tx: optax.GradientTransformation, factor: float) -> optax.GradientTransformation:
-    """Returns `tx` with its updates multiplied by ``factor ** depth``, where depth counts from the head down.
+    """Returns `tx` with its updates multiplied by ``factor ** depth``, for the depths of `depths`.
 
-    The head of a ResNet and the norm before it have depth 0, the last block 1, and the stem one more than the first
-    block (Howard and Ruder, arXiv 1801.06146, scale every layer so, by 1/2.6).
+    Howard and Ruder, arXiv 1801.06146, scale every layer so, by 1/2.6.
     """
 
     def scale(updates: PyTree, _: PyTree) -> PyTree:
-        blocks = [name for name in updates if name.startswith("block_layer")]  # such as 'block_layer1_2'
-        blocks.sort(key=lambda name: tuple(map(int, name.removeprefix("block_layer").split("_"))), reverse=True)
-        depths = {name: depth for depth, name in enumerate(blocks, start=1)}
-        depths |= dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
+        depth = depths(updates)
 
         def scaled(name: str) -> PyTree:
-            return jax.tree.map(lambda u: u * factor ** depths.get(name, 0), updates[name])
+            return jax.tree.map(lambda u: u * factor ** depth[name], updates[name])
 
         return {name: scaled(name) for name in updates}
 
     return optax.chain(tx, optax.stateless(scale))
+
+
+def depths(names: Collection[str]) -> dict[str, int]:
+    """Returns the depth of each module of a ResNet, which counts from the head down.
+
+    The head and the norm before it have depth 0, the last block 1, and the stem one more than the first block. Unknown
+    names have depth 0.
+    """
+    blocks = [name for name in names if name.startswith("block_layer")]  # such as 'block_layer1_2'
+    blocks.sort(key=lambda name: tuple(map(int, name.removeprefix("block_layer").split("_"))), reverse=True)
+    known = {name: depth for depth, name in enumerate(blocks, start=1)}
+    known |= dict.fromkeys(("stem_conv", "stem_norm"), len(blocks) + 1)
+    return {name: known.get(name, 0) for name in names}
 
 
 def train_only(tx: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:

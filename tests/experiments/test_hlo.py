@@ -50,6 +50,64 @@ def test_kernels_of_a_program_written_by_hand():
     assert found["conv"].operands[0] == ("f16", (8, 4, 4, 16))
 
 
+SHARED = """\
+%taken (p: f32[100], q: f32[10]) -> (f32[10], f32[2,5]) {
+  %p = f32[100]{0} parameter(0)
+  %q = f32[10]{0} parameter(1)
+  %row = f32[1,100]{1,0} bitcast(%p)
+  %half = f16[100]{0} convert(%p)
+  %one = f16[10]{0} slice(%half), slice={[0:10]}
+  %two = f32[1,10]{1,0} slice(%row), slice={[0:1], [10:20]}
+  %sum = f32[10]{0} add(%one, %q)
+  ROOT %both = (f32[10]{0}, f32[1,10]{1,0}) tuple(%sum, %two)
+}
+
+%copied (p: f32[100]) -> f32[10] {
+  %p = f32[100]{0} parameter(0)
+  ROOT %cut = f32[10]{0} slice(%p), slice={[90:100]}
+}
+
+%whole (p: f32[100], at: s32[]) -> (f32[10], f32[100]) {
+  %p = f32[100]{0} parameter(0)
+  %at = s32[] parameter(1)
+  %cut = f32[10]{0} dynamic-slice(%p, %at), dynamic_slice_sizes={10}
+  %twice = f32[100]{0} add(%p, %p)
+  ROOT %both = (f32[10]{0}, f32[100]{0}) tuple(%cut, %twice)
+}
+
+ENTRY %main (x: f32[100], y: bf16[5], z: bf16[5], v: f32[10], at: s32[]) -> f32[10] {
+  %x = f32[100]{0} parameter(0)
+  %y = bf16[5]{0} parameter(1)
+  %z = bf16[5]{0} parameter(2)
+  %v = f32[10]{0} parameter(3)
+  %at = s32[] parameter(4)
+  %all-reduce-start = ((f32[100]{0}), f32[100]{0}) all-reduce-start(%x), backend_config={"is_sync":false}
+  %mid = (f32[10]{0}, f32[100]{0}) fusion(%x, %at), kind=kLoop, calls=%whole
+  %all-reduce-done = f32[100]{0} all-reduce-done(%all-reduce-start), backend_config={"is_sync":false}
+  %all-reduce-start.1 = ((bf16[5], bf16[5]), (bf16[5], bf16[5])) all-reduce-start(%y, %z), config={"is_sync":true}
+  %all-reduce-done.1 = (bf16[5], bf16[5]) all-reduce-done(%all-reduce-start.1), backend_config={"is_sync":true}
+  %cut = f32[10]{0} fusion(%all-reduce-done), kind=kLoop, calls=%copied
+  %dyn = f32[10]{0} dynamic-slice(%all-reduce-done, %at), dynamic_slice_sizes={10}
+  ROOT %out = (f32[10]{0}, f32[1,10]{1,0}) fusion(%all-reduce-done, %v), kind=kLoop, calls=%taken
+}
+"""
+
+
+def test_slice_counts_as_what_it_takes():
+    found = {kernel.name: (kernel.kind, kernel.bytes) for kernel in hlo.kernels(SHARED)}
+    assert found["cut"] == ("slice", 2 * 40)
+    assert found["dyn"] == ("slice", 2 * 40 + 4)
+    assert found["out"] == ("elementwise", 2 * 40 + 40 + 2 * 40)  # two slices and %v
+    assert found["mid"] == ("elementwise", 400 + 4 + 40 + 400)  # the whole operand is read, too
+
+
+def test_all_reduces_have_their_place_among_the_kernels():
+    first, second = hlo.collectives(SHARED)
+    total = 80 + 84 + 200 + 844
+    assert first == hlo.Collective("all-reduce", ["f32"], 1, 400, True, 0.0, hidden=844)
+    assert second == hlo.Collective("all-reduce", ["bf16"], 2, 20, False, 844 / total)
+
+
 def test_every_gpu_has_a_description_with_its_name_and_memory():
     for gpu in GPUS.values():
         text = gpu.target_config()

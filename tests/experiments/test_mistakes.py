@@ -14,6 +14,7 @@ SWEEP = "--sweep=experiments/sweeps/precision.py"
     [
         (aot, ["--gpu=h300"], "--gpu=h300 is not known; use h200 or h100 or a100"),
         (aot, ["--batch=0"], "--batch=0 is not a list of numbers > 0"),
+        (aot, ["--devices=12"], "--devices=12 is no number of full machines; use 1 to 8 or a multiple of 8"),
         (aot, ["--check", "--gpu=a100"], "--check compiles what aot_limits.json names; leave out --gpu=a100"),
         (aot, ["--config.model.fused=pallas"], "config.model.fused is set here: both forms are compiled; leave it out"),
         (benchmark, ["--presets=fp8"], "fp8"),

@@ -183,7 +183,7 @@ def reference_step(state, batch, parts, label_smoothing=0.0, chained=False):
 
 
 def test_per_device_statistics_match_separate_shards():
-    train_step, state = cases.make("fp32", devices=8, label_smoothing=0.1)
+    train_step, state = cases.make("fp32", devices=8, label_smoothing=0.1, in_buckets=True)
     data = cases.batch(1, 32, np.uint8)
     expected = reference_step(cases.host(state), data, 8, label_smoothing=0.1)
     state, metrics = train_step(state, data)
@@ -217,7 +217,7 @@ def test_rewritten_step_is_as_close_to_float32_as_casting():
 
 
 def test_one_bad_device_skips_the_step_on_all():
-    train_step, state = cases.make("fp16_rewrite", devices=8)
+    train_step, state = cases.make("fp16_rewrite", devices=8, in_buckets=True)
     before = cases.host(state)
     state, metrics = train_step(state, cases.poisoned(0))  # the infinite pixel is on the second device
     assert metrics["grads_finite"] == 0

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mixedres import precision
 from mixedres._internal.jax_compat import equations
-from mixedres._internal.mesh import make_mesh
-from mixedres.train import step
+from mixedres._internal.mesh import AXIS, make_mesh
+from mixedres.train import gradients, step
 from tests import GOLDEN
 from tests.train import step_cases as cases
 
@@ -67,6 +68,34 @@ def test_dtype_of_the_gradient_all_reduce(preset, half):
         others = len(jax.tree.leaves(state.batch_stats)) + 2  # the statistics; loss and top-1
         expected_counts = {"f32": leaves + others} if wanted is None else {half: leaves, "f32": others}
         assert counts == expected_counts
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.float16])
+def test_buckets_have_the_order_of_the_backward_pass(dtype, monkeypatch):
+    monkeypatch.setattr(gradients, "LAST_BUCKET", 36 * jnp.dtype(dtype or jnp.float32).itemsize)
+    rng = np.random.default_rng(0)
+    sizes = {"stem_conv": 3, "block_layer1_1": 5, "block_layer1_2": 7, "head": 40}
+    grads = {name: {"kernel": rng.random((8, 3, 3, n, 1), np.float32) - 0.5} for name, n in sizes.items()}
+    grads["stem_conv"]["kernel"][:, 0, 0, 0] = -0.0
+    grads["head"] = {"kernel": rng.random((8, 2, 19), np.float32), "bias": rng.random((8, 2), np.float32)}
+    others = rng.random((8, 7), np.float32)
+
+    def mean(function):
+        each = lambda *trees: function(*jax.tree.map(lambda x: x[0], trees), dtype)  # noqa: E731
+        mapped = jax.shard_map(each, mesh=make_mesh(jax.devices()), in_specs=P(AXIS), out_specs=P())
+        return jax.jit(mapped).lower(grads, others)
+
+    separate, in_buckets = mean(gradients._mean_of_each), mean(gradients._mean_in_buckets)
+    found = re.findall(r"\}\) : \(tensor<(\d+)x(f\d\d)>\)", in_buckets.as_text())
+    # Kernels of the head and the last block; of the first block; of the stem, with the vectors.
+    half = [("7", "f32"), ("101", "f16"), ("45", "f16"), ("29", "f16")]
+    assert found == ([("101", "f32"), ("45", "f32"), ("36", "f32")] if dtype is None else half)
+    compiled = in_buckets.compile()
+    # XLA joins all-reduces that do not wait for each other.
+    assert len(re.findall(r" all-reduce\(", compiled.as_text())) == len(found)
+    expected, found = separate.compile()(grads, others), compiled(grads, others)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert cases.bits(jax.tree.map(jnp.float32, found)) == cases.bits(jax.tree.map(jnp.float32, expected))
 
 
 def test_compiled_step_has_one_all_reduce():
