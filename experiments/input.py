@@ -13,7 +13,6 @@ experiments/results/input_loaders.json.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -24,6 +23,7 @@ import tempfile
 from experiments.lib import runs
 from experiments.pipelines import prediction
 from experiments.pipelines.images import make_images
+from experiments.pipelines.prediction import measured
 from experiments.timing.turns import orders, paired_ratio, told
 from mixedres._internal import environment
 
@@ -35,15 +35,6 @@ COMPARED = (
     ("mixedres", "mixedres, 1 thread", "images_per_second"),
     ("mixedres, 2 processes", "mixedres", "cpu_ms_per_image"),
 )
-
-
-def measured(command: list[str]) -> dict:
-    """The result that a program prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(lines[0].removeprefix("RESULT "))
 
 
 def contenders(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, list[str]]:

@@ -8,9 +8,19 @@ timed from their first batch on, which for prediction comes after compiling; the
 take turns, in a new random order every round; the result is the median of the ratio within a round, with a bootstrap
 interval. On a CPU the network takes its share of the cores that decode. Prints the results and writes
 experiments/results/input_prediction.json. Needs scikit-image.
+
+With --torch=ENV/bin/python, which has torch, torchvision, timm and safetensors, their ResNet-50 predicts the same images
+with the same random weights, in turns with ours, each in a fresh process: CPU time for an image in float32 and bfloat16,
+in experiments/results/input_prediction_torch.json.
 """
 
+import argparse
+import itertools
+import json
 import pathlib
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +41,8 @@ from mixedres.predict.classifier import Classifier
 from mixedres.predict.inference import predictions
 
 IMAGES, SIZES, BATCH = 1000, (16, 32), 64
+# Images and dtypes of the comparison with torchvision and timm.
+COUNT, DTYPES = 128, ("fp32", "bf16")
 
 
 def network(size: int) -> Classifier:
@@ -74,7 +86,10 @@ def main(argv: list[str]) -> int:
     """Measures, prints and writes; returns the exit status."""
     parser = runs.parser("input --prediction", __doc__)
     parser.add_argument("--rounds", type=int, default=7, help="of both (default 7)")
+    parser.add_argument("--torch", metavar="PYTHON", help="compare with torchvision and timm instead")
     options = parser.parse_args(argv)
+    if options.torch:
+        return against_torch(options)
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
         kilobytes = make_images(directory, IMAGES)
@@ -85,6 +100,51 @@ def main(argv: list[str]) -> int:
     results |= {"device": environment.device(jax.devices()), "versions": environment.versions()}
     print(runs.write("input_prediction", results))
     return 0
+
+
+def against_torch(options: argparse.Namespace) -> int:
+    """Compares prediction with torchvision's and timm's; returns the exit status."""
+    make = "import sys, torchvision as t, safetensors.torch as s; s.save_file(t.models.resnet50().state_dict(), sys.argv[1])"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, weights = pathlib.Path(temporary) / "images", f"{temporary}/resnet50.safetensors"
+        make_images(folder, COUNT)
+        subprocess.run([options.torch, "-c", make, weights], check=True)
+        theirs = [options.torch, str(pathlib.Path(__file__).with_name("torch_prediction.py")), str(folder), weights]
+        ours = [sys.executable, "-m", "experiments.pipelines.our_prediction", str(folder), weights, f"--count={COUNT}"]
+        commands = {("mixedres", dtype): [*ours, f"--dtype={dtype}"] for dtype in DTYPES}
+        for library, dtype in itertools.product(("torchvision", "timm"), DTYPES):
+            commands[library, dtype] = [*theirs, f"--library={library}", f"--dtype={dtype}"]
+        rounds: dict[tuple[str, str], list[dict]] = {one: [] for one in commands}
+        for order in orders([*map("/".join, commands)], options.rounds):
+            for name in order:
+                one = tuple(name.split("/"))
+                rounds[one].append(measured(commands[one]))
+    rows = []
+    for (library, dtype), found in rounds.items():
+        times, own = ([one["cpu_ms_per_image"] for one in each] for each in (found, rounds["mixedres", dtype]))
+        difference = np.abs(
+            np.subtract(found[0]["probabilities"], rounds["mixedres", "fp32"][0]["probabilities"])
+        ).max()
+        row = {"library": library, "dtype": dtype, "cpu_ms_per_image": statistics.median(times)}
+        row["ms_per_image"] = statistics.median(one["ms_per_image"] for one in found)
+        row |= {"ours_to_this_cpu": paired_ratio(own, times), "largest_difference_of_probabilities": difference}
+        rows.append(row | found[0].get("versions", {}))
+        print(
+            f"{library} {dtype}: {row['cpu_ms_per_image']:.1f} CPU ms an image, ours / this {told(row['ours_to_this_cpu'])}"
+        )
+    results = {"rounds": options.rounds, "images": COUNT, "rows": rows, "versions": environment.versions()}
+    print(runs.write("input_prediction_torch", results | {"device": environment.device(jax.devices())}))
+    return 0
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """Returns the result that a program prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
+    return result
 
 
 def compare(paths: list[str], directory: pathlib.Path, size: int, rounds: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mixedres.config import parse_flags
 from mixedres.data import InputSpec
 from mixedres.data.images.worker_processes import available_cpus
 from mixedres.predict.classifier import Classifier
+from mixedres.predict.inference import compile_network
 from mixedres.train import evaluation, steps
 from mixedres.train.builder import build
 from mixedres.train.experiment import Experiment
@@ -87,16 +88,15 @@ class Prediction(Ours):
         super().__init__(dtype, preset)
         chosen, device = precision.get(preset), jax.devices()[0]
         model = models.create(task.model, num_classes=task.num_classes, **chosen.network_options)
+        if device.platform == "cpu":
+            model = models.for_cpus(model, chosen.policy.compute_dtype, 1000)
         spec = InputSpec(task.images.shape[1:], task.mean, task.std)
         variables = {"params": task.params, "batch_stats": task.batch_stats}
         names = tuple(map(str, range(task.num_classes)))
         network = Classifier(task.model, model, chosen, spec, names, variables)
-        mesh = make_mesh([device])
-        whole, self._split = NamedSharding(mesh, P()), NamedSharding(mesh, P(AXIS))
-        run = jax.jit(network.probabilities, in_shardings=(whole, self._split), out_shardings=self._split)
-        self._variables = jax.device_put(variables, whole)
+        self._split = NamedSharding(make_mesh([device]), P(AXIS))
         self._images, self._labels = task.images, task.labels
-        self._program = run.lower(self._variables, self._images).compile()
+        self._program, self._variables = compile_network(network, len(task.images), [device])
 
     def take(self, steps: int) -> float:
         """See `Contender.take`."""
@@ -128,6 +128,7 @@ def experiment(model: str, preset: str, batch: int, size: int, num_classes: int,
         "data.num_classes": num_classes,
         "data.train_examples": 10 * batch,
         "batch_size": batch,
+        "steps": 1000,  # a run that is long enough for oneDNN
         "num_devices": 1,
         "optimizer.learning_rate": learning_rate,
         "label_smoothing": 0.0,

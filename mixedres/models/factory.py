@@ -125,10 +125,10 @@ def for_cpus(model: Network, compute_dtype: DType, count: int) -> Network:
     """
     if not isinstance(model, ResNet):
         return model
-    return model.clone(use_onednn=onednn.is_faster(compute_dtype, model.filters, count))
+    return model.clone(use_onednn=onednn.is_faster(compute_dtype, count))
 
 
-def compiler_options(model: Network, platform: str) -> dict[str, bool]:
+def compiler_options(model: Network, platform: str) -> dict[str, bool | str]:
     """Returns the options of `jax.jit` for the programs of a network; `platform` is the platform of their device."""
     uses_onednn = isinstance(model, ResNet) and model.use_onednn and platform == "cpu"
     return onednn.COMPILER_OPTIONS if uses_onednn else {}

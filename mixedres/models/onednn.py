@@ -18,7 +18,11 @@ import jax.numpy as jnp
 from mixedres._internal.types import DType, PrecisionLike
 from mixedres.models.products import Pads, has_fewer_pixels, product_of_windows, windows, xla_convolution
 
-COMPILER_OPTIONS = {"xla_cpu_experimental_onednn_custom_call": True}
+# With the second option, XLA's other library (YNNPACK) leaves the convolutions to oneDNN.
+COMPILER_OPTIONS = {
+    "xla_cpu_experimental_onednn_custom_call": True,
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
+}
 # Before, jaxlib has oneDNN for float16 alone, in a loop that is 100 times slower than the float32 convolution.
 _FIRST_JAX = (0, 11)
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
@@ -26,8 +30,6 @@ _CPUINFO = pathlib.Path("/proc/cpuinfo")
 # training, or images to predict, on the time is won back: a step of ResNet-20 with 32 images saves 90 ms of a core, and
 # its compilation takes 6 s.
 _MANY = 1000
-# In float32 XLA's own convolutions are as fast as oneDNN's from more than so many channels on.
-_FEW_CHANNELS = 16
 
 # From so many images on, the gradient of a kernel is a convolution, whose channels are the images of a piece. oneDNN's
 # products of bfloat16 take 32 channels at a time.
@@ -39,15 +41,14 @@ _CHANNELS = 16
 _PIECE = 2**20
 
 
-def is_faster(compute_dtype: DType, filters: int, count: int) -> bool:
+def is_faster(compute_dtype: DType, count: int) -> bool:
     """Returns whether oneDNN makes a ResNet faster on this machine's CPUs.
 
-    Measured were bfloat16 with the instructions AVX512_BF16 and AMX, and float32. In float16 oneDNN is up to four times
+    Measured were float32, and bfloat16 with the instructions AVX512_BF16 and AMX. In float16 oneDNN is up to four times
     slower.
 
     Args:
       compute_dtype: dtype of the convolutions.
-      filters: channels of the first stage.
       count: steps of training, or images to predict.
     """
     if count < _MANY or jax.__version_info__ < _FIRST_JAX or platform.machine() not in ("x86_64", "AMD64"):
@@ -57,7 +58,7 @@ def is_faster(compute_dtype: DType, filters: int, count: int) -> bool:
     dtype = jnp.dtype(compute_dtype)
     if dtype == jnp.bfloat16:
         return _has_bfloat16()
-    return dtype == jnp.float32 and filters <= _FEW_CHANNELS
+    return dtype == jnp.float32
 
 
 @cache

@@ -84,7 +84,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--topk", type=int, default=5, help="classes to print per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON per image")
     parser.add_argument("--out", type=command_line.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
-    parser.add_argument("--batch_size", type=int, default=64, help="images per batch (default 64)")
+    parser.add_argument("--batch_size", type=int, help="images per batch (default 8 for a CPU, 64 for an accelerator)")
     options = parser.parse_intermixed_args(arguments)
     if not options.images:
         raise ConfigError("no image is given; name files, folders or globs, such as photos/ or 'photos/*.jpg'")

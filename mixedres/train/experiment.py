@@ -96,7 +96,7 @@ class Experiment:
         return {name: place(array) for name, array in batch.items()}
 
     @property
-    def compiler_options(self) -> dict[str, bool]:
+    def compiler_options(self) -> dict[str, bool | str]:
         """Returns the options with which XLA compiles the steps of the network on these devices."""
         return models.compiler_options(self.model, self.devices[0].platform)
 

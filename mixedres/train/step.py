@@ -35,7 +35,7 @@ from mixedres.precision import LossScale, LossScaledState, scaled
 from mixedres.train import losses
 from mixedres.train.gradients import StepOptions, scaled_grads
 
-CompilerOptions: TypeAlias = dict[str, bool] | None
+CompilerOptions: TypeAlias = dict[str, bool | str] | None
 
 
 @jax.tree_util.register_dataclass

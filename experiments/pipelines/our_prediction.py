@@ -1,0 +1,46 @@
+"""Prediction of images with the loop of `mixedres.predict`, as `experiments.input --prediction --torch` times it.
+
+python -m experiments.pipelines.our_prediction FOLDER WEIGHTS --dtype=bf16 --count=256
+
+Prints the CPU time per image from the second batch on, and the probabilities of the first image. The loop gets 1,000
+images or more, as prediction decides by their number whether it uses oneDNN.
+"""
+
+import argparse
+import itertools
+import json
+import pathlib
+import time
+
+from mixedres.predict import add_arguments, read_classifier
+from mixedres.predict.inference import default_batch_size, predictions
+
+
+def main() -> None:
+    """Measures one start."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("weights")
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--count", type=int, required=True)
+    options = parser.parse_args()
+    own = argparse.ArgumentParser()
+    add_arguments(own)
+    given = [f"--from={options.weights}", f"--precision={options.dtype}", "--preprocessing=torch", "--image_size=224"]
+    classifier = read_classifier(own.parse_args(given))
+    files = sorted(map(str, options.folder.rglob("*.jpg")))[: options.count]
+    found = predictions(classifier, files * (1000 // len(files) + 1), len(classifier.class_names), None)
+    first, *_ = itertools.islice(found, default_batch_size())
+    wall, cpu = time.perf_counter(), time.process_time()
+    count = sum(1 for _ in itertools.islice(found, options.count))
+    result = {
+        "cpu_ms_per_image": 1e3 * (time.process_time() - cpu) / count,
+        "ms_per_image": 1e3 * (time.perf_counter() - wall) / count,
+        "probabilities": [probability for _, probability in sorted(first.top)],
+    }
+    print("RESULT " + json.dumps(result), flush=True)
+    found.close()
+
+
+if __name__ == "__main__":
+    main()
