@@ -114,7 +114,9 @@ def create_network(file: WeightsFile, policy: jmp.Policy, **options: Any) -> mod
         if known in models.NETWORKS:
             fields = {name: options.get(name, value) for name, value in _FIELDS.items()}
             return models.NETWORKS[known](num_classes=num_classes, policy=policy, **fields)
-        options |= {"version": file.version, **file.options}
+        # Flax traces the initializers to check shapes; zeros are traced in a third of the time.
+        zeros = jax.nn.initializers.zeros
+        options |= {"version": file.version, "kernel_init": zeros, "head_init": zeros, **file.options}
         return models.create(known, num_classes=num_classes or 1, policy=policy, **options)
     except ValueError as error:
         raise WeightsError(f"{file.path}: {error}") from None

@@ -1,10 +1,15 @@
 """Precision presets, loss scales and the optax wrapper; needs only jax, jmp, optax and `mixedres.amp`."""
 
+from typing import TYPE_CHECKING
+
+from mixedres._internal.lazy import importer
 from mixedres._internal.names import PRESETS
-from mixedres.precision._gradients import LossScaledState, ScaledGradients, find_state, scaled, value_and_grad
 from mixedres.precision._loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, make_loss_scale
-from mixedres.precision._loss_scaled import Rewritten, enable_rewrite, loss_scaled
 from mixedres.precision._presets import Precision, get, parse_policy, preset_of
+
+if TYPE_CHECKING:
+    from mixedres.precision._gradients import LossScaledState, ScaledGradients, find_state, scaled, value_and_grad
+    from mixedres.precision._loss_scaled import Rewritten, enable_rewrite, loss_scaled
 
 __all__ = [
     "PRESETS",
@@ -26,3 +31,12 @@ __all__ = [
     "scaled",
     "value_and_grad",
 ]
+
+# Imported on use: a prediction does not need optax.
+__getattr__ = importer(
+    __name__,
+    {
+        **dict.fromkeys(("LossScaledState", "ScaledGradients", "find_state", "scaled", "value_and_grad"), "_gradients"),
+        **dict.fromkeys(("Rewritten", "enable_rewrite", "loss_scaled"), "_loss_scaled"),
+    },
+)

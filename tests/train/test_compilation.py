@@ -79,7 +79,7 @@ def started(workdir, **variables):
 @pytest.mark.slow
 def test_second_start_compiles_nothing_and_keeps_every_bit(tmp_path):
     compiled, _, first = started(tmp_path / "first")
-    assert compiled == entries(tmp_path / compilation.NAME) > first["train"]["programs"]["compiled"] > 5
+    assert compiled == entries(tmp_path / compilation.NAME) > first["train"]["programs"]["compiled"] >= 4
     none, cached, second = started(tmp_path / "second")
     assert none == 0 and cached > compiled  # the evaluation asks once more
     assert second["train"]["programs"] == {"compiled": 0, "from_cache": first["train"]["programs"]["compiled"]}
