@@ -1,4 +1,4 @@
-"""Prediction of all images of a folder with torchvision's or timm's ResNet-50, as `experiments.input --prediction` times.
+"""Prediction of the images of a folder with torchvision's or timm's ResNet-50, for `experiments.input --prediction`.
 
 python torch_prediction.py FOLDER WEIGHTS --library=timm --dtype=bf16
 

@@ -8,6 +8,7 @@ from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.data import InputSpec
+from mixedres.models import onednn
 from mixedres.predict import Classifier
 
 MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json", "load.py", "README.md"
@@ -23,7 +24,7 @@ sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for ja
 from jax import export
 labels = json.loads((here / "{labels}").read_text(encoding="utf-8"))
 images = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {height}, {width}, {channels}), np.{dtype})
-{options_for_bfloat16}try:
+{options_for_cpus}try:
     network = export.deserialize(bytearray((here / "{model}").read_bytes())).call
     network = jax.jit(network{jit_options})
     found = {{name: np.asarray(values) for name, values in network(images).items()}}
@@ -35,14 +36,14 @@ for index, row in zip(found["classes"], found["probabilities"]):  # what a termi
     print(f"{{row[index]:7.2%}}  {{name}}")
 '''
 
-# On CPUs with bfloat16 products XLA uses them if it may call oneDNN; see mixedres.models.onednn.
-_OPTIONS_FOR_BFLOAT16 = """\
-def options_for_bfloat16():
-    cpus, options = pathlib.Path("/proc/cpuinfo"), {"xla_cpu_experimental_onednn_custom_call": True}
+# XLA computes float32 and bfloat16 faster on CPUs if it may call oneDNN; see mixedres.models.onednn.
+_OPTIONS_FOR_CPUS = """\
+def options_for_cpus():  # with oneDNN
+    cpus, options = pathlib.Path("/proc/cpuinfo"), {options}
     if jax.default_backend() != "cpu" or jax.__version_info__ < (0, 11) or not cpus.exists(): return None
     try: jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except Exception: return None  # another XLA
-    return options if "avx512_bf16" in cpus.read_text() else None
+    return options if "{instructions}" in cpus.read_text() else None
 """
 
 _README = """\
@@ -166,7 +167,8 @@ def _write_reader(path: pathlib.Path) -> None:
 def _words(spec: InputSpec, facts: Record) -> Record:
     """Returns the values of the fields in the texts above."""
     height, width, channels = spec.shape
-    is_bfloat16 = facts["precision"].startswith("bf16")
+    instructions = {"bf16": "avx512_bf16", "fp32": "avx2"}.get(facts["precision"])
+    options = instructions and _OPTIONS_FOR_CPUS.format(options=onednn.COMPILER_OPTIONS, instructions=instructions)
     return facts | {
         "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),
         "model": MODEL,
@@ -189,8 +191,8 @@ def _words(spec: InputSpec, facts: Record) -> Record:
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],
-        "options_for_bfloat16": _OPTIONS_FOR_BFLOAT16 if is_bfloat16 else "",
-        "jit_options": ", compiler_options=options_for_bfloat16()" if is_bfloat16 else "",
+        "options_for_cpus": options or "",
+        "jit_options": ", compiler_options=options_for_cpus()" if options else "",
         "needs": tuple(map(int, facts["versions"]["jax"].split(".")[:2])),
         "minor": ".".join(facts["versions"]["jax"].split(".")[:2]),
     }

@@ -19,7 +19,7 @@ from mixedres._internal.types import DType, PrecisionLike
 from mixedres.models.products import Pads, has_fewer_pixels, product_of_windows, windows, xla_convolution
 
 # With the second option, XLA's other library (YNNPACK) leaves the convolutions to oneDNN.
-COMPILER_OPTIONS = {
+COMPILER_OPTIONS: dict[str, bool | str] = {
     "xla_cpu_experimental_onednn_custom_call": True,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
 }

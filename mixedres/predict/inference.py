@@ -34,8 +34,8 @@ class Prediction(NamedTuple):
     error: str = ""
 
 
-# Images of a batch for each device. On a CPU the maps of 4 to 8 images take the least time: in bfloat16 a ResNet-50 takes
-# 19 ms of a core for each of 8 images of 224 pixels, 25 ms for each of 64, and 35 ms for one.
+# Images of a batch for each device. On a CPU batches of 4 to 8 take the least time for an image: ResNet-50 in bfloat16
+# takes 19 ms of a core for each of 8 images of 224 pixels, 25 ms for each of 64, and 35 ms for one.
 _BATCH_SIZES = {"cpu": 8}
 _BATCH_SIZE = 64
 
