@@ -9,9 +9,9 @@ take turns, in a new random order every round; the result is the median of the r
 interval. On a CPU the network takes its share of the cores that decode. Prints the results and writes
 experiments/results/input_prediction.json. Needs scikit-image.
 
-With --torch=ENV/bin/python, which has torch, torchvision, timm and safetensors, their ResNet-50 predicts the same images
-with the same random weights, in turns with ours, each in a fresh process: CPU time for an image in float32 and bfloat16,
-in experiments/results/input_prediction_torch.json.
+With --torch=ENV/bin/python, which has torch, torchvision, timm and safetensors, their ResNet-50 predicts the same
+images with the same random weights, in turns with ours, each in a fresh process. The result is the CPU time for an
+image in float32 and bfloat16, in experiments/results/input_prediction_torch.json.
 """
 
 import argparse
@@ -104,7 +104,8 @@ def main(argv: list[str]) -> int:
 
 def against_torch(options: argparse.Namespace) -> int:
     """Compares prediction with torchvision's and timm's; returns the exit status."""
-    make = "import sys, torchvision as t, safetensors.torch as s; s.save_file(t.models.resnet50().state_dict(), sys.argv[1])"
+    make = "import sys, torchvision as t, safetensors.torch as s; "
+    make += "s.save_file(t.models.resnet50().state_dict(), sys.argv[1])"
     with tempfile.TemporaryDirectory() as temporary:
         folder, weights = pathlib.Path(temporary) / "images", f"{temporary}/resnet50.safetensors"
         make_images(folder, COUNT)
@@ -129,9 +130,8 @@ def against_torch(options: argparse.Namespace) -> int:
         row["ms_per_image"] = statistics.median(one["ms_per_image"] for one in found)
         row |= {"ours_to_this_cpu": paired_ratio(own, times), "largest_difference_of_probabilities": difference}
         rows.append(row | found[0].get("versions", {}))
-        print(
-            f"{library} {dtype}: {row['cpu_ms_per_image']:.1f} CPU ms an image, ours / this {told(row['ours_to_this_cpu'])}"
-        )
+        ratio = f"ours / this {told(row['ours_to_this_cpu'])}"
+        print(f"{library} {dtype}: {row['cpu_ms_per_image']:.1f} CPU ms an image, {ratio}")
     results = {"rounds": options.rounds, "images": COUNT, "rows": rows, "versions": environment.versions()}
     print(runs.write("input_prediction_torch", results | {"device": environment.device(jax.devices())}))
     return 0

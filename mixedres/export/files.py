@@ -4,11 +4,11 @@ import importlib.metadata
 import pathlib
 import zipfile
 
+from mixedres import models
 from mixedres._internal.files import write_json
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.data import InputSpec
-from mixedres.models import onednn
 from mixedres.predict import Classifier
 
 MODEL, LABELS, FACTS, LOADER, README = "model.jax", "labels.json", "model.json", "load.py", "README.md"
@@ -168,7 +168,9 @@ def _words(spec: InputSpec, facts: Record) -> Record:
     """Returns the values of the fields in the texts above."""
     height, width, channels = spec.shape
     instructions = {"bf16": "avx512_bf16", "fp32": "avx2"}.get(facts["precision"])
-    options = instructions and _OPTIONS_FOR_CPUS.format(options=onednn.COMPILER_OPTIONS, instructions=instructions)
+    options = instructions and _OPTIONS_FOR_CPUS.format(
+        options=models.onednn.COMPILER_OPTIONS, instructions=instructions
+    )
     return facts | {
         "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),
         "model": MODEL,

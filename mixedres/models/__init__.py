@@ -9,7 +9,7 @@ from mixedres._internal.lazy import importer
 from mixedres.models.names import NAMES, NETWORKS, OPTIONS, check_options, default_version, name_of, resnet_shape
 
 if TYPE_CHECKING:
-    from mixedres.models import kernel_layout
+    from mixedres.models import kernel_layout, onednn
     from mixedres.models.factory import INITIALIZERS, Network, compiler_options, create, for_cpus
     from mixedres.models.folding import for_inference
     from mixedres.models.layers import module_paths
@@ -34,6 +34,7 @@ __all__ = [
     "module_paths",
     "name_of",
     "normalization",
+    "onednn",
     "resnet_shape",
 ]
 

@@ -89,8 +89,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not options.images:
         raise ConfigError("no image is given; name files, folders or globs, such as photos/ or 'photos/*.jpg'")
     for name in ("topk", "batch_size"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name}={getattr(options, name)} must be at least 1")
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise ConfigError(f"--{name}={given} must be at least 1")
     if options.out:
         if options.out.suffix.lower() not in _SHEETS:
             raise ConfigError(f"--out={options.out} must end in one of {' '.join(_SHEETS)}")

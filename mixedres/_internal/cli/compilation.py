@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import stat
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def compilation_cache(setting: str = "auto") -> Iterator[None]:
     Raises:
       ConfigError: if the directory that the config names cannot be written.
     """
+    # jaxlib cannot write a program that calls oneDNN, and JAX warns of each; see mixedres.models.onednn.
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*: MemoryError")
     settings: Any = jax.config  # its attributes are made at run time
     enabled = bool(settings.jax_compilation_cache_dir) or not settings.jax_enable_compilation_cache
     directory = None if enabled or global_state.process_id else _directory(setting)
