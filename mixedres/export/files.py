@@ -193,7 +193,7 @@ def _words(spec: InputSpec, facts: Record) -> Record:
         "platforms": " and ".join(facts["platforms"]),
         "mixedres": facts["versions"]["mixedres"],
         "jax": facts["versions"]["jax"],
-        "options_for_cpus": options or "",
+        "options_for_cpus": options,
         "jit_options": ", compiler_options=options_for_cpus()" if options else "",
         "needs": tuple(map(int, facts["versions"]["jax"].split(".")[:2])),
         "minor": ".".join(facts["versions"]["jax"].split(".")[:2]),
