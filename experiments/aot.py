@@ -2,6 +2,7 @@
 
 python -m experiments.aot --gpu=h200 --presets=fp32,bf16,fp16,fp16_rewrite --batch=256,32
 python -m experiments.aot --gpu=h100 --devices=1,8,64 --presets=bf16 --batch=256
+python -m experiments.aot --gpu=h100 --prediction --presets=bf16 --batch=256,1
 python -m experiments.aot --tpu=v5e:2x2 --config=configs/cifar10.py --batch=512
 python -m experiments.aot --check
 
@@ -18,6 +19,8 @@ half-precision step should not have: float32, integers, booleans, and what is sc
 all-reduce its dtypes, number of arrays and MB, and whether it is asynchronous. 'start' is the fraction of the step's
 bytes that is moved before the all-reduce starts. 'hidden_mb' is the MB that kernels move while the all-reduce runs.
 The bytes of the all-reduces themselves are not in the MB an image.
+
+--prediction compiles the program of `mixedres.predict` instead of the training step: folded norms, cast weights.
 
 --tpu compiles for the chips of a topology, such as v5e:2x2 or v6e:2x2, and needs pip install -e '.[tpu]' instead.
 It tells of every preset whether the step compiles, what the chips sum up, memory, and XLA's own estimates of the bytes
@@ -42,6 +45,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments.lib import hlo, runs, tpus
 from experiments.lib.gpus import GPUS, MACHINE, without_cache
@@ -49,6 +53,8 @@ from mixedres._internal import environment
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.mesh import make_mesh
 from mixedres.config import parse_flags
+from mixedres.predict.classifier import Classifier
+from mixedres.predict.inference import lower_network
 from mixedres.train import steps
 from mixedres.train.builder import build
 
@@ -73,6 +79,7 @@ class Case:
     config: str = CONFIG
     options: tuple[str, ...] = ()  # further arguments
     devices: int = 1
+    prediction: bool = False  # instead of training
 
     @property
     def arguments(self) -> list[str]:
@@ -83,20 +90,25 @@ class Case:
 
     @property
     def form(self) -> str:
-        """'fused' or 'plain'."""
-        return "fused" if self.fused else "plain"
+        """'fused', 'plain' or 'prediction'."""
+        return "prediction" if self.prediction else "fused" if self.fused else "plain"
 
 
 def compile_step(case: Case) -> tuple[Any, set[int]]:
-    """The compiled training step, and the sizes of the network's parameters."""
+    """The compiled training step or prediction, and the sizes of the network's parameters."""
     experiment = build(parse_flags(case.arguments).config)
-    mesh = make_mesh(GPUS[case.gpu].devices(case.devices))
-    experiment = dataclasses.replace(experiment, mesh=mesh, batch_size=case.batch * case.devices)
+    devices = GPUS[case.gpu].devices(case.devices)
+    experiment = dataclasses.replace(experiment, mesh=make_mesh(devices), batch_size=case.batch * case.devices)
+    shapes = steps.variable_shapes(experiment)
+    if case.prediction:
+        chosen, source = experiment.precision, experiment.source
+        variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        classifier = Classifier("", experiment.model, chosen, source.input_spec, source.class_names, variables)
+        lowered = lower_network(classifier, experiment.batch_size, devices)[0]
+    else:
+        lowered = steps.train_step(experiment).lower(steps.state_shapes(experiment), steps.batch_shapes(experiment))
     with without_cache():
-        compiled = (
-            steps.train_step(experiment).lower(steps.state_shapes(experiment), steps.batch_shapes(experiment)).compile()
-        )
-    return compiled, {leaf.size for leaf in jax.tree.leaves(steps.variable_shapes(experiment))}
+        return lowered.compile(), {leaf.size for leaf in jax.tree.leaves(shapes)}
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -205,12 +217,12 @@ def passed(row: dict[str, Any], most: dict[str, Any]) -> list[str]:
 def cases(options: argparse.Namespace, rest: list[str]) -> list[Case]:
     """Everything that was asked for."""
     return [
-        Case(gpu, batch, preset, fused, options.config, tuple(rest), devices)
+        Case(gpu, batch, preset, fused, options.config, tuple(rest), devices, options.prediction)
         for gpu in options.gpu
         for devices in options.devices
         for batch in options.batch
         for preset in options.presets
-        for fused in ((False,) if preset.endswith("_rewrite") else (False, True))
+        for fused in ((False,) if preset.endswith("_rewrite") or options.prediction else (False, True))
     ]
 
 
@@ -233,11 +245,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--presets", default="fp32,bf16,fp16,fp16_rewrite", help="comma-separated")
     parser.add_argument("--batch", default="256", help="images of a GPU (of all TPUs), comma-separated")
     parser.add_argument("--devices", default="1", help="GPUs, 1 to 8 or a multiple of 8, comma-separated (default 1)")
-    parser.add_argument("--name", help="of the file of results (default aot_GPU)")
+    parser.add_argument("--prediction", action="store_true", help="prediction instead of training")
+    parser.add_argument("--name", help="of the file of results (default aot_GPU, aot_prediction_GPU)")
     parser.add_argument("--check", action="store_true", help="compare with the committed limits instead")
     options, rest = parser.parse_known_args(argv)
     if options.gpu and options.tpu:
         raise ConfigError("--gpu and --tpu compile different programs; leave one of them out")
+    if options.prediction and options.tpu:
+        raise ConfigError("--prediction is compiled for GPUs; leave out --tpu")
     options.presets = runs.names("presets", options.presets)
     options.gpu = (options.tpu or options.gpu or "h200").split(",")
     for tpu in options.gpu if options.tpu else ():
@@ -335,7 +350,8 @@ def main(argv: list[str]) -> int:
     if options.check:
         print(f"{len(over)} limits are passed" if over else "every figure is within its limits")
         return 1 if over else 0
-    name = options.name or f"aot_{'_'.join(options.gpu)}"
+    stem = "aot_prediction" if options.prediction else "aot"
+    name = options.name or f"{stem}_{'_'.join(options.gpu)}"
     print(runs.write(name, {"versions": environment.versions(), "rows": rows}))
     return 0
 

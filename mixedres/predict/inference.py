@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mixedres import models
 from mixedres._internal import environment
 from mixedres._internal.mesh import AXIS, make_mesh
-from mixedres._internal.types import Variables
+from mixedres._internal.types import PyTree, Variables
 from mixedres.data import Prefetch
 from mixedres.predict.classifier import Classifier
 
@@ -97,7 +97,15 @@ def predictions(
 def compile_network(
     classifier: Classifier, batch_size: int, devices: Sequence[jax.Device]
 ) -> tuple[jax.stages.Compiled, Variables]:
-    """Returns the compiled (variables, images) -> probabilities, and the variables on the devices.
+    """Returns the compiled (variables, images) -> probabilities, and the variables on the devices."""
+    lowered, variables, formats = lower_network(classifier, batch_size, devices)
+    return lowered.compile(), jax.device_put(variables, formats)
+
+
+def lower_network(
+    classifier: Classifier, batch_size: int, devices: Sequence[jax.Device]
+) -> tuple[jax.stages.Lowered, Variables, PyTree]:
+    """Returns the lowered (variables, images) -> probabilities, the variables, and their placement and layout.
 
     The weights are cast once, here. On GPUs batch norms are folded into convolutions, and kernels have the memory
     layout of cuDNN. On CPUs a folded network takes as long.
@@ -112,9 +120,8 @@ def compile_network(
         out_shardings=split,
         compiler_options=models.compiler_options(classifier.model, platform) or None,
     )
-    variables = jax.device_put(classifier.variables, formats)
     shape = jax.ShapeDtypeStruct((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
-    return run.lower(variables, shape).compile(), variables
+    return run.lower(classifier.variables, shape), classifier.variables, formats
 
 
 def _batched(items: Iterable[np.ndarray | str], size: int) -> Iterator[list[np.ndarray | str]]:
