@@ -168,9 +168,9 @@ def _words(spec: InputSpec, facts: Record) -> Record:
     """Returns the values of the fields in the texts above."""
     height, width, channels = spec.shape
     instructions = {"bf16": "avx512_bf16", "fp32": "avx2"}.get(facts["precision"])
-    options = instructions and _OPTIONS_FOR_CPUS.format(
-        options=models.onednn.COMPILER_OPTIONS, instructions=instructions
-    )
+    options = ""
+    if instructions:
+        options = _OPTIONS_FOR_CPUS.format(options=models.onednn.COMPILER_OPTIONS, instructions=instructions)
     return facts | {
         "title": facts["network"] + (f", version {facts['version']}" if facts["version"] else ""),
         "model": MODEL,

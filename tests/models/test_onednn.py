@@ -1,7 +1,5 @@
 """Convolutions in the forms for oneDNN, against float64, and when the commands use them."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +75,7 @@ def test_bfloat16_is_as_near_to_float64_as_without_onednn(case):
 
     def errors(convolution, options):
         jitted = jax.jit(results, static_argnums=(0, 4, 5), compiler_options=options)
-        found = [np.asarray(each, np.float64) for each in uncached(jitted, convolution, *given, *case[2:])]
+        found = [np.asarray(each, np.float64) for each in jitted(convolution, *given, *case[2:])]
         with jax.enable_x64(True):
             wide = [np.asarray(each, np.float64) for each in given]
             exact = [np.asarray(each) for each in results(xla_convolution, *wide, *case[2:])]
@@ -96,18 +94,11 @@ def test_onednn_computes_every_convolution_of_a_step():
 
     def text(convolution):
         jitted = jax.jit(results, static_argnums=(0, 4, 5), compiler_options=onednn.COMPILER_OPTIONS)
-        with warnings.catch_warnings(action="ignore"):
-            return jitted.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
+        return jitted.lower(convolution, x, k, x, 1, ((1, 1), (1, 1))).compile().as_text()
 
     assert text(onednn.convolution).count("__onednn$convolution") == 3
     assert " convolution(" not in text(onednn.convolution)
     assert "f32[64,8,8,16]" in text(xla_convolution)  # the reason for forms of our own
-
-
-def uncached(jitted, *args):
-    """Runs a program with oneDNN, which jaxlib cannot write into the compilation cache of the tests."""
-    with warnings.catch_warnings(action="ignore"):
-        return jitted(*args)
 
 
 def test_commands_use_onednn_where_it_was_measured_to_be_faster(monkeypatch):
@@ -146,6 +137,6 @@ def test_long_run_computes_with_onednn_and_a_short_one_without():
     losses = []
     for experiment in (long, short):
         state = jax.jit(experiment.init_state)()
-        _, metrics = uncached(steps.train_step(experiment), state, experiment.shard_batch(batch))
+        _, metrics = steps.train_step(experiment)(state, experiment.shard_batch(batch))
         losses.append(float(metrics["loss"]))
     assert losses[0] == pytest.approx(losses[1], rel=5e-3)

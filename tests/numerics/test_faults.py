@@ -123,7 +123,7 @@ def test_large_weight_overflows_in_its_convolution():
     before, kernel = origin.inputs
     assert before.path == "ResNet/block_layer1_1" and before.largest < 10
     assert kernel.largest == np.float16(largest)
-    assert_written_in(origin, "mixedres/models/operations.py", "conv_general_dilated(")
+    assert_written_in(origin, "mixedres/models/products.py", "conv_general_dilated(")
 
 
 def test_weight_beyond_float16_overflows_at_the_cast():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixedres.models.fused.pool import max_pool, unpool
-from mixedres.models.operations import PADDINGS
+from mixedres.models.names import PADDINGS
 from mixedres.models.operations import max_pool as plain_pool
 
 pool = jax.jit(max_pool, static_argnames="padding")
