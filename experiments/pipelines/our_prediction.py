@@ -2,8 +2,9 @@
 
 python -m experiments.pipelines.our_prediction FOLDER WEIGHTS --dtype=bf16 --count=256
 
-Prints the CPU time per image from the second batch on, and the probabilities of the first image. The loop gets 1,000
-images or more, as prediction decides by their number whether it uses oneDNN.
+Prints the CPU time per image from the second batch on, and the probabilities of the first image. Threads decode as many
+images ahead at the end of the measurement as at its start. The loop gets 1,000 images or more, as prediction decides by
+their number whether to use oneDNN.
 """
 
 import argparse
@@ -17,17 +18,17 @@ from mixedres.predict.inference import default_batch_size, predictions
 
 
 def main() -> None:
-    """Measures one start."""
+    """Times one process and prints the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("weights")
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--count", type=int, required=True)
     options = parser.parse_args()
-    own = argparse.ArgumentParser()
-    add_arguments(own)
+    prediction_parser = argparse.ArgumentParser()
+    add_arguments(prediction_parser)
     given = [f"--from={options.weights}", f"--precision={options.dtype}", "--preprocessing=torch", "--image_size=224"]
-    classifier = read_classifier(own.parse_args(given))
+    classifier = read_classifier(prediction_parser.parse_args(given))
     files = sorted(map(str, options.folder.rglob("*.jpg")))[: options.count]
     found = predictions(classifier, files * (1000 // len(files) + 1), len(classifier.class_names), None)
     first, *_ = itertools.islice(found, default_batch_size())

@@ -45,7 +45,7 @@ transforms = torchvision.transforms.Compose(
 
 
 def predict(paths: list[pathlib.Path]) -> np.ndarray:
-    """The probabilities of a batch of files."""
+    """Returns the probabilities of a batch of files."""
     images = torch.stack([transforms(Image.open(path).convert("RGB")) for path in paths])
     images = images.to(memory_format=torch.channels_last)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bf16"):

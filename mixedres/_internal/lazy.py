@@ -11,8 +11,8 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
 
     Args:
       package: full name of the package, its `__name__`.
-      sources: for each function or class, the submodule that defines it, and for each module of a subpackage its path
-        below the package; every other name is a submodule.
+      sources: the submodule of each function or class, and the path below the package of each module of a subpackage. A
+        name that is missing here is itself a submodule.
 
     Raises:
       AttributeError: by the returned function, for a name that is not in `__all__`.
@@ -32,9 +32,10 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
 
 @contextlib.contextmanager
 def hidden(*modules: str) -> Iterator[None]:
-    """Makes these modules impossible to import inside the block, for imports that use them only where they exist.
+    """Makes imports of these modules fail inside the block, in every thread.
 
-    Modules that were imported before stay, because another import of them costs nothing.
+    A library that is imported in the block, and that uses these modules only if they are installed, does without them
+    from then on. Modules that were imported before can still be imported.
     """
     absent = [name for name in modules if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None makes an import fail

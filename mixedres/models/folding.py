@@ -1,8 +1,9 @@
 """Batch norms folded into the convolutions before them, for a network that is not trained any more.
 
-With the running averages a batch norm is y * factor + shift for each channel. The factor goes into the kernel of the
-convolution before it, the shift becomes its bias: scale * conv(x, kernel) + shift = conv(x, scale * kernel) + shift. On
-a GPU one kernel of cuDNN then computes convolution, bias, shortcut and ReLU.
+With the running averages a batch norm is y * factor + shift for each channel, where shift = bias - mean * factor and
+factor = scale / sqrt(var + epsilon). The factor goes into the kernel of the convolution before the norm, and the shift
+becomes a bias: factor * conv(x, kernel) + shift = conv(x, factor * kernel) + shift. On a GPU one function of cuDNN then
+computes convolution, bias, shortcut and ReLU.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ _PAIRS_OF_VERSION_2 = {"norm2": "conv1", "norm3": "conv2"}
 
 
 def for_inference(model: Network, variables: Variables, *, fold: bool) -> tuple[Network, Variables]:
-    """Returns the network with its weights as inference needs them; traceable.
+    """Returns the network with its weights as inference needs them; may be called inside `jax.jit`.
 
     The kernels of a ResNet are cast to the dtype in which it computes.
 

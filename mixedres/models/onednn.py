@@ -3,7 +3,9 @@
 XLA for CPUs computes bfloat16 in float32. The library oneDNN, which jaxlib contains, computes bfloat16 products with
 float32 sums, as GPUs do, if the processor has such instructions. XLA uses oneDNN if a program is compiled with
 `COMPILER_OPTIONS`, but only for convolutions of a plain form. The gradients that JAX derives have another form: a
-reversed kernel, a dilated map. `convolution` has gradients of its own, which XLA gives to oneDNN.
+reversed kernel, a dilated map. `convolution` has gradients in the plain form: the gradient of the map is a convolution
+with an explicitly reversed kernel. The gradient of the kernel is JAX's, in pieces of the batch, or one product for each
+place of the kernel.
 
 docs/performance.md has the measurements behind `is_faster`.
 """
@@ -26,26 +28,28 @@ COMPILER_OPTIONS: dict[str, bool | str] = {
 # Before, jaxlib has oneDNN for float16 alone, in a loop that is 100 times slower than the float32 convolution.
 _FIRST_JAX = (0, 11)
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
-# jaxlib cannot write such programs into a compilation cache, so every start compiles them. From so many steps of
-# training, or images to predict, on the time is won back: a step of ResNet-20 with 32 images saves 90 ms of a core, and
-# its compilation takes 6 s.
+# Steps of training, or images to predict, from which on oneDNN is used. jaxlib cannot write a program with oneDNN into a
+# compilation cache, so every start compiles the program. ResNet-20 in bfloat16 wins this time (6 s of a core) back after
+# 70 steps of 32 images, and in float32 after 450. ResNet-50 predicts 150 images of 224 pixels until then.
 _MANY = 1000
 
-# From so many images on, the gradient of a kernel is a convolution, whose channels are the images of a piece. oneDNN's
-# products of bfloat16 take 32 channels at a time.
+# Fewest images of a piece of the batch. The gradient of a kernel is computed by a convolution whose channels are these
+# images, and oneDNN's products of bfloat16 take 32 channels at a time.
 _IMAGES = 32
-# A product has as many rows as the map has channels: with fewer than so many most of its time is lost.
+# Channels of a map below which the gradient is computed so for any batch. A product would have so many rows, and with few
+# rows it is slow: 61 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 14 ms by a convolution.
 _CHANNELS = 16
+_MOST_PIECES = 16  # each is an operation to compile
 
-# Values of a map above which the batch is taken in pieces: 2 MiB.
+# Values of a map above which the batch is divided into pieces: 2 MiB in bfloat16.
 _PIECE = 2**20
 
 
 def is_faster(compute_dtype: DType, count: int) -> bool:
     """Returns whether oneDNN makes a ResNet faster on this machine's CPUs.
 
-    Measured were float32, and bfloat16 with the instructions AVX512_BF16 and AMX. In float16 oneDNN is up to four times
-    slower.
+    Measured were float32 and bfloat16, with JAX 0.12 on a Xeon with AMX. Processors with AVX512_BF16 alone multiply
+    bfloat16 too. In float16 oneDNN is up to four times slower.
 
     Args:
       compute_dtype: dtype of the convolutions.
@@ -140,7 +144,8 @@ def _by_convolutions(
         transposed = jax.linear_transpose(lambda kernel: xla_convolution(x, kernel, stride, around, precision), kernel)
         return transposed(dy)[0].astype(jnp.promote_types(x.dtype, jnp.float32))
 
-    count = max(1, x.shape[0] // _IMAGES) if x.size > _PIECE else 1
+    most = min(_MOST_PIECES, x.shape[0] // _IMAGES) if x.size > _PIECE else 1
+    count = max(n for n in range(1, max(1, most) + 1) if x.shape[0] % n == 0)
     pieces = zip(jnp.split(x, count), jnp.split(dy, count), strict=True)
     gradients = [gradient(*piece) for piece in pieces]
     return sum(gradients[1:], gradients[0]).astype(kernel.dtype)

@@ -1,7 +1,8 @@
 """Convolutions as products of matrices.
 
-Every form here, and in `mixedres.models.onednn`, takes the same arguments: a map (b, h, w, c), a kernel (size, size, c,
-filters) of the same dtype, the stride of both axes, the padding around the map and the precision of the products.
+`xla_convolution`, the two products and `mixedres.models.onednn.convolution` take the same arguments: a map (b, h, w, c),
+a kernel (size, size, c, filters) of the same dtype, the stride of both axes, the padding around the map and the
+precision of the products.
 """
 
 import itertools
@@ -31,7 +32,7 @@ def xla_convolution(x: jax.Array, kernel: jax.Array, stride: int, around: Pads, 
 def product_of_pixels(
     x: jax.Array, kernel: jax.Array, stride: int, around: Pads, precision: PrecisionLike
 ) -> jax.Array:
-    """Returns the convolution with a 1x1 kernel as one product."""
+    """Returns the convolution with a 1x1 kernel as one product; `around` must be zero."""
     return _product(x[:, ::stride, ::stride], kernel[0, 0], precision)
 
 
@@ -48,7 +49,7 @@ def product_of_windows(
 
 
 def windows(x: jax.Array, rows: range, columns: range, size: int, stride: int, around: Pads) -> list[list[jax.Array]]:
-    """Returns for each of these rows and columns of a kernel the values of `x` that they are multiplied with.
+    """Returns, for each of these rows and columns of a kernel, the values of `x` that this place of the kernel multiplies.
 
     Each array has the shape of the result of the convolution, but the channels of `x`.
     """
@@ -73,7 +74,7 @@ def _taps(extent: int, size: int, stride: int, around: tuple[int, int]) -> range
 def _product(x: jax.Array, matrix: jax.Array, precision: PrecisionLike) -> jax.Array:
     """Returns the product of (..., c) and (c, filters), (..., filters).
 
-    As a product of two matrices: of one with more axes XLA writes a transpose to memory for the gradient of `matrix`.
+    Flattens `x` first, because otherwise XLA writes a transpose to memory for the gradient of `matrix`.
     """
     rows = x.reshape(-1, x.shape[-1])
     return jnp.dot(rows, matrix, precision=precision).reshape(*x.shape[:-1], matrix.shape[1])

@@ -1,6 +1,6 @@
-"""Checks of a start, in the order of what they import, so that a mistake is answered within a CPU second.
+"""Checks of a start before the trainer is imported, so that a mistake is answered within a CPU second.
 
-Importing this module imports no JAX. JAX and optax take 0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
+The checks that need neither JAX nor Flax come first. Importing this module imports no JAX. JAX and optax take 0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_run(
     """Checks a run of one process in `directory` before the trainer is imported; writes nothing.
 
     The checks are those of `build` and of the start that need neither the network nor the lock of the directory. A run
-    of several processes is not checked here, because each process must first hear of the mistakes of the others.
+    of several processes is not checked here, because its processes report their mistakes together.
 
     Args:
       config: the config of the run.
@@ -71,7 +71,8 @@ def say_finished(directory: pathlib.Path, summary: Record) -> Record:
 def check_config(config: ConfigDict) -> data.Source | None:
     """Checks the names of network and data set, and returns the data set; imports no JAX.
 
-    The result is None if the data set may depend on the number of devices, as the test batch of synthetic data does.
+    If the config gives no batch size, the number of images and classes is not checked, and the result is None for data
+    that may depend on the number of devices, such as synthetic data, and for unknown names.
 
     Raises:
       ConfigError: for a mistake, and if the data is missing or cannot be used.
@@ -140,7 +141,7 @@ def check_source(config: ConfigDict, source: data.Source, batch_size: int) -> No
 def check_evaluation(config: Record, directory: pathlib.Path, identity: Record) -> None:
     """Raises ConfigError if the run in `directory` cannot be evaluated with a flat config and data of this identity."""
     keys = {key.path for key in KEYS if key.is_evaluated}
-    # Without init_from among the keys, the run's checkpoint would be evaluated instead of the weights it names.
+    # If init_from were not compared, the run's checkpoint would be evaluated instead of the weights that it names.
     workdir.check_same(directory, config, keys | ({"init_from"} if config["init_from"] else set()))
     workdir.check_data(directory, identity, classes_only=True)
 

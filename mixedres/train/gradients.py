@@ -162,9 +162,10 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
     XLA for GPUs also sums gradients as flat vectors, but copies each gradient out of them in a kernel of its own. The
     step of ResNet-50 for eight GPUs then has 1,182 kernels. With buckets it has 755, and 807 on one GPU without them.
 
-    The last bucket has all vectors and all other arrays, because each layer has some. Nothing hides its all-reduce, so
-    it is small; each bucket before has twice its size. A bucket waits for the sum of the bucket before, because XLA for
-    64 GPUs otherwise takes three of four buckets when 0.95 of the bytes of the step are moved.
+    The last bucket has the vectors of all layers and, if `dtype` is None, the other arrays; otherwise a first all-reduce
+    sums these. Nothing hides the last all-reduce, so the last bucket is small; each bucket before has twice the size of
+    the next. Each bucket waits for the sum of the bucket before. Without this order, XLA for 64 GPUs starts three of
+    four all-reduces after 0.95 of the bytes of the step.
     """
     leaves, structure = jax.tree.flatten(grads)
     modules = [leaf_path(path).partition("/")[0] for path, _ in jax.tree_util.tree_leaves_with_path(grads)]
@@ -172,22 +173,23 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
     itemsize = jnp.dtype(dtype or jnp.float32).itemsize
     buckets: dict[int, dict[int, PyTree]] = {0: {}}  # {number of the buckets after it: {index of a leaf: gradient}}
     size = 0
+    # From the stem on, whose gradients are computed last.
     for index in sorted(range(len(leaves)), key=lambda index: depth[modules[index]], reverse=True):
-        place = 0
+        buckets_after = 0
         if leaves[index].ndim > 1:
             size += leaves[index].size * itemsize
-            place = int(math.log2(size / LAST_BUCKET + 1))
-        buckets.setdefault(place, {})[index] = leaves[index]
-    parts = [(buckets[place], dtype) for place in sorted(buckets, reverse=True)]
+            buckets_after = int(math.log2(size / LAST_BUCKET + 1))
+        buckets.setdefault(buckets_after, {})[index] = leaves[index]
     if dtype is None:
         buckets[0][len(leaves)] = others
-    else:
+    parts = [(buckets[number], dtype) for number in sorted(buckets, reverse=True)]
+    if dtype is not None:
         parts.insert(0, ({len(leaves): others}, None))
 
     mean: dict[int, PyTree] = {}
     before: jax.Array | None = None
     for part, part_dtype in parts:
-        vector, unravel = ravel_pytree(kernel_layout.to_ohwi(part))  # cuDNN writes the gradients of kernels so
+        vector, unravel = ravel_pytree(kernel_layout.to_ohwi(part))  # the layout in which cuDNN writes gradients
         if before is not None:
             # Minus 0.0 changes no bit, but makes an order. XLA would simplify 0.0 * jnp.isfinite(before).
             vector -= 0.0 * jnp.where(jnp.isfinite(before), jnp.abs(before), 0.0)
