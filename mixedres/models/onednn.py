@@ -28,9 +28,9 @@ COMPILER_OPTIONS: dict[str, bool | str] = {
 # Before, jaxlib has oneDNN for float16 alone, in a loop that is 100 times slower than the float32 convolution.
 _FIRST_JAX = (0, 11)
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
-# Steps of training, or images to predict, from which on oneDNN is used. jaxlib cannot write a program with oneDNN into a
-# compilation cache, so every start compiles the program. ResNet-20 wins this time (6 s of a core) back after 70 steps of
-# 32 images in bfloat16, and 450 in float32. ResNet-50 wins its time back after 150 predicted images of 224 pixels.
+# Steps of training, or images to predict, from which on oneDNN is used. jaxlib cannot write a program with oneDNN into
+# a compilation cache, so every start compiles the program. ResNet-20 wins this time (6 s of a core) back after 70 steps
+# of 32 images in bfloat16, and 450 in float32. ResNet-50 wins its time back after 150 predicted images of 224 pixels.
 _MANY = 1000
 
 # Fewest images of a piece of the batch. The gradient of a kernel is computed by a convolution whose channels are these
