@@ -36,8 +36,8 @@ _MANY = 1000
 # Fewest images of a piece of the batch. The gradient of a kernel is computed by a convolution whose channels are these
 # images, and oneDNN's products of bfloat16 take 32 channels at a time.
 _IMAGES = 32
-# Channels of a map below which the gradient is computed in this way for any batch. A product would have so few rows, and
-# is slow: 61 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 14 ms by a convolution.
+# Channels of a map below which the gradient is computed in this way for any batch. A product with so few rows is slow:
+# 61 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 14 ms by a convolution.
 _CHANNELS = 16
 _MOST_PIECES = 16  # each is an operation to compile
 

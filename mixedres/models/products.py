@@ -1,7 +1,7 @@
 """Convolutions as products of matrices.
 
-`xla_convolution`, the two products and `mixedres.models.onednn.convolution` take the same arguments: a map (b, h, w, c),
-a kernel (size, size, c, filters) of the same dtype, the stride of both axes, the padding around the map and the
+`xla_convolution`, the two products and `mixedres.models.onednn.convolution` take the same arguments: a map (b, h, w,
+c), a kernel (size, size, c, filters) of the same dtype, the stride of both axes, the padding around the map and the
 precision of the products.
 """
 
@@ -49,7 +49,7 @@ def product_of_windows(
 
 
 def windows(x: jax.Array, rows: range, columns: range, size: int, stride: int, around: Pads) -> list[list[jax.Array]]:
-    """Returns, for each of these rows and columns of a kernel, the values of `x` that this place of the kernel multiplies.
+    """Returns, for each of these rows and columns of a kernel, the values of `x` that the kernel multiplies there.
 
     Each array has the shape of the result of the convolution, but the channels of `x`.
     """
