@@ -1,6 +1,7 @@
 """Checks of a start before the trainer is imported, so that a mistake is answered within a CPU second.
 
-The checks that need neither JAX nor Flax come first. Importing this module imports no JAX. JAX and optax take 0.7 CPU seconds, Flax, Orbax and the trainer another 0.5.
+The checks that need neither JAX nor Flax come first. Importing this module imports no JAX. JAX and optax take 0.7 CPU
+seconds, Flax, Orbax and the trainer another 0.5.
 """
 
 from __future__ import annotations
