@@ -162,10 +162,10 @@ def _mean_in_buckets(grads: Params, others: PyTree, dtype: DType) -> tuple[Param
     XLA for GPUs also sums gradients as flat vectors, but copies each gradient out of them in a kernel of its own. The
     step of ResNet-50 for eight GPUs then has 1,182 kernels. With buckets it has 755, and 807 on one GPU without them.
 
-    The last bucket has the vectors of all layers and, if `dtype` is None, the other arrays; otherwise a first all-reduce
-    sums these. Nothing hides the last all-reduce, so the last bucket is small; each bucket before has twice the size of
-    the next. Each bucket waits for the sum of the bucket before. Without this order, XLA for 64 GPUs starts three of
-    four all-reduces after 0.95 of the bytes of the step.
+    The last bucket has the vectors of all layers and, if `dtype` is None, the other arrays. Otherwise a first
+    all-reduce sums these arrays. Nothing hides the last all-reduce, so the last bucket is small; each bucket before has
+    twice the size of the next. Each bucket waits for the sum of the bucket before. Without this order, XLA for 64 GPUs
+    starts three of four all-reduces after 0.95 of the bytes of the step.
     """
     leaves, structure = jax.tree.flatten(grads)
     modules = [leaf_path(path).partition("/")[0] for path, _ in jax.tree_util.tree_leaves_with_path(grads)]
