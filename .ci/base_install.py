@@ -45,9 +45,10 @@ assert finding.origin is not None and "16" in str(precision.get("fp16").policy) 
 
 commands = {
     "main": ["--config=digits:fp16"],
-    "predict": ["--from=nowhere", "x.jpg"],
-    "export": ["--from=nowhere", "--to=there"],
-    "convert": ["--from=nowhere", "--to=there"],
+    # A path that does not exist would be the first mistake.
+    "predict": [f"--from={root}/README.md", f"{root}/README.md"],
+    "export": [f"--from={root}/README.md", "--to=there"],
+    "convert": [f"--from={root}/README.md", "--to=there"],
     "doctor": ["--config=digits:fp16"],
     "replay": ["nowhere"],
     "data.prepare": ["folder", f"--from={root}/configs", "--data_dir=there", "--name=x"],
