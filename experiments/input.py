@@ -23,7 +23,7 @@ import tempfile
 from experiments.lib import runs
 from experiments.pipelines import prediction
 from experiments.pipelines.images import make_images
-from experiments.pipelines.prediction import measured
+from experiments.pipelines.prediction import is_program, measured
 from experiments.timing.turns import orders, paired_ratio, told
 from mixedres._internal import environment
 
@@ -62,6 +62,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter with tensorflow-cpu")
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter with torch and torchvision")
     options = parser.parse_args(argv)
+    given = {"tensorflow": options.tensorflow, "torch": options.torch}
+    if not all(is_program(option, python) for option, python in given.items() if python):
+        return 2
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory) / "images"
         kilobytes = make_images(folder, 1024)

@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--torch", metavar="PYTHON", help="compare with torchvision and timm instead")
     options = parser.parse_args(argv)
     if options.torch:
-        return against_torch(options)
+        return against_torch(options) if is_program("torch", options.torch) else 2
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
         kilobytes = make_images(directory, IMAGES)
@@ -135,6 +136,14 @@ def against_torch(options: argparse.Namespace) -> int:
     results = {"rounds": options.rounds, "images": COUNT, "rows": rows, "versions": environment.versions()}
     print(runs.write("input_prediction_torch", results | {"device": environment.device(jax.devices())}))
     return 0
+
+
+def is_program(option: str, python: str) -> bool:
+    """Returns whether `python` can be run; prints a line if it cannot."""
+    if shutil.which(python) is None:
+        print(f"input: --{option}={python} is no program; name an interpreter, such as ENV/bin/python", file=sys.stderr)
+        return False
+    return True
 
 
 def measured(command: list[str]) -> dict[str, Any]:
