@@ -1,4 +1,4 @@
-"""What an optimised GPU program does, read from its text: kernels by kind, bytes of each, dtypes, all-reduces."""
+"""Kernels of an optimized GPU program, read from its text: their kinds, bytes and dtypes, and the all-reduces."""
 
 import dataclasses
 import math

@@ -88,8 +88,7 @@ class Prediction(Ours):
         super().__init__(dtype, preset)
         chosen, device = precision.get(preset), jax.devices()[0]
         model = models.create(task.model, num_classes=task.num_classes, **chosen.network_options)
-        if device.platform == "cpu":
-            model = models.for_cpus(model, chosen.policy.compute_dtype, 1000)
+        model = models.for_platform(model, device.platform, chosen.policy.compute_dtype, 1000)
         spec = InputSpec(task.images.shape[1:], task.mean, task.std)
         variables = {"params": task.params, "batch_stats": task.batch_stats}
         names = tuple(map(str, range(task.num_classes)))

@@ -22,8 +22,10 @@ def importer(package: str, sources: Mapping[str, str]) -> Callable[[str], object
         module = sys.modules[package]
         if name not in module.__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = importlib.import_module(f"{package}.{sources.get(name, name)}")
-        value = getattr(found, name, found) if name in sources else found
+        place = sources.get(name, name)
+        found = importlib.import_module(f"{package}.{place}")
+        is_module = place.rpartition(".")[2] == name  # no file has the name of a public function
+        value = found if is_module else getattr(found, name)
         setattr(module, name, value)
         return value
 

@@ -10,7 +10,7 @@ from mixedres.models.names import NAMES, NETWORKS, OPTIONS, check_options, defau
 
 if TYPE_CHECKING:
     from mixedres.models import kernel_layout, onednn
-    from mixedres.models.factory import INITIALIZERS, Network, compiler_options, create, for_cpus
+    from mixedres.models.factory import INITIALIZERS, Network, compiler_options, create, for_platform
     from mixedres.models.folding import for_inference
     from mixedres.models.layers import module_paths
     from mixedres.models.normalize import NormalizeFn, normalization
@@ -28,8 +28,8 @@ __all__ = [
     "compiler_options",
     "create",
     "default_version",
-    "for_cpus",
     "for_inference",
+    "for_platform",
     "kernel_layout",
     "module_paths",
     "name_of",
@@ -47,8 +47,8 @@ __getattr__ = importer(
         "ResNet": "resnet",
         "compiler_options": "factory",
         "create": "factory",
-        "for_cpus": "factory",
         "for_inference": "folding",
+        "for_platform": "factory",
         "module_paths": "layers",
         "normalization": "normalize",
     },

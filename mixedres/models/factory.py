@@ -114,21 +114,23 @@ def create(
     return model
 
 
-def for_cpus(model: Network, compute_dtype: DType, count: int) -> Network:
-    """Returns the network as the CPUs of this machine compute it fastest: with oneDNN or without.
+def for_platform(model: Network, platform: str, compute_dtype: DType, count: int) -> Network:
+    """Returns the network as this machine computes it fastest: on CPUs with oneDNN or without.
 
     Compile its programs with `compiler_options`.
 
     Args:
+      model: the network.
+      platform: platform of the device, such as 'cpu' or 'gpu'.
       compute_dtype: dtype of the convolutions, which a graph rewrite may change.
       count: steps of training, or images to predict.
     """
-    if not isinstance(model, ResNet):
+    if platform != "cpu" or not isinstance(model, ResNet):
         return model
     return model.clone(use_onednn=onednn.is_faster(compute_dtype, count))
 
 
-def compiler_options(model: Network, platform: str) -> dict[str, bool | str]:
+def compiler_options(model: Network, platform: str) -> dict[str, Any]:
     """Returns the options of `jax.jit` for the programs of a network; `platform` is the platform of their device."""
     uses_onednn = isinstance(model, ResNet) and model.use_onednn and platform == "cpu"
     return onednn.COMPILER_OPTIONS if uses_onednn else {}

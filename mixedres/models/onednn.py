@@ -13,15 +13,16 @@ docs/performance.md has the measurements behind `is_faster`.
 import pathlib
 import platform
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mixedres._internal.types import DType, PrecisionLike
-from mixedres.models.products import Pads, has_fewer_pixels, product_of_windows, windows, xla_convolution
+from mixedres.models.products import Pads, has_fewer_pixels, piece_counts, product_of_windows, windows, xla_convolution
 
 # With the second option, XLA's other library (YNNPACK) leaves the convolutions to oneDNN.
-COMPILER_OPTIONS: dict[str, bool | str] = {
+COMPILER_OPTIONS: dict[str, Any] = {
     "xla_cpu_experimental_onednn_custom_call": True,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",
 }
@@ -39,7 +40,6 @@ _IMAGES = 32
 # Channels of a map below which the gradient is computed in this way for any batch. A product with so few rows is slow:
 # 61 ms for the stem of ResNet-50 with 8 images of 224 pixels, and 14 ms by a convolution.
 _CHANNELS = 16
-_MOST_PIECES = 16  # each is an operation to compile
 
 # Values of a map above which the batch is divided into pieces: 2 MiB in bfloat16.
 _PIECE = 2**20
@@ -144,8 +144,8 @@ def _by_convolutions(
         transposed = jax.linear_transpose(lambda kernel: xla_convolution(x, kernel, stride, around, precision), kernel)
         return transposed(dy)[0].astype(jnp.promote_types(x.dtype, jnp.float32))
 
-    most = min(_MOST_PIECES, x.shape[0] // _IMAGES) if x.size > _PIECE else 1
-    count = max(n for n in range(1, max(1, most) + 1) if x.shape[0] % n == 0)
+    most = x.shape[0] // _IMAGES if x.size > _PIECE else 1
+    count = max(n for n in piece_counts(x.shape[0]) if n <= max(1, most))
     pieces = zip(jnp.split(x, count), jnp.split(dy, count), strict=True)
     gradients = [gradient(*piece) for piece in pieces]
     return sum(gradients[1:], gradients[0]).astype(kernel.dtype)

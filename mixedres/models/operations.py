@@ -27,6 +27,7 @@ from mixedres.models import onednn
 from mixedres.models.products import (
     Pads,
     has_fewer_pixels,
+    piece_counts,
     product_of_pixels,
     product_of_windows,
     xla_convolution,
@@ -35,7 +36,6 @@ from mixedres.models.products import (
 # Values of a map in a piece, 1 MiB in float32. Measured with 2 MiB of L2 cache a core: in pieces four times as large
 # each value takes 1.5 to 3 times as long, and in pieces half as large no less.
 _PIECE = 2**18
-_MOST_PIECES = 16  # each is an operation to compile
 
 
 def pads(extent: int, size: int, stride: int, padding: str) -> tuple[int, int]:
@@ -136,8 +136,8 @@ def _pieces(x: jax.Array, kernel: jax.Array, stride: int) -> int:
     if not isinstance(batch, int):  # a symbol of jax.export
         return 1
     largest = max(x.size, x.size // x.shape[3] // stride**2 * kernel.shape[3])
-    divisors = [n for n in range(1, _MOST_PIECES + 1) if batch % n == 0]
-    return next((n for n in divisors if largest <= n * _PIECE), divisors[-1])
+    counts = piece_counts(batch)
+    return next((n for n in counts if largest <= n * _PIECE), counts[-1])
 
 
 def _wide_product_of_windows(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from mixedres._internal.types import PrecisionLike
 
+_MOST_PIECES = 16  # of a batch; each is an operation to compile
 Pads: TypeAlias = tuple[tuple[int, int], ...]  # rows before and after a map, columns before and after
 
 
@@ -62,6 +63,11 @@ def has_fewer_pixels(x: jax.Array, kernel: jax.Array, stride: int, around: Pads)
     """Returns whether the result of a convolution has fewer pixels than the kernel."""
     extents = (n + sum(pads) - kernel.shape[0] for n, pads in zip(x.shape[1:3], around, strict=True))
     return math.prod(extent // stride + 1 for extent in extents) < kernel.shape[0] ** 2
+
+
+def piece_counts(batch: int) -> list[int]:
+    """Returns the numbers of equal pieces into which a batch can be divided, ascending."""
+    return [n for n in range(1, _MOST_PIECES + 1) if batch % n == 0]
 
 
 def _taps(extent: int, size: int, stride: int, around: tuple[int, int]) -> range:

@@ -63,10 +63,9 @@ def predictions(
     devices = jax.local_devices()
     batch_size = -(-min(batch_size or default_batch_size(), len(paths)) // len(devices)) * len(devices)
     split = NamedSharding(make_mesh(devices), P(AXIS))
-    if devices[0].platform == "cpu":
-        dtype = classifier.precision.policy.compute_dtype
-        model = models.for_cpus(classifier.model, dtype, len(paths))
-        classifier = dataclasses.replace(classifier, model=model)
+    dtype = classifier.precision.policy.compute_dtype
+    model = models.for_platform(classifier.model, devices[0].platform, dtype, len(paths))
+    classifier = dataclasses.replace(classifier, model=model)
     compiled, variables = compile_network(classifier, batch_size, devices)
     environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
 
@@ -118,7 +117,7 @@ def lower_network(
         classifier.probabilities,
         in_shardings=(formats, split),
         out_shardings=split,
-        compiler_options=models.compiler_options(classifier.model, platform) or None,
+        compiler_options=models.compiler_options(classifier.model, platform),
     )
     shape = jax.ShapeDtypeStruct((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
     return run.lower(classifier.variables, shape), classifier.variables, formats

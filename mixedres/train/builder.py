@@ -51,8 +51,7 @@ def build(config: ConfigDict, source: data.Source | None = None) -> Experiment:
     if config.schedule.epoch == "fractional":  # as TensorFlow's r1 counts
         batches = source.train_examples / batch_size
         in_schedule = partial(duration_in_steps, steps_per_epoch=batches, round_down=True)
-    if device.platform == "cpu":
-        model = models.for_cpus(model, chosen.policy.compute_dtype, total_steps)
+    model = models.for_platform(model, device.platform, chosen.policy.compute_dtype, total_steps)
     learning_rate, tx = _optimizer(config, batch_size, total_steps, in_schedule)
     experiment = Experiment(
         config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ class Experiment:
         return {name: place(array) for name, array in batch.items()}
 
     @property
-    def compiler_options(self) -> dict[str, bool | str]:
+    def compiler_options(self) -> dict[str, Any]:
         """Returns the options with which XLA compiles the steps of the network on these devices."""
         return models.compiler_options(self.model, self.devices[0].platform)
 
@@ -133,6 +134,6 @@ class Experiment:
         model = self.model.clone(**chosen.network_options)
         if self.is_fused and chosen.why_not_fusable is not None:
             model = model.clone(fused=False)
-        if self.devices[0].platform == "cpu":
-            model = models.for_cpus(model, chosen.policy.compute_dtype, self.total_steps)
+        platform = self.devices[0].platform
+        model = models.for_platform(model, platform, chosen.policy.compute_dtype, self.total_steps)
         return dataclasses.replace(self, precision=chosen, model=model)

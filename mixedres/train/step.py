@@ -18,7 +18,7 @@ The order of the training step, and why:
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from mixedres.precision import LossScale, LossScaledState, scaled
 from mixedres.train import losses
 from mixedres.train.gradients import StepOptions, scaled_grads
 
-CompilerOptions: TypeAlias = dict[str, bool | str] | None
+CompilerOptions: TypeAlias = dict[str, Any] | None
 
 
 @jax.tree_util.register_dataclass
@@ -209,7 +209,7 @@ def jit_sharded(
         in_shardings=inputs,
         out_shardings=outputs,
         donate_argnums=donate,
-        compiler_options=dict(compiler_options or {}) or None,
+        compiler_options=compiler_options,
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixedres.config import parse_flags
-from mixedres.models import compiler_options, create, for_cpus, onednn
+from mixedres.models import compiler_options, create, for_platform, onednn
 from mixedres.models.products import xla_convolution
 from mixedres.precision import get
 from mixedres.train import steps
@@ -111,7 +111,7 @@ def test_commands_use_onednn_where_it_was_measured_to_be_faster(monkeypatch):
     assert {dtype: onednn.is_faster(dtype, 1000) for dtype in dtypes} == dtypes
     assert not onednn.is_faster(jnp.bfloat16, 999)
     model = create("resnet18", num_classes=2, **get("bf16").network_options)
-    used = for_cpus(model, jnp.bfloat16, 1000)
+    used = for_platform(model, "cpu", jnp.bfloat16, 1000)
     assert used.use_onednn and compiler_options(used, "cpu") == onednn.COMPILER_OPTIONS
     assert not compiler_options(used, "gpu") and not compiler_options(model, "cpu")
     monkeypatch.setattr(onednn, "_has_bfloat16", lambda: False)
