@@ -3,9 +3,9 @@
 python -m mixedres.main --config=configs/finetune.py:fp16 --config.init_from=WEIGHTS --config.data.dir=DIR
 
 WEIGHTS is the workdir of a run, a .safetensors or .pth file with the names of torchvision or timm, a folder written by
-transformers, a checkpoint of TensorFlow's official ResNet, or a file of Keras (docs/weights.md). If the number of
-classes differs, the head is initialized anew. All layers are trained for 20 epochs, from a fifth of the rate of
-configs/folder.py; layers near the input have lower rates (layer_decay).
+transformers, a checkpoint of TensorFlow's official ResNet, or a file of Keras (docs/weights.md). The network is the
+network of the weights. If the number of classes differs, the head is initialized anew. All layers are trained for 20
+epochs, from a fifth of the rate of configs/folder.py; layers near the input have lower rates (layer_decay).
 
   --config.trainable=^/head/ --config.batch_norm.frozen   only the head; the backbone keeps every bit
   --config.batch_norm.frozen                               all layers, normalized by the running averages of the
@@ -27,7 +27,7 @@ def get_config(argument: str = "fp16"):
     config.data.name = "folder"
     config.data.image_size = 224
     config.data.flip = True
-    config.model.name = "resnet50"
+    config.model.name = "auto"  # the network of the weights
     config.optimizer.learning_rate = 0.01
     config.optimizer.lr_reference_batch = 64
     config.optimizer.nesterov = True

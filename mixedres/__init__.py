@@ -9,10 +9,26 @@ from typing import TYPE_CHECKING
 from mixedres._internal.lazy import importer
 
 if TYPE_CHECKING:
-    from mixedres import amp, data, models, numerics, precision, train
+    from mixedres import amp, config, data, models, numerics, precision, train
     from mixedres.amp import autocast, explain
+    from mixedres.run import Run, fit, load
 
 __version__ = "0.1.0"
-__all__ = ["amp", "autocast", "data", "explain", "models", "numerics", "precision", "train"]
+__all__ = [
+    "Run",
+    "amp",
+    "autocast",
+    "config",
+    "data",
+    "explain",
+    "fit",
+    "load",
+    "models",
+    "numerics",
+    "precision",
+    "train",
+]
 
-__getattr__ = importer(__name__, {"autocast": "amp", "explain": "amp"})
+__getattr__ = importer(
+    __name__, {**dict.fromkeys(("autocast", "explain"), "amp"), **dict.fromkeys(("Run", "fit", "load"), "run")}
+)

@@ -11,8 +11,7 @@ mixedres COMMAND ...
   train     trains a network                     = python -m mixedres.main
   eval      evaluates a run or weights           = python -m mixedres.main --mode=eval
   predict   classifies images                    = python -m mixedres.predict
-  export    writes a network as one file         = python -m mixedres.export
-  convert   writes weights for other libraries   = python -m mixedres.convert
+  export    writes a network for other programs  = python -m mixedres.export
   doctor    examines the numerics of a network   = python -m mixedres.doctor
   replay    explains a step that was not finite  = python -m mixedres.replay
   prepare   writes a data set once               = python -m mixedres.data.prepare
@@ -25,7 +24,6 @@ _COMMANDS = {
     "eval": ("mixedres.main", ("--mode=eval",)),
     "predict": ("mixedres.predict.__main__", ()),
     "export": ("mixedres.export.__main__", ()),
-    "convert": ("mixedres.convert", ()),
     "doctor": ("mixedres.doctor.__main__", ()),
     "replay": ("mixedres.replay", ()),
     "prepare": ("mixedres.data.prepare.__main__", ()),

@@ -63,18 +63,18 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
     directory = command_line.path(name).absolute()
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
-    from mixedres import checkpoints, train
+    from mixedres import checkpoints, run, train
 
     is_alone, source = not flags.distributed and flags.coordinator is None, None
     notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(name) else []
     if is_alone:
         for note in notes:
             console.say(note)
-        evaluates = flags.mode == "eval"
-        source, finished = train.checks.check_run(flags.config, directory, evaluates=evaluates, clean=flags.clean)
-        if finished is not None:
-            train.checks.say_finished(directory, finished)
+        if flags.mode == "train":
+            run.train_in(flags.config, directory, clean=flags.clean)
+            console.give_up()  # an error of the log ends no run
             return
+        source, _ = train.checks.check_run(flags.config, directory, evaluates=True)
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
 def _presets(text: str) -> list[str]:
     """Returns the names in the value of --presets."""
     names = [*PRESETS] if text == "all" else [name.strip() for name in text.split(",")]
-    return command_line.presets("--presets", names, also="all, or ")
+    return command_line.presets("--presets", names, also=", or all")
 
 
 def _key_help() -> list[str]:

@@ -18,7 +18,8 @@ LAYERS = (
     ("precision",),
     ("config",),
     ("checkpoints",),
-    ("train", "predict", "convert"),
+    ("train", "predict"),
+    ("run",),
     ("main", "doctor", "replay", "export"),
     ("__main__",),
 )
@@ -37,7 +38,7 @@ NEEDS = {
 }
 # The only files that may use what has no public name.
 COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
-COMMANDS = ("main", "replay", "convert", "predict", "export", "doctor", "data.prepare", "__main__")
+COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
@@ -254,7 +255,8 @@ def test_commands_import_neither_torch_nor_tensorflow(tmp_path):
 import json, sys
 import mixedres.predict.inference, mixedres.export.network
 found = [name for name in ("mixedres.train", "mixedres.doctor", "tensorboardX") if name in sys.modules]
-import mixedres.convert, mixedres.doctor.examination, mixedres.replay, mixedres.train.evaluation, mixedres.train.run
+import mixedres.export.weights, mixedres.doctor.examination, mixedres.replay
+import mixedres.train.evaluation, mixedres.train.run
 print(json.dumps(found))
 """
     assert run(code, tmp_path) == []
@@ -267,4 +269,9 @@ from mixedres import amp, autocast, explain
 same = (amp.autocast is autocast, amp.explain is explain, mixedres.precision.get("fp16").name == "fp16")
 print(json.dumps([*same, sorted(set(mixedres.__all__) - set(dir(mixedres)))]))
 """
-    assert run(code, tmp_path) == [True, True, True, ["data", "models", "numerics", "train"]]
+    assert run(code, tmp_path) == [
+        True,
+        True,
+        True,
+        ["Run", "config", "data", "fit", "load", "models", "numerics", "train"],
+    ]

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Iterator
 from typing import IO
@@ -138,8 +139,23 @@ def expanded(given: str) -> pathlib.Path:
     return pathlib.Path(path)
 
 
+def split_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, str | None]:
+    """Splits the name of a checkpoint: 'runs/x@best' -> (runs/x, 'best'), 'runs/x@600' -> (runs/x, '600').
+
+    For other paths, and for paths that exist, the second value is None.
+    """
+    match = re.fullmatch(r"(.+)@(best|[0-9]{1,18})", str(path))
+    if match is None or os.path.lexists(path):
+        return path, None
+    return pathlib.Path(match[1]), match[2]
+
+
 def check_weights_exist(path: pathlib.Path) -> None:
-    """Raises WeightsError unless `path` is a file, a folder or the prefix of a checkpoint of TensorFlow."""
+    """Raises WeightsError unless `path` is a file, a folder, or the prefix of a checkpoint of TensorFlow.
+
+    The path may name a checkpoint of a run, as for `split_checkpoint`.
+    """
+    path, _ = split_checkpoint(path)
     if not os.path.lexists(path) and not path.with_name(f"{path.name}.index").is_file():
         raise WeightsError(
             f"{path} does not exist; name a workdir, a .safetensors, .pth, .keras or .h5 file, a folder that "

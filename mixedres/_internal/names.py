@@ -30,6 +30,16 @@ PRESETS = {
     "fp16_rewrite": Preset("float16", "dynamic", "graph_rewrite", "default"),
     "bf16_rewrite": Preset("bfloat16", "none", "graph_rewrite", "default"),
 }
+_MEANT = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+
+
+def unknown_preset(name: str) -> str:
+    """Returns the message about a name that is no preset: "precision 'float16' is unknown; did you mean fp16? ..."."""
+    meant = _MEANT.get(name.lower(), name.lower())
+    hint = f"did you mean {meant}? " if meant in PRESETS else ""
+    return f"precision {name!r} is unknown; {hint}use one of {', '.join(PRESETS)}"
+
+
 LEVELS = ("default", "allow_only", "infer_as_deny")
 # Layouts of `mixedres.checkpoints`: names of a network's tensors.
 LAYOUTS = ("mixedres", "torchvision", "transformers")

@@ -83,7 +83,7 @@ class SavedStep(TypedDict):
 
 
 class WeightsMetadata(TypedDict, total=False):
-    """The facts that `mixedres.convert` writes beside tensors."""
+    """The facts that `mixedres.export` writes beside tensors."""
 
     version: Literal["1", "1.5", "2"]
     options: dict[str, str]

@@ -10,6 +10,7 @@ import numpy as np
 
 from mixedres import models
 from mixedres._internal.errors import WeightsError, reason
+from mixedres._internal.files import split_checkpoint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import layouts, recorded
 from mixedres.checkpoints.documents import read_record
@@ -23,31 +24,38 @@ _FIELDS: Record = {"norm_policy": None, "precision": None, "keep_float32": ""}
 def read_weights(path: pathlib.Path) -> WeightsFile:
     """Reads the weights of a run, of a file, of a folder that transformers saved, or of a checkpoint of TensorFlow.
 
-    For a run, reads the newest undamaged checkpoint, and the moving average of the weights if there is one.
+    For a run, reads the newest undamaged checkpoint, or the one that the path names (runs/x@best, runs/x@600), and the
+    moving average of the weights if there is one.
 
     Raises:
       WeightsError: if there are no weights, or they cannot be read.
     """
     try:
-        is_run = (path / recorded.CHECKPOINTS).is_dir() and recorded.holds_config(path)
-        return _read_run(path) if is_run else read_weights_file(path)
+        directory, name = split_checkpoint(path)
+        if (directory / recorded.CHECKPOINTS).is_dir() and recorded.holds_config(directory):
+            return _read_run(directory, name)
+        if name is not None:
+            raise WeightsError(f"{directory} holds no run, so it has no checkpoint {name}")
+        return read_weights_file(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({reason(error)})") from None
 
 
-def _read_run(directory: pathlib.Path) -> WeightsFile:
+def _read_run(directory: pathlib.Path, name: str | None) -> WeightsFile:
     from mixedres.checkpoints.manager import Checkpoints  # Orbax, which files of weights do not need: 0.2 CPU seconds
+
+    only = None if name is None else recorded.named_step(directory, name)
 
     saved = Checkpoints((directory / recorded.CHECKPOINTS).absolute())
     try:
         if saved.latest_step() is None:
             raise WeightsError(f"{directory} has no checkpoint yet; train first")
-        tree, record, damaged = saved.restore_newest(None)
+        tree, record, damaged = saved.restore_newest(None, only)
     except OSError as error:
         raise WeightsError(str(error)) from None
     finally:
         saved.close()
-    where = f"the newest checkpoint in {directory}"
+    where = f"the {'newest checkpoint' if only is None else f'checkpoint of step {only}'} in {directory}"
     config, data = read_record(record, where)["config"], recorded.read_data_identity(directory) or {}
     names = tuple(data.get("class_names", ()))
     options = {name: config[f"model.{name}"] for name in models.OPTIONS}

@@ -147,18 +147,19 @@ class Checkpoints:
             self._manager.reload()
         return self.poll()
 
-    def restore_newest(self, like: PyTree) -> tuple[PyTree, Record, list[int]]:
+    def restore_newest(self, like: PyTree, only: int | None = None) -> tuple[PyTree, Record, list[int]]:
         """Returns the newest undamaged state, its record, and the steps of newer, damaged checkpoints.
 
         Args:
           like: arrays or `jax.ShapeDtypeStruct` with the structure, shapes, dtypes and shardings of the result; None:
             the result is dictionaries of numpy arrays, as saved.
+          only: step of the one checkpoint that may be restored; None: any.
 
         Raises:
           OSError: if all checkpoints are damaged; its text is one line.
           OtherModelError: if the newest undamaged checkpoint has other arrays than `like`.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps = sorted(self._manager.all_steps(), reverse=True) if only is None else [only]
         step = -1
         if jax.process_index() == 0:  # alone, because a failing disk may show each host something else
             step = next((step for step in steps if _is_whole(self.directory / str(step) / ITEM)), -1)

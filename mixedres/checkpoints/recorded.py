@@ -60,6 +60,21 @@ def checkpoint_steps(workdir: pathlib.Path) -> list[int]:
     return sorted(int(path.name) for path in (workdir / CHECKPOINTS).glob("[0-9]*") if _is_step(path.name))
 
 
+def named_step(workdir: pathlib.Path, name: str) -> int:
+    """Returns the step of a checkpoint of the run in `workdir`: `name` is 'best' or a number.
+
+    Raises:
+      ConfigError: if there is no such checkpoint.
+    """
+    steps = checkpoint_steps(workdir)
+    step = int(name) if name != "best" else (_record_of_checkpoint(workdir).get("best") or {}).get("step")
+    if step in steps:
+        return int(step)
+    there = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
+    what = "no evaluation yet that was the best" if step is None else f"no checkpoint of step {step}"
+    raise ConfigError(f"{workdir} has {what}; {there}. Write {workdir} for the newest")
+
+
 def values_to_continue(workdir: pathlib.Path, config: ConfigDict) -> Record:
     """Returns the keys of `config` that have to differ to continue the run of an older version; see `as_begun`."""
     found = _recorded_config(workdir)

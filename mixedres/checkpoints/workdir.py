@@ -52,7 +52,9 @@ def finished(workdir: pathlib.Path, config: Record) -> Record | None:
     top1, wanted = config.get("stop_at_top1"), old.get("stop_at_top1")
     if wanted is not None and (top1 is None or top1 > wanted):
         return None
-    return read_summary(workdir)
+    # A run that ended without patience may go on with more; the loop ends it again if the patience is too short.
+    has_patience = old.get("patience") and config.get("patience") != old["patience"]
+    return None if has_patience else read_summary(workdir)
 
 
 def check_same(workdir: pathlib.Path, config: Record, only: Collection[str] | None = None) -> bool:

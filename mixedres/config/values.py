@@ -17,7 +17,7 @@ from ml_collections import ConfigDict, config_dict
 
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json
-from mixedres._internal.names import PRESETS
+from mixedres._internal.names import PRESETS, unknown_preset
 from mixedres.config.keys import KEYS
 
 BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
@@ -67,7 +67,7 @@ def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> Config
       ConfigError: for an unknown preset or key and for a value of the wrong type.
     """
     if preset not in PRESETS:
-        raise ConfigError(f"--config=FILE:PRESET: precision {preset!r} is unknown; use one of {', '.join(PRESETS)}")
+        raise ConfigError(f"--config=FILE:PRESET: {unknown_preset(preset)}")
     config.precision.name = preset
     for name, text in overrides.items():
         override(config, f"{name}.name" if f"{name}.name" in _BY_PATH else name, text)

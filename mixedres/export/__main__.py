@@ -1,4 +1,4 @@
-"""The command that writes a trained network as one file that needs jax alone to run."""
+"""The command that writes a trained network for other programs: as a file that needs jax alone, or as weights."""
 
 import argparse
 import datetime
@@ -7,17 +7,25 @@ from collections.abc import Sequence
 
 from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError, reason
+from mixedres._internal.names import LAYOUTS
+from mixedres.export.weights import ENDINGS, write_converted
 from mixedres.predict import add_arguments
 
 DESCRIPTION = """\
-Writes a trained network as one file that runs with nothing but jax: weights and normalization are inside, images
-from 0 to 255 go in, probabilities and classes come out.
+Writes a trained network for other programs.
 
   python -m mixedres.export --from=runs/imagenet-fp16 --to=exported
   python -m mixedres.export --from=resnet50.safetensors --labels=labels.txt --precision=bf16 --to=exported
+  python -m mixedres.export --from=runs/imagenet-fp16 --to=resnet50.safetensors
+  python -m mixedres.export --from=runs/imagenet-fp16 --to=resnet50 --layout=transformers
 
---to=DIR gets model.jax (StableHLO of jax.export, for any number of images, on CPUs and CUDA GPUs), load.py (which
-runs it), labels.json, model.json and README.md; with --saved_model also saved_model/ for TensorFlow.
+--to=DIR gets a network that runs with nothing but jax; weights and normalization are inside, images from 0 to 255 go
+in, probabilities and classes come out: model.jax (StableHLO of jax.export, for any number of images, on CPUs and CUDA
+GPUs), load.py (which runs it), labels.json, model.json and README.md; with --saved_model also saved_model/ for
+TensorFlow.
+--to=FILE.safetensors gets the weights alone, in the layout of torchvision, which is timm's too:
+timm.create_model("resnet50", checkpoint_path=FILE), or load_state_dict(safetensors.torch.load_file(FILE)).
+--to=DIR --layout=transformers gets a folder for ResNetForImageClassification.from_pretrained.
 """
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -29,6 +37,10 @@ def export_network(arguments: Sequence[str]) -> None:
       ConfigError: for a mistake in the arguments; nothing has been written then.
     """
     options = _parse(arguments)
+    if options.layout or options.to.suffix in ENDINGS:
+        write_converted(options)
+        return
+    _check(options)
     # Imported here so that --help and a mistake in the command need not wait for JAX.
     from mixedres import models
     from mixedres._internal.environment import versions
@@ -71,9 +83,14 @@ def export_network(arguments: Sequence[str]) -> None:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.export", DESCRIPTION)
     add_arguments(parser)
-    parser.add_argument("--to", required=True, type=command_line.path, help="a folder to make")
+    parser.add_argument("--to", required=True, type=command_line.path, help="a folder to make, or FILE.safetensors")
+    parser.add_argument("--layout", choices=LAYOUTS, help="write weights: names of tensors (default torchvision)")
     parser.add_argument("--saved_model", action="store_true", help="for TensorFlow too; needs the package tensorflow")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ConfigError for a mistake in the options of a network that runs with jax alone."""
     options.to = options.to.absolute()
     if options.to.is_dir() and any(options.to.iterdir()):
         raise ConfigError(f"--to={options.to} is not empty; name another folder")
@@ -85,7 +102,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(
             f"--saved_model needs TensorFlow; leave it out, or {command_line.how_to_install('tensorflow')}"
         )
-    return options
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jmp
 from jax.typing import DTypeLike
 
-from mixedres._internal.names import LEVELS, PRESETS
+from mixedres._internal.names import LEVELS, PRESETS, unknown_preset
 from mixedres._internal.types import Function
 from mixedres.amp import Keep, Lists, ListsLike, autocast
 from mixedres.precision._loss_scale import LossScale, make_loss_scale
@@ -144,7 +144,7 @@ def get(
       ValueError: for an invalid name, text or number; the message names valid ones.
     """
     if name not in PRESETS:
-        raise ValueError(f"precision {name!r} is unknown; use one of {', '.join(PRESETS)}")
+        raise ValueError(unknown_preset(name))
     given: dict[str, Any] = {
         "loss_scale": loss_scale,
         "implementation": implementation,

@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING
 from mixedres._internal.lazy import importer
 
 if TYPE_CHECKING:
-    from mixedres.predict.arguments import add_arguments
-    from mixedres.predict.classifier import Classifier, read_classifier
-    from mixedres.predict.inference import Prediction, predictions
+    from mixedres.predict.arguments import add_arguments, find_images
+    from mixedres.predict.classifier import Classifier, open_classifier, read_classifier
+    from mixedres.predict.inference import Prediction, Prepared, default_batch_size, predictions, prepare
 
-__all__ = ["Classifier", "Prediction", "add_arguments", "predictions", "read_classifier"]
+__all__ = [
+    "Classifier",
+    "Prediction",
+    "Prepared",
+    "add_arguments",
+    "default_batch_size",
+    "find_images",
+    "open_classifier",
+    "predictions",
+    "prepare",
+    "read_classifier",
+]
 
 __getattr__ = importer(
     __name__,
     {
-        "Classifier": "classifier",
-        "Prediction": "inference",
-        "add_arguments": "arguments",
-        "predictions": "inference",
-        "read_classifier": "classifier",
+        **dict.fromkeys(("add_arguments", "find_images"), "arguments"),
+        **dict.fromkeys(("Classifier", "open_classifier", "read_classifier"), "classifier"),
+        **dict.fromkeys(("Prediction", "Prepared", "default_batch_size", "predictions", "prepare"), "inference"),
     },
 )

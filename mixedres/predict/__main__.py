@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import itertools
 import json
 import os
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line, console, process
 from mixedres._internal.errors import ConfigError, DataError, reason
-from mixedres.predict.arguments import add_arguments
+from mixedres.predict.arguments import add_arguments, find_images
 
 if TYPE_CHECKING:
     from mixedres.predict.contact_sheet import Cell
@@ -53,7 +52,7 @@ def predict_images(arguments: Sequence[str]) -> None:
 def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     from mixedres.predict.classifier import read_classifier
     from mixedres.predict.contact_sheet import Cell
-    from mixedres.predict.inference import predictions
+    from mixedres.predict.inference import predictions, prepare
 
     classifier = read_classifier(options)
     names = classifier.class_names
@@ -61,7 +60,8 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
         console.complain(f"note: {note}")
     on_sheet: list[Cell] = []
     unreadable = 0
-    for prediction in predictions(classifier, paths, options.topk, options.batch_size):
+    prepared = prepare(classifier, len(paths), options.batch_size)
+    for prediction in predictions(prepared, paths, options.topk):
         if prediction.error and len(paths) == 1 and not options.json:
             raise ConfigError(f"{prediction.path}: {prediction.error}")
         _show(prediction, names, as_json=options.json)
@@ -100,33 +100,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         if not os.access(options.out.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"--out={options.out} cannot be written; name a file in a writable folder")
     return options
-
-
-def find_images(argument: str) -> list[str]:
-    """Returns the files that an argument names: a file, all images below a folder, or the matches of a glob, sorted.
-
-    Raises:
-      ConfigError: if there are no such files.
-    """
-    from mixedres.data import IMAGE_EXTENSIONS, images_below
-
-    path = os.path.expanduser(argument)
-    try:
-        if os.path.isdir(path):
-            files, problem = images_below(path), f"holds no image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
-        elif os.path.exists(path):
-            return [path]
-        elif glob.has_magic(path):
-            matches = sorted(glob.glob(path, recursive=True))
-            files = [file for match in matches for file in (images_below(match) if os.path.isdir(match) else [match])]
-            problem = "matches no file"
-        else:
-            files, problem = [], "does not exist; give files, folders or globs"
-    except OSError as error:
-        raise ConfigError(f"{error.filename or argument} cannot be read ({error.strerror})") from None
-    if not files:
-        raise ConfigError(f"{argument} {problem}")
-    return files
 
 
 def _show(prediction: Prediction, names: Sequence[str], *, as_json: bool) -> None:

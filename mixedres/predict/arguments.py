@@ -1,8 +1,11 @@
-"""Options of `predict` and `export` that choose a network. Importing this imports no JAX."""
+"""Options of `predict` and `export` that choose a network, and paths of images. Importing this imports no JAX."""
 
 import argparse
+import glob
+import os
 
 from mixedres._internal.cli import command_line
+from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PREPROCESSINGS, PRESETS
 
 
@@ -13,3 +16,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", help="file of class names: one a line, or a JSON list")
     parser.add_argument("--image_size", type=int, help="height and width of the network's input")
     parser.add_argument("--preprocessing", choices=PREPROCESSINGS, help="how images become squares")
+
+
+def find_images(argument: str) -> list[str]:
+    """Returns the files that an argument names: a file, all images below a folder, or the matches of a glob, sorted.
+
+    Raises:
+      ConfigError: if there are no such files.
+    """
+    from mixedres.data import IMAGE_EXTENSIONS, images_below
+
+    path = os.path.expanduser(argument)
+    try:
+        if os.path.isdir(path):
+            files, problem = images_below(path), f"holds no image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
+        elif os.path.exists(path):
+            return [path]
+        elif glob.has_magic(path):
+            matches = sorted(glob.glob(path, recursive=True))
+            files = [file for match in matches for file in (images_below(match) if os.path.isdir(match) else [match])]
+            problem = "matches no file"
+        else:
+            files, problem = [], "does not exist; give files, folders or globs"
+    except OSError as error:
+        raise ConfigError(f"{error.filename or argument} cannot be read ({error.strerror})") from None
+    if not files:
+        raise ConfigError(f"{argument} {problem}")
+    return files

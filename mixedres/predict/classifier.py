@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import pathlib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +56,11 @@ class Classifier:
         model, variables = models.for_inference(self.model, self.variables, fold=fold)
         return dataclasses.replace(self, model=model, variables=variables)
 
+    def check_takes_files(self, source: str) -> None:
+        """Raises ConfigError if no image file can become an input of the network, which was read from `source`."""
+        if not self.spec.fits_files:
+            raise ConfigError(f"{source} takes images of shape {self.spec.shape}, which no image file can become")
+
     def probabilities(self, variables: Variables, images: jax.Array) -> jax.Array:
         """Returns the probabilities of the classes, (b, classes) float32; `images` are (b, *spec.shape). Traceable."""
         normalize = models.normalization(self.spec.mean, self.spec.std)
@@ -65,25 +72,63 @@ def read_classifier(options: argparse.Namespace) -> Classifier:
     """Reads the network that the options of `mixedres.predict.add_arguments` name, as a `Classifier`.
 
     Raises:
-      ConfigError: if there is no such network, if its input is not an image, if --labels or --image_size is invalid, or
-        if the class names do not fit the number of classes.
+      ConfigError: as for `open_classifier`, if the file of --labels cannot be read, and if no image file can become an
+        input of the network.
+    """
+    try:
+        names = _class_names(options.labels) if options.labels else None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    classifier = open_classifier(
+        command_line.path(options.source),
+        preset=options.precision,
+        class_names=names,
+        image_size=options.image_size,
+        preprocessing=options.preprocessing,
+    )
+    classifier.check_takes_files(options.source)
+    return classifier
+
+
+def open_classifier(
+    path: pathlib.Path,
+    *,
+    preset: str | None = None,
+    class_names: Sequence[str] | None = None,
+    image_size: int | None = None,
+    preprocessing: str | None = None,
+) -> Classifier:
+    """Reads the network of a run or of a file of weights.
+
+    Args:
+      path: the run or the file, as for `mixedres.checkpoints.read_weights`.
+      preset: name of the precision; None: the run's, and fp32 for weights.
+      class_names: names of all classes; None: as recorded.
+      image_size: height and width of the network's input; None: as recorded.
+      preprocessing: how images become squares; None: as recorded.
+
+    Raises:
+      ConfigError: if there is no such network, if an argument is invalid, or if the class names do not fit the number
+        of classes.
     """
     check_devices()
-    path = command_line.path(options.source)
     with config_errors("--from"):
         file = checkpoints.read_weights(path)
         variables = checkpoints.variables(file)
-    chosen = _precision(file, options.precision)
+    try:
+        chosen = _precision(file, preset)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     epsilon = 1e-5 if file.epsilon is None else file.epsilon
     model = checkpoints.create_network(file, epsilon=epsilon, **chosen.network_options)
     name = checkpoints.network_name(file)
     assert name is not None  # without a name, there would be no variables
     try:
-        spec, notes = _spec(file, name, checkpoints.input_shape(file)[2], options)
-        names = _class_names(options.labels) if options.labels else file.class_names or ()
+        spec, notes = _spec(file, name, checkpoints.input_shape(file)[2], image_size, preprocessing)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if len(names) > model.num_classes or (options.labels and len(names) < model.num_classes):
+    names = tuple(class_names or file.class_names or ())
+    if len(names) > model.num_classes or (class_names and len(names) < model.num_classes):
         raise ConfigError(
             f"{len(names)} class names for a network of {model.num_classes} classes; name their file with --labels=FILE"
         )
@@ -102,25 +147,28 @@ def _precision(file: WeightsFile, preset: str | None) -> precision.Precision:
 
 
 def _spec(
-    file: WeightsFile, name: str, channels: int, options: argparse.Namespace
+    file: WeightsFile, name: str, channels: int, image_size: int | None, family: str | None
 ) -> tuple[InputSpec, tuple[str, ...]]:
-    """Returns the network's input, and notes on it; raises ValueError if the input is not an image."""
-    family, run = options.preprocessing, file.run or {}
+    """Returns the network's input, and notes on it; raises ValueError if the input is not an image.
+
+    `family` is the preprocessing.
+    """
+    run = file.run or {}
     notes: tuple[str, ...] = ()
-    if options.image_size is not None and not 1 <= options.image_size <= MOST_SIDE:
-        raise ValueError(f"--image_size={options.image_size} must be from 1 to {MOST_SIDE}")
+    if image_size is not None and not 1 <= image_size <= MOST_SIDE:
+        raise ValueError(f"--image_size={image_size} must be from 1 to {MOST_SIDE}")
     known = InputSpec.from_json(file.input) if file.input else None
     if known and known.shape[2] != channels:
         raise ValueError(f"{file.path} has {channels} input channels, and says that its images have {known.shape[2]}")
-    if known and not known.fits_files:
-        raise ValueError(f"{file.path} takes images of shape {known.shape}, which no image file can become")
     usual = known.shape[0] if known else run.get("data.image_size") or (32 if name.startswith("cifar_") else 224)
-    size = options.image_size or usual
+    size = image_size or usual
     if family or not (known or name.startswith("cifar_")):
         spec = get_preprocessing(family or run.get("data.preprocessing") or "torch").input_spec(size, channels)
+    elif known and not image_size:
+        spec = known
     else:
         spec = dataclasses.replace(known or InputSpec((size, size, channels)), shape=(size, size, channels))
-    if not known and not (options.image_size and family):
+    if not known and not (image_size and family):
         how = "every image standardized by itself" if spec.mean is None else f"--preprocessing={family or 'torch'}"
         notes = (f"{file.path} does not say what its input is; taking --image_size={size}, {how}",)
     return spec, notes

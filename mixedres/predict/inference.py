@@ -22,7 +22,7 @@ class Prediction(NamedTuple):
     """Prediction for a file.
 
     Attributes:
-      path: path of the file.
+      path: path of the file; '' for an array.
       top: pairs of class and probability, the most probable first.
       square: the network's input; None if the file could not be classified.
       error: reason in one line why the file could not be classified, or ''.
@@ -46,41 +46,65 @@ def default_batch_size() -> int:
     return len(devices) * _BATCH_SIZES.get(devices[0].platform, _BATCH_SIZE)
 
 
-def predictions(
-    classifier: Classifier, paths: Sequence[str], top: int, batch_size: int | None
-) -> Generator[Prediction]:
-    """Yields the predictions for all files, in order; memory does not grow with the number of files.
+class Prepared(NamedTuple):
+    """A compiled network; `prepare` makes one.
+
+    Attributes:
+      classifier: the network.
+      batch_size: images at a time.
+      compiled: (variables, images) -> probabilities.
+      variables: the weights, on the devices.
+    """
+
+    classifier: Classifier
+    batch_size: int
+    compiled: jax.stages.Compiled
+    variables: Variables
+
+
+def prepare(classifier: Classifier, count: int, batch_size: int | None = None) -> Prepared:
+    """Returns a network that is compiled for all devices of this process.
 
     Args:
-      classifier: the network; it runs on all devices of this process.
-      paths: paths of the files.
+      classifier: the network.
+      count: number of images that will be predicted.
+      batch_size: images at a time; None: `default_batch_size`, or fewer for fewer images.
+    """
+    devices = jax.local_devices()
+    batch_size = -(-min(batch_size or default_batch_size(), count) // len(devices)) * len(devices)
+    dtype = classifier.precision.policy.compute_dtype
+    model = models.for_platform(classifier.model, devices[0].platform, dtype, count)
+    compiled, variables = compile_network(dataclasses.replace(classifier, model=model), batch_size, devices)
+    environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
+    return Prepared(classifier, batch_size, compiled, variables)
+
+
+def predictions(prepared: Prepared, images: Sequence[str | np.ndarray], top: int) -> Generator[Prediction]:
+    """Yields the predictions for all images, in order; memory does not grow with the number of files.
+
+    Args:
+      prepared: the compiled network.
+      images: paths of files, or arrays as `mixedres.data.center_crops` takes them.
       top: number of classes per image; more than the network has: all classes.
-      batch_size: images at a time; None: `default_batch_size`. The last batch is filled up with zeros.
     """
     # Not at the top: importing OpenCV takes a quarter of a second, which a mistake in the command should not cost.
     from mixedres.data import available_cpus, center_crops
 
-    devices = jax.local_devices()
-    batch_size = -(-min(batch_size or default_batch_size(), len(paths)) // len(devices)) * len(devices)
-    split = NamedSharding(make_mesh(devices), P(AXIS))
-    dtype = classifier.precision.policy.compute_dtype
-    model = models.for_platform(classifier.model, devices[0].platform, dtype, len(paths))
-    classifier = dataclasses.replace(classifier, model=model)
-    compiled, variables = compile_network(classifier, batch_size, devices)
-    environment.check_memory(compiled, devices, "a smaller --batch_size or --image_size")
+    classifier, batch_size, compiled, variables = prepared
+    split = NamedSharding(make_mesh(jax.local_devices()), P(AXIS))
 
     def put(batch: list[np.ndarray | str]) -> tuple[list[np.ndarray | str], jax.Array]:
-        images = np.zeros((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
+        whole = np.zeros((batch_size, *classifier.spec.shape), classifier.spec.image_dtype)
         for slot, square in enumerate(batch):
             if not isinstance(square, str):
-                images[slot] = square
-        return batch, jax.device_put(images, split)
+                whole[slot] = square
+        return batch, jax.device_put(whole, split)
 
-    decoded = center_crops(paths, classifier.spec, available_cpus())
-    names = iter(paths)
+    decoded = center_crops(images, classifier.spec, available_cpus())
+    names = (image if isinstance(image, str) else "" for image in images)
     with Prefetch(_batched(decoded, batch_size), put) as ready:
-        for batch, images in ready:
-            probabilities = np.asarray(compiled(variables, images))
+        for batch, on_devices in ready:
+            probabilities = np.asarray(compiled(variables, on_devices))
             for path, square, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
                 if isinstance(square, str):
                     yield Prediction(path, [], error=square)

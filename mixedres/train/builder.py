@@ -64,6 +64,7 @@ def build(config: ConfigDict, source: data.Source | None = None) -> Experiment:
         total_steps=total_steps,
         eval_every=in_steps(config.eval_every),
         checkpoint_every=in_steps(config.checkpoint_every),
+        patience=in_steps(config.patience),
         warmup_steps=in_schedule(config.schedule.warmup),
         learning_rate=learning_rate,
         # Checking updates takes 167 more kernels in a step of ResNet-50. These optimizers compute in float32 and add an

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 
 from mixedres import data, models
 from mixedres._internal.cli import console
-from mixedres._internal.errors import ConfigError, config_errors
-from mixedres._internal.files import check_weights_exist, expanded
+from mixedres._internal.errors import ConfigError, WeightsError, config_errors
+from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
 from mixedres._internal.types import Record
-from mixedres.checkpoints import checkpoint_steps, ownership, values_to_continue, workdir
+from mixedres.checkpoints import checkpoint_steps, ownership, read_config, values_to_continue, workdir
 from mixedres.config import KEYS, flatten, unflatten
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def check_run(
-    config: ConfigDict, directory: pathlib.Path, *, evaluates: bool = False, clean: bool = False
+    config: ConfigDict,
+    directory: pathlib.Path,
+    *,
+    evaluates: bool = False,
+    clean: bool = False,
+    source: data.Source | None = None,
 ) -> tuple[data.Source | None, Record | None]:
     """Checks a run of one process in `directory` before the trainer is imported; writes nothing.
 
@@ -38,6 +43,7 @@ def check_run(
       directory: the workdir.
       evaluates: check an evaluation instead of a training.
       clean: an earlier run would be removed.
+      source: the data set, if it is loaded already.
 
     Returns:
       The data set for `build`, see `check_config`, and the summary of the run if it is finished, else None.
@@ -46,8 +52,9 @@ def check_run(
       ConfigError: at the first mistake.
     """
     ownership.check_name(directory)
+    config = with_network(config, None if clean else directory)
     config = unflatten(flatten(config) | values_to_continue(directory, config)) if not clean else config
-    source, flat = check_config(config), flatten(config)
+    source, flat = check_config(config, source), flatten(config)
     identity = None if source is None else data.identity(source)
     if config.init_from and (clean or not checkpoint_steps(directory)):
         with config_errors("config.init_from"):
@@ -63,14 +70,51 @@ def check_run(
     return source, finished
 
 
+def with_network(config: ConfigDict, directory: pathlib.Path | None) -> ConfigDict:
+    """Returns the config in which the network of `init_from` replaces ``model.name=auto``; other configs unchanged.
+
+    Args:
+      config: the config.
+      directory: the workdir; the run in it, if any, has the network already. None: there is no such run.
+
+    Raises:
+      ConfigError: if the config names no weights, or the weights are of no network of mixedres.
+    """
+    if config.model.name != "auto":
+        return config
+    if config.init_from is None:
+        raise ConfigError("config.model.name=auto takes the network of config.init_from; set config.init_from")
+    recorded = None if directory is None else read_config(directory)
+    with config_errors("config.init_from"):
+        if recorded is None:
+            check_weights_exist(path := expanded(config.init_from))
+            recorded = read_config(split_checkpoint(path)[0])
+        network = _network_of_file(path) if recorded is None else recorded
+    keys = [key.path for key in KEYS if key.path.startswith("model.") and key.path != "model.fused"]
+    return unflatten(flatten(config) | {key: network[key] for key in [*keys, "batch_norm.epsilon"] if key in network})
+
+
+def _network_of_file(path: pathlib.Path) -> Record:
+    """Returns the keys of the network in a file of weights; raises WeightsError if mixedres has no such network."""
+    from mixedres.checkpoints import describe_weights, network_name, read_weights  # which import JAX
+
+    file = read_weights(path)
+    name = network_name(file)
+    if name is None:
+        raise WeightsError(f"{path} is {describe_weights(file)}; name the network with --config.model.name")
+    found: Record = {"model.name": name, "model.version": file.version}
+    found |= {f"model.{option}": value for option, value in file.options.items()}
+    return found if file.epsilon is None else found | {"batch_norm.epsilon": file.epsilon}
+
+
 def say_finished(directory: pathlib.Path, summary: Record) -> Record:
     """Prints that the run in `directory` is finished, and returns its summary."""
     console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
     return summary
 
 
-def check_config(config: ConfigDict) -> data.Source | None:
-    """Checks the names of network and data set, and returns the data set; imports no JAX.
+def check_config(config: ConfigDict, source: data.Source | None = None) -> data.Source | None:
+    """Checks the names of network and data set, and returns the data set, `source` if it is given; imports no JAX.
 
     If the config gives no batch size, the number of images and classes is not checked, and the result is None for data
     that may depend on the number of devices, such as synthetic data, and for unknown names.
@@ -82,6 +126,10 @@ def check_config(config: ConfigDict) -> data.Source | None:
         with config_errors("config.model"):
             models.resnet_shape(config.model.name, config.model.version)
     name, batch_size = config.data.name, config.batch_size
+    if source is not None:
+        if batch_size is not None:
+            check_source(config, source, batch_size)
+        return source
     if batch_size is not None:
         source = load_source(config, batch_size)
         check_source(config, source, batch_size)

@@ -25,17 +25,21 @@ BASELINE = "fp32"
 
 
 def evaluate(
-    config: ConfigDict, directory: pathlib.Path, *, group: SingleProcess = SINGLE, source: data.Source | None = None
+    config: ConfigDict,
+    directory: pathlib.Path | None,
+    *,
+    group: SingleProcess = SINGLE,
+    source: data.Source | None = None,
 ) -> Record:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
-    If `directory` has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs. The
-    processes of `group` evaluate together. `source` is as for `build`.
+    If `directory` is None or has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs.
+    The processes of `group` evaluate together. `source` is as for `build`.
 
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
     """
-    experiment = build(start.config_to_continue(config, directory), source)
+    experiment = build(config if directory is None else start.config_to_continue(config, directory), source)
     with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         step = compile_step(experiment, state)
@@ -144,16 +148,20 @@ def means(sums: Metrics) -> Record:
     return top | {"loss": float(sums["loss"]) / examples, "examples": examples}
 
 
-def _weights(experiment: Experiment, directory: pathlib.Path, group: SingleProcess) -> tuple[TrainState, str]:
+def _weights(experiment: Experiment, directory: pathlib.Path | None, group: SingleProcess) -> tuple[TrainState, str]:
     """Returns the state to evaluate and its description; prints the header."""
-    start.assert_same(experiment, directory, group)
+    if directory is not None:
+        start.assert_same(experiment, directory, group)
     given = experiment.config.init_from
     initial = start.initial_weights(experiment, directory, group)
-    if initial is None:
+    if initial is None and directory is not None:
         checks.check_evaluation(experiment.resolved, directory, experiment.data)
-    elif not initial.has_head:
+    elif initial is not None and not initial.has_head:
         raise ConfigError(f"config.init_from={given} has a head for other classes, so there is nothing to evaluate")
-    begun = start.latest_start(experiment, directory, initial)
+    if directory is None:
+        begun = start.Start(start.new_state(experiment, initial), initial=initial)
+    else:
+        begun = start.latest_start(experiment, directory, initial)
     if begun.is_random:
         raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
     start.print_header(experiment, directory)

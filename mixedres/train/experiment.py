@@ -30,10 +30,17 @@ class Experiment:
 
     Attributes:
       config: the config that names the parts.
-      precision, source, model: the preset, the data and the network.
-      mesh: the devices; batch_size: images per step over all of them.
-      steps_per_epoch, total_steps, warmup_steps: numbers of steps.
-      eval_every, checkpoint_every: steps between two evaluations or checkpoints; 0: one at the end.
+      precision: the preset.
+      source: the data.
+      model: the network.
+      mesh: the devices.
+      batch_size: images per step over all devices.
+      steps_per_epoch: steps of an epoch.
+      total_steps: steps of the run.
+      eval_every: steps between two evaluations; 0: one at the end.
+      checkpoint_every: steps between two checkpoints; 0: one at the end.
+      patience: steps without a better test top-1 after which the run ends; 0: never.
+      warmup_steps: steps of the linear warm-up.
       learning_rate: function of the number of applied updates.
       tx: the loss-scaled optimizer.
     """
@@ -48,6 +55,7 @@ class Experiment:
     total_steps: int
     eval_every: int
     checkpoint_every: int
+    patience: int
     warmup_steps: int
     learning_rate: optax.Schedule
     tx: optax.GradientTransformation
@@ -121,6 +129,8 @@ class Experiment:
             normalize=self.normalize_fn,
             tx=self.tx,
             label_smoothing=config.label_smoothing,
+            mixup=config.mixup,
+            seed=config.seed,
             microbatches=config.microbatches,
             allreduce_dtype=self.precision.policy.compute_dtype if config.allreduce_dtype == "compute" else None,
             trainable=optimizers.path_mask(config.trainable) if config.trainable else None,

@@ -34,6 +34,8 @@ class StepOptions:
       normalize: function from the images of a batch to the float32 input of the network.
       tx: an optimizer wrapped in `mixedres.precision.loss_scaled`; None if only gradients are computed.
       label_smoothing: fraction of the target spread over all classes.
+      mixup: alpha of `mixedres.train.losses.mixup`; 0: images are not mixed.
+      seed: random seed of mixup.
       microbatches: number of equal parts whose gradients are averaged before the update.
       allreduce_dtype: dtype in which gradients are averaged over devices; None: the parameters'.
       trainable: a function from parameters to a tree of booleans; the gradient is 0 where it is false. None: all are
@@ -49,6 +51,8 @@ class StepOptions:
     normalize: NormalizeFn
     tx: optax.GradientTransformation | None = None
     label_smoothing: float = 0.0
+    mixup: float = 0.0
+    seed: int = 0
     microbatches: int = 1
     allreduce_dtype: DType = None
     trainable: MaskFn | None = None
@@ -60,19 +64,22 @@ class StepOptions:
 
 
 def scaled_grads(
-    variables: Variables, batch: Batch, loss_scale: LossScale, options: StepOptions
+    variables: Variables, batch: Batch, loss_scale: LossScale, step: jax.Array, options: StepOptions
 ) -> tuple[Params, PyTree, Metrics]:
     """Computes the gradients of the scaled loss over all devices; runs inside `jax.shard_map` over `AXIS`.
 
     Args:
       variables: {'params', 'batch_stats'}, float32, replicated.
       batch: as `mixedres.train.step.train_step` takes it.
+      step: number of the step, which with the seed decides how mixup mixes.
 
     Returns:
       Gradients in the dtype of the all-reduce (float32 if they are summed in buckets), new batch statistics, and the
       float32 metrics 'loss' (unscaled) and 'top1'.
     """
     params, batch_stats = jax.lax.pcast((variables["params"], variables["batch_stats"]), AXIS, to="varying")
+    if options.mixup:
+        batch = losses.mixup(batch, jax.random.fold_in(jax.random.key(options.seed), step), options.mixup)
     grads, batch_stats, metrics = _gradients(params, batch_stats, batch, loss_scale, options)
     with jax.named_scope("all_reduce"):
         mean = _mean_in_buckets if options.in_buckets else _mean_of_each
@@ -88,7 +95,8 @@ def scaled_loss(
 ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
     """Computes the loss of this device's images times the loss scale, and (new statistics, {'loss', 'top1'}).
 
-    Args: as for `scaled_grads`, which has `params` and `batch_stats` in its `variables`.
+    Args: as for `scaled_grads`, which has `params` and `batch_stats` in its `variables`; `batch` may be a result of
+    `mixedres.train.losses.mixup`.
     """
     if options.trainable is not None:  # removes the backward pass of the other parameters
         trainable = options.trainable(params)
@@ -101,7 +109,7 @@ def scaled_loss(
     )
     with jax.named_scope("loss"):
         logits = logits.astype(jnp.float32)
-        loss = losses.cross_entropy(logits, batch["label"], options.label_smoothing).mean()
+        loss = losses.mixed_cross_entropy(logits, batch, options.label_smoothing).mean()
         top1 = losses.in_top_k(logits, batch["label"], 1).astype(jnp.float32).mean()
         scaled = loss_scale.scale(loss)
     return scaled, (mutated.get("batch_stats", {}), {"loss": loss, "top1": top1})

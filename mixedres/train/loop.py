@@ -195,8 +195,12 @@ class Loop:
         return self.evaluated is not None and self.evaluated["step"] == done
 
     def _is_good_enough(self) -> bool:
-        wanted = self.parts.experiment.config.stop_at_top1
-        return wanted is not None and self.evaluated is not None and self.evaluated["top1"] >= wanted
+        """Returns whether the newest evaluation ends the run, by `stop_at_top1` or by `patience`."""
+        experiment = self.parts.experiment
+        if self.evaluated is None or self.best is None:
+            return False
+        wanted, waited = experiment.config.stop_at_top1, int(self.evaluated["step"] - self.best["step"])
+        return (wanted is not None and bool(self.evaluated["top1"] >= wanted)) or 0 < experiment.patience <= waited
 
     def _save(self, done: int) -> None:
         experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log

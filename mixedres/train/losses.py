@@ -1,7 +1,9 @@
-"""Cross-entropy and top-k counts: float32 in, float32 out."""
+"""Cross-entropy, mixup and top-k counts: float32 in, float32 out."""
 
 import jax
 import jax.numpy as jnp
+
+from mixedres._internal.types import Batch
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -29,6 +31,39 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
     if label_smoothing:
         loss = (1.0 - label_smoothing) * loss - label_smoothing * log_probs.mean(axis=1)
     return loss
+
+
+def mixup(batch: Batch, key: jax.Array, alpha: float) -> Batch:
+    """Returns the batch in which each image is a weighted mean with its partner, the image at the mirrored place.
+
+    The weight w is drawn once for the batch from Beta(alpha, alpha) (Zhang et al., arXiv 1710.09412). The larger of w
+    and 1 - w belongs to the image itself, so that its label is the one that counts in top-1. This changes only the
+    order of the mixed images.
+
+    Args:
+      batch: 'image' (b, h, w, c) uint8 or float and 'label' (b,) integers.
+      key: random key.
+      alpha: > 0; at 1 the weight is uniform, near 0 most batches are hardly mixed.
+
+    Returns:
+      'image' float32, 'label', 'other_label' (b,) of the partners, and 'weight' (b,) float32, in [0.5, 1].
+    """
+    drawn = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
+    weight = jnp.maximum(drawn, 1.0 - drawn)
+    images = batch["image"].astype(jnp.float32)
+    mixed = weight * images + (1.0 - weight) * images[::-1]
+    labels = batch["label"]
+    return {"image": mixed, "label": labels, "other_label": labels[::-1], "weight": jnp.full(labels.shape, weight)}
+
+
+def mixed_cross_entropy(logits: jax.Array, batch: Batch, label_smoothing: float = 0.0) -> jax.Array:
+    """Computes `cross_entropy` with the labels of a batch, weighted with the labels of partners after `mixup`."""
+    loss = cross_entropy(logits, batch["label"], label_smoothing)
+    if "weight" not in batch:
+        return loss
+    other = cross_entropy(logits, batch["other_label"], label_smoothing)
+    weight: jax.Array = batch["weight"]
+    return weight * loss + (1.0 - weight) * other
 
 
 def in_top_k(logits: jax.Array, labels: jax.Array, k: int) -> jax.Array:

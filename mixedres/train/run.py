@@ -6,7 +6,9 @@ import contextlib
 import datetime
 import functools
 import math
+import os
 import pathlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,8 +72,8 @@ def fit(
       data.DataError: if the data cannot be read any further.
       Stopped: after a signal of `signals.SIGNALS`, such as SIGTERM.
     """
-    if not clean:
-        config = start.config_to_continue(config, directory)
+    began = time.perf_counter()
+    config = checks.with_network(config, None) if clean else start.config_to_continue(config, directory)
     experiment = build(config, source)
     window = profiler.traced_steps(experiment)
     wandb_writer.check_installed(config.wandb)
@@ -119,6 +121,7 @@ def fit(
         document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:
             _write_summary(directory / workdir.SUMMARY, document)
+            console.say(*_closing_lines(document, directory, experiment.steps_per_epoch, time.perf_counter() - began))
     return document
 
 
@@ -272,7 +275,7 @@ def _summary(
 
 
 def _write_summary(path: pathlib.Path, document: Record) -> None:
-    """Writes the summary, and prints its last evaluation."""
+    """Writes the summary."""
     try:
         write_json(path, stamped(document))
     except OSError as error:
@@ -280,5 +283,27 @@ def _write_summary(path: pathlib.Path, document: Record) -> None:
             f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
             "command again"
         ) from error
-    last = document["eval"]
-    console.say(f"done: test top-1 {last['top1']:.2%} of {last['examples']}; {path}")
+
+
+def _closing_lines(
+    document: Record, directory: pathlib.Path, steps_per_epoch: int, seconds: float
+) -> tuple[str, str, str]:
+    """Returns the last lines of a run that took `seconds`: its result, its cost, and what to type next."""
+    last, best, train = document["eval"], document["best"], document["train"]
+    has_better = best is not None and best["top1"] > last["top1"]
+    result = f"done: test top-1 {last['top1']:.2%} of {last['examples']} images"
+    if has_better:
+        result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / steps_per_epoch:.4g}"
+    peaks = document["resources"]
+    used = peaks.get("device_bytes") or peaks.get("rss_bytes")
+    rate, skipped = train["examples_per_second"], document["loss_scale"]["skipped_steps"]
+    cost = [
+        f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
+        f"{rate:,.0f} images/s" if rate else "",
+        f"{used / 1e9:.2f} GB of {'GPU ' if peaks.get('device_bytes') else ''}memory" if used else "",
+        f"{skipped} of {train['steps']} steps skipped",
+    ]
+    place = shlex.quote(os.path.relpath(directory) if directory.is_relative_to(os.getcwd()) else str(directory))
+    checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
+    following = f"next: python -m mixedres.predict --from={checkpoint} IMAGES"
+    return result, f"  {', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", f"  {following}"

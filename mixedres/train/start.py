@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -19,12 +19,13 @@ from mixedres._internal import coordination, environment, jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
+from mixedres._internal.files import expanded
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Claim, ownership, workdir
 from mixedres.config import flatten, unflatten
 from mixedres.data import InputSpec, get_preprocessing
-from mixedres.train import steps
+from mixedres.train import checks, steps
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
@@ -81,11 +82,12 @@ class Start:
 
 
 def config_to_continue(config: ConfigDict, directory: pathlib.Path) -> ConfigDict:
-    """Returns the config with which the run of an older version in `directory` continues; prints what differs.
+    """Returns the config with which a run in `directory` goes on: with a network for ``model.name=auto``.
 
-    Without such a run, the result is `config`.
+    If an older version began the run, the config has the values that it implied; they are printed.
     """
     ownership.check_name(directory)
+    config = checks.with_network(config, directory)
     values = checkpoints.values_to_continue(directory, config)
     if not values:
         return config
@@ -94,25 +96,39 @@ def config_to_continue(config: ConfigDict, directory: pathlib.Path) -> ConfigDic
     return unflatten(flatten(config) | values)
 
 
-def print_header(experiment: Experiment, directory: pathlib.Path) -> None:
-    """Prints the network, data, precision, steps, devices and workdir of a run."""
+def print_header(experiment: Experiment, directory: pathlib.Path | None) -> None:
+    """Prints the network, data, precision, steps, devices and, if there is one, the workdir of a run."""
     config, source = experiment.config, experiment.source
-    scale = experiment.precision.loss_scale
-    wide = f", {experiment.precision.keep_float32} in float32" if experiment.precision.keep_float32 else ""
     fused = ", fused norms" if experiment.is_fused else ""
     version = f" v{experiment.model.version}" if isinstance(experiment.model, models.ResNet) else ""
-    count = len(experiment.devices)
+    count, place = len(experiment.devices), "" if directory is None else f"; workdir {directory}"
     devices = f"{count} {experiment.devices[0].device_kind} device{'s' * (count > 1)}"
     console.say(
         f"mixedres {__version__}: {config.model.name}{version} on {config.data.name} "
         f"({source.train_examples:,} training, {source.eval_examples:,} test images)",
-        f"  precision {experiment.precision.name}: {experiment.precision.policy}, loss scale {scale}{wide}{fused}",
-        f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}; workdir {directory}",
+        f"  precision {experiment.precision.name}: {_in_words(experiment)}{fused}",
+        f"  {experiment.total_steps:,} steps of {experiment.batch_size} on {devices}{place}",
     )
     if source.note:
         console.say(f"  data: {source.note}")
     if experiment.warmup_steps >= experiment.total_steps:
         console.say(f"  note: the run ends within the warm-up of {experiment.warmup_steps:,} steps")
+
+
+def _in_words(experiment: Experiment) -> str:
+    """Returns a precision as 'float16 products, float32 weights and outputs, dynamic loss scale from 32768'."""
+    chosen, initial = experiment.precision, experiment.config.loss_scale.initial
+    computes, weights, outputs = (
+        jnp.dtype(dtype).name
+        for dtype in (chosen.policy.compute_dtype, chosen.policy.param_dtype, chosen.policy.output_dtype)
+    )
+    others = f"{weights} weights and outputs" if weights == outputs else f"{weights} weights, {outputs} outputs"
+    parts = [f"{computes} products" if computes != weights else "", others]
+    scales = {"dynamic": f"dynamic loss scale from {initial:g}", "none": ""}
+    parts.append(scales.get(str(chosen.loss_scale), f"loss scale {chosen.loss_scale}"))
+    parts.append(f"{chosen.keep_float32} in float32" if chosen.keep_float32 else "")
+    parts.append("by graph rewrite" if chosen.implementation == "graph_rewrite" else "")
+    return ", ".join(filter(None, parts))
 
 
 def assert_same(experiment: Experiment, directory: pathlib.Path, group: SingleProcess, *, clean: bool = False) -> None:
@@ -273,7 +289,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     Raises ConfigError if they cannot be read or are of another network; the message lists what does not fit.
     """
     with config_errors("config.init_from"):
-        file = checkpoints.read_weights(pathlib.Path(os.path.expanduser(given)))
+        file = checkpoints.read_weights(expanded(given))
     found = file.architecture
     if isinstance(model, models.ResNet):
         _check_options(given, file, found, model)

@@ -104,7 +104,7 @@ def train_step(state: TrainState, batch: Batch, *, options: StepOptions) -> tupl
       (fraction), 'grads_finite' (0 or 1, for loss and gradients), 'loss_scale' (the scale that was used) and 'halted'
       (0 or 1). The first step with 'halted' is the one that failed; the steps after it were not taken.
     """
-    grads, batch_stats, metrics = scaled_grads(state.variables, batch, state.loss_scale, options)
+    grads, batch_stats, metrics = scaled_grads(state.variables, batch, state.loss_scale, state.step, options)
     checked = {"checked": kernel_layout.to_ohwi(grads)} if options.ohwi else {}
     assert options.tx is not None
     updates, opt_state = options.tx.update(
@@ -135,7 +135,7 @@ def loss_and_grads(state: TrainState, batch: Batch, *, options: StepOptions) -> 
 
     Args: as for `train_step`; `options.tx` is not used.
     """
-    grads, _, metrics = scaled_grads(state.variables, batch, state.loss_scale, options)
+    grads, _, metrics = scaled_grads(state.variables, batch, state.loss_scale, state.step, options)
     with jax.named_scope("unscale"):
         return metrics["loss"], state.loss_scale.unscale(grads)
 

@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, convert, main, models, precision
+from mixedres import checkpoints, main, models, precision
 from mixedres._internal.errors import WeightsError
 from mixedres.checkpoints import load
+from mixedres.export import __main__ as export_command
 from tests.data import made
+
+TRANSFORMERS = "--layout=transformers"
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[interop]'")
@@ -119,9 +122,14 @@ def test_version_1_has_its_stride_in_the_first_convolution(saved, tmp_path, caps
     expected = their_logits(network, images)
     np.testing.assert_allclose(logits("fp32", file, images), expected, atol=1e-4 * max(1, np.abs(expected).max()))
     # The version survives torchvision's layout, which has no place for it, with a warning.
-    assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    assert export_command.main(["export", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
     assert "warning: these weights are of version 1" in capsys.readouterr().out
-    assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'back'}"]) == 0
+    assert (
+        export_command.main(
+            ["export", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'back'}", "--layout=transformers"]
+        )
+        == 0
+    )
     assert json.loads((tmp_path / "back" / "config.json").read_text())["downsample_in_bottleneck"]
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
@@ -150,10 +158,15 @@ def test_half_precision_predicts_the_same_classes(preset, tmp_path):
 def test_transformers_loads_the_written_folder(saved, tmp_path, capsys):
     folder, network = saved(18)
     assert load.read_weights(folder).batches == 2
-    assert convert.main(["convert", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
+    assert export_command.main(["export", f"--from={folder}", f"--to={tmp_path / 'tv.safetensors'}"]) == 0
     there = load.read_weights(tmp_path / "tv.safetensors")
     assert (there.layout, there.batches) == ("torchvision", 2)
-    assert convert.main(["convert", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}"]) == 0
+    assert (
+        export_command.main(
+            ["export", f"--from={tmp_path / 'tv.safetensors'}", f"--to={tmp_path / 'ours'}", "--layout=transformers"]
+        )
+        == 0
+    )
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     read = transformers.ResNetForImageClassification.from_pretrained
     loaded, told = read(tmp_path / "ours", output_loading_info=True)
@@ -287,7 +300,12 @@ def test_weights_of_transformers_train_in_half_precision(saved, tmp_path, capsys
     losses = [json.loads(line) for line in (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line.get("loss", 0.0)) for line in losses)
     # And away again: transformers takes what was taught.
-    assert convert.main(["convert", f"--from={tmp_path / 'all'}", f"--to={tmp_path / 'back'}"]) == 0
+    assert (
+        export_command.main(
+            ["export", f"--from={tmp_path / 'all'}", f"--to={tmp_path / 'back'}", "--layout=transformers"]
+        )
+        == 0
+    )
     network = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "back").eval()
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
     assert network.config.id2label[1] == made.CLASSES[1] and processor.size["shortest_edge"] == 32

@@ -81,7 +81,7 @@ def test_old_run_goes_through_every_command(commit, copy, capsys):
     run("eval", f"--workdir={place}", here)
     loss = float(capsys.readouterr().out.rpartition("loss ")[2])
     assert loss == pytest.approx(known["evaluation"]["loss"], abs=1e-4)
-    run("convert", f"--from={place}", f"--to={place}.safetensors")
+    run("export", f"--from={place}", f"--to={place}.safetensors")
     tensors = safetensors.numpy.load_file(f"{place}.safetensors")
     assert len(tensors) == 56 and tensors["fc.weight"].shape == (3, 64)
     run("export", f"--from={place}", f"--to={place}-exported", "--precision=fp32")

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, convert, main, models, precision
+from mixedres import checkpoints, main, models, precision
 from mixedres.checkpoints import load, tensorflow_files, tensorflow_names
+from mixedres.export import __main__ as export_command
 from tests.data import made
 
 RNG = np.random.default_rng(0)
@@ -123,7 +124,7 @@ def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, word
     assert main.main(["mixedres", *command, f"--workdir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
-    assert convert.main(["convert", f"--from={folder / given}", f"--to={tmp_path / 'out.safetensors'}"]) == 2
+    assert export_command.main(["export", f"--from={folder / given}", f"--to={tmp_path / 'out.safetensors'}"]) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 

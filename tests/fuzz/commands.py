@@ -8,10 +8,11 @@ import zlib
 
 import jax
 
-from mixedres import convert, main, replay
+from mixedres import main, replay
 from mixedres._internal.cli import console
 from mixedres.doctor import __main__ as doctor
 from mixedres.export import __main__ as export
+from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
 from tests.checkpoints import old_runs
 from tests.data import made
@@ -80,7 +81,7 @@ def targets(corpus):
         others(place)[number % 5]()
 
     def converted(place):
-        convert.convert_weights([f"--from={place / 'run'}", f"--to={place / 'out' / 'weights.safetensors'}"])
+        export_command.export_network([f"--from={place / 'run'}", f"--to={place / 'out' / 'weights.safetensors'}"])
 
     return [lambda place: inside(place, converted), lambda place: inside(place, one_other)]
 

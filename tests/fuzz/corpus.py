@@ -9,6 +9,7 @@ import tarfile
 
 from PIL import Image, ImageCms, PngImagePlugin
 
+from mixedres.export import __main__ as export_command
 from tests.data import made
 from tests.train import run_cases
 
@@ -69,14 +70,13 @@ def cifar():
 
 def run(place):
     """Writes a run of two steps, and its weights in three layouts; mutants take the name of the last."""
-    from mixedres import convert
     from mixedres.train import fit
 
     fit(config(), place / "run")
     (place / "safetensors").mkdir()
     for layout, name in (("torchvision", "first"), ("transformers", "second"), ("mixedres", "mutant")):
         target = place / "safetensors" / f"{name}.safetensors"
-        convert.convert_weights([f"--from={place / 'run'}", f"--to={target}", f"--layout={layout}"])
+        export_command.export_network([f"--from={place / 'run'}", f"--to={target}", f"--layout={layout}"])
 
 
 def config():

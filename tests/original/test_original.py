@@ -18,7 +18,8 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, convert, main
+from mixedres import checkpoints, main
+from mixedres.export import __main__ as export_command
 from mixedres.models.normalize import normalization
 from mixedres.train import start, steps
 from mixedres.train.builder import build
@@ -236,7 +237,7 @@ def test_fine_tuning_step_equals_the_original(found, tmp_path, capsys):
 
 def test_converted_checkpoint_records_the_padding(found, tmp_path, capsys):
     there = tmp_path / "out.safetensors"
-    assert convert.main(["convert", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
+    assert export_command.main(["export", f"--from={found('r1_18') / 'saved_model'}", f"--to={there}"]) == 0
     assert "these weights need pool_padding=tensorflow, projection=stage" in capsys.readouterr().out
     file = checkpoints.read_weights(there)
     assert file.options == {"pool_padding": "tensorflow", "projection": "stage"} and file.input["resize"] == "official"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from mixedres._internal import environment, files
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MixedresError, config_errors
-from mixedres._internal.names import PRESETS
+from mixedres._internal.names import PRESETS, unknown_preset
 
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 # Extra of the package that brings a module; "train" brings the others.
@@ -52,7 +52,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         dest="source",
         required=True,
         type=_existing_source,
-        help="a workdir, .safetensors, .pth, .keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
+        help="a workdir (its newest checkpoint; WORKDIR@best and WORKDIR@STEP name others), .safetensors, .pth, "
+        ".keras, .h5, a folder of transformers, a checkpoint of TensorFlow",
     )
 
 
@@ -65,11 +66,11 @@ def _existing_source(given: str) -> str:
 def presets(flag: str, names: Sequence[str], *, also: str = "") -> list[str]:
     """Returns the names, each once; raises ConfigError for a name that is no preset.
 
-    `also`: other values of the flag, for the message.
+    `also`: the end of the message.
     """
     for name in names:
         if name not in PRESETS:
-            raise ConfigError(f"{flag}: {name!r} is unknown; use {also}some of {','.join(PRESETS)}")
+            raise ConfigError(f"{flag}: {unknown_preset(name)}{also}")
     return list(dict.fromkeys(names))
 
 

@@ -37,11 +37,14 @@ def center_crop(data: bytes, spec: InputSpec) -> np.ndarray:
     return out
 
 
-def center_crops(paths: Iterable[str | os.PathLike[str]], spec: InputSpec, threads: int) -> Iterator[np.ndarray | str]:
-    """Yields the center crop of every file in order, or a line with the reason why the file has none.
+def center_crops(
+    images: Iterable[str | os.PathLike[str] | np.ndarray], spec: InputSpec, threads: int
+) -> Iterator[np.ndarray | str]:
+    """Yields the center crop of every image in order, or a line with the reason why the image has none.
 
     Args:
-      paths: paths of the image files.
+      images: paths of the image files, or arrays: (h, w, 3), (h, w, 1) or (h, w), uint8 from 0 to 255, which are
+        treated as files with these pixels. An array of the shape `spec.shape` is taken as it is, in any dtype.
       spec: the network's input.
       threads: number of decoding threads.
     """
@@ -49,8 +52,8 @@ def center_crops(paths: Iterable[str | os.PathLike[str]], spec: InputSpec, threa
     waiting: collections.deque[Future[np.ndarray | str]] = collections.deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
-            for path in paths:
-                waiting.append(pool.submit(_read_crop, path, spec))
+            for image in images:
+                waiting.append(pool.submit(_read_crop, image, spec))
                 if len(waiting) > _AHEAD * threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -60,8 +63,21 @@ def center_crops(paths: Iterable[str | os.PathLike[str]], spec: InputSpec, threa
                 future.cancel()
 
 
-def _read_crop(path: str | os.PathLike[str], spec: InputSpec) -> np.ndarray | str:
+def _read_crop(image: str | os.PathLike[str] | np.ndarray, spec: InputSpec) -> np.ndarray | str:
     try:
-        return center_crop(read_regular(path, MAX_BYTES), spec)
+        if isinstance(image, np.ndarray) and image.shape == spec.shape:
+            return image
+        return center_crop(_as_png(image) if isinstance(image, np.ndarray) else read_regular(image, MAX_BYTES), spec)
     except (OSError, ValueError) as error:
         return reason(error)
+
+
+def _as_png(image: np.ndarray) -> bytes:
+    """Returns a file without compression that holds the pixels; raises ValueError if the array is no image."""
+    pixels = image[..., 0] if image.shape[2:] == (1,) else image
+    if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)) or pixels.ndim < 2 or not pixels.size:
+        raise ValueError(
+            f"an array of {image.dtype}{list(image.shape)} is no image; give uint8 of (h, w, 3), (h, w, 1) or (h, w)"
+        )
+    stored = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    return cv2.imencode(".png", stored, [cv2.IMWRITE_PNG_COMPRESSION, 0])[1].tobytes()

@@ -146,6 +146,9 @@ class RunLog:
         self._unreadable_printed, self._wait_printed, self._problem_printed = 0, False, False
         self._step = self._steps_here = self._line_steps = 0
         self._line_at, self._waited_at = 0.0, 0.0
+        self._eval_steps, self._eval_at, self._eval_time = 0, 0.0, time.perf_counter()
+        self._shown_scale: float | None = None
+        self._shown_skipped = total_skipped
         self._line_average, self._eval_average = Average(state.get("line")), Average(state.get("eval"))
 
     def state(self) -> Record:
@@ -157,6 +160,7 @@ class RunLog:
         updates_before = step - 1 - self.total_skipped
         self.last = {name: float(value) for name, value in values.items()}
         self.total_skipped += not self.last["grads_finite"]
+        self._shown_scale = self.last["loss_scale"] if self._shown_scale is None else self._shown_scale
         self._steps_here += 1
         self._line_average.add(self.last)
         self._eval_average.add(self.last)
@@ -217,11 +221,26 @@ class RunLog:
         self.epoch_loss = self._eval_average.mean()["loss"]
         self._eval_average = Average()
         self._advise()
-        scale = f"  loss scale {self.last['loss_scale']:g}" if self.last else ""
         self.print(
             f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
-            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}{scale}  skipped {self.total_skipped}"
+            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}{self._speed()}{self._changes()}"
         )
+
+    def _speed(self) -> str:
+        """Returns the seconds since the last evaluation and the training images per second; '' without a step."""
+        now, at = time.perf_counter(), self.clock.read()
+        images, trained = (self._steps_here - self._eval_steps) * self._batch_size, at - self._eval_at
+        seconds, self._eval_time = now - self._eval_time, now
+        self._eval_steps, self._eval_at = self._steps_here, at
+        return f"  {seconds:.1f} s  {images / max(trained, 1e-9):,.0f} images/s" if images else ""
+
+    def _changes(self) -> str:
+        """Returns the loss scale and the number of skipped steps where they changed since the last evaluation."""
+        scale, skipped = self.last.get("loss_scale"), self.total_skipped - self._shown_skipped
+        text = "" if scale == self._shown_scale else f"  loss scale {scale:g}"
+        text += f"  skipped {skipped} step{'s' * (skipped > 1)}" if skipped else ""
+        self._shown_scale, self._shown_skipped = scale, self.total_skipped
+        return text
 
     def numerics(self, step: int, values: Mapping[str, float | None], histograms: Mapping[str, Histogram]) -> None:
         """Logs the counts of the tensors of a finished step."""

@@ -1,17 +1,16 @@
-"""The command that writes weights for other libraries."""
+"""Weights of a run, or of a file, in the layout of another library."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixedres._internal.cli import command_line, console, process, signals
+from mixedres._internal.cli import command_line, console, signals
 from mixedres._internal.errors import ConfigError, WeightsError
 from mixedres._internal.files import write_json
-from mixedres._internal.names import LAYOUTS
 from mixedres._internal.types import Record
 
 if TYPE_CHECKING:
@@ -19,36 +18,26 @@ if TYPE_CHECKING:
 
     from mixedres.checkpoints import WeightsFile
 
-DESCRIPTION = """\
-Writes the weights of a run, or of a file, in the layout of another library.
-
-  python -m mixedres.convert --from=runs/imagenet-fp16 --to=resnet50.safetensors
-  python -m mixedres.convert --from=runs/imagenet-fp16 --to=resnet50 --layout=transformers
-
---to=FILE.safetensors is a file; torchvision's layout is timm's too:
-  timm.create_model("resnet50", checkpoint_path=FILE), or load_state_dict(safetensors.torch.load_file(FILE))
---to=DIR is a folder for ResNetForImageClassification.from_pretrained, with its config.json.
-"""
+# Endings of files of weights; only the first is written.
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".npz", ".h5")
 
 
-def convert_weights(arguments: Sequence[str]) -> None:
-    """Runs the command with these arguments.
+def write_converted(options: argparse.Namespace) -> None:
+    """Writes the weights that `options.source` names to `options.to`, in `options.layout` or the usual layout.
 
     Raises:
-      ConfigError: for a mistake in the arguments; nothing has been written then.
+      ConfigError: for a mistake in the options; nothing has been written then.
     """
-    parser = command_line.Parser("python -m mixedres.convert", DESCRIPTION)
-    command_line.add_source(parser)
-    parser.add_argument("--to", required=True, type=command_line.path, help="FILE.safetensors, or a folder to make")
-    parser.add_argument("--layout", choices=LAYOUTS, help="default torchvision; transformers for a folder")
-    options = parser.parse_args(arguments)
+    for name in ("precision", "labels", "image_size", "preprocessing", "saved_model"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} does not go with --to={options.to}: weights are written as they are")
     is_file = options.to.suffix == ".safetensors"
-    if options.to.suffix in (".pth", ".pt", ".bin", ".npz", ".h5"):
+    if options.to.suffix in ENDINGS[1:]:
         right = options.to.with_suffix(".safetensors")
         raise ConfigError(
             f"--to={options.to}: weights are written as .safetensors, for PyTorch too; write --to={right}"
         )
-    layout = options.layout or ("torchvision" if is_file else "transformers")
+    layout = options.layout or "torchvision"
     if not is_file and layout != "transformers":
         raise ConfigError(f"--to={options.to} is a folder, which is for transformers; write --to=FILE.safetensors")
     if options.to.exists():
@@ -128,12 +117,3 @@ def _sidecar_files(file: WeightsFile) -> dict[str, Record]:
     config = huggingface.network_config(**facts, version=version, names=file.class_names or ())
     files = {huggingface.CONFIG: config, huggingface.PROCESSOR: huggingface.processor_config(file.input)}
     return {name: content for name, content in files.items() if content}
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
-    return command_line.run("mixedres.convert", convert_weights, argv[1:])
-
-
-if __name__ == "__main__":
-    process.start(main)

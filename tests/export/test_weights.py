@@ -6,7 +6,8 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, convert, models
+from mixedres import checkpoints, models
+from mixedres.export import __main__ as export_command
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def names_of_resnet50(tmp_path):
     ids=["plain", "version", "usual_epsilon", "epsilon", "options"],
 )
 def test_differences_from_torchvision_are_warned_of(about, words, names_of_resnet50, tmp_path, capsys):
-    assert convert.main(["convert", names_of_resnet50(**about), f"--to={tmp_path / 'to.safetensors'}"]) == 0
+    assert export_command.main(["export", names_of_resnet50(**about), f"--to={tmp_path / 'to.safetensors'}"]) == 0
     shown = capsys.readouterr().out
     assert words in shown if words else "warning" not in shown
     assert checkpoints.read_weights(tmp_path / "to.safetensors").metadata == {
@@ -50,12 +51,16 @@ def test_mistakes_are_one_line_and_write_nothing(place, tmp_path, capsys):
         ([f"--from={run}"], "the following arguments are required: --to"),
         ([f"--from={run}", f"--to={taken}"], "exists; name another"),
         ([f"--from={tmp_path / 'none'}", f"--to={tmp_path / 'a.safetensors'}"], "does not exist"),
-        ([f"--from={run}", f"--to={tmp_path / 'folder'}"], "transformers has no network like"),
+        ([f"--from={run}", f"--to={tmp_path / 'folder'}", "--layout=transformers"], "transformers has no network like"),
         ([f"--from={run}", f"--to={tmp_path / 'folder'}", "--layout=torchvision"], "which is for transformers"),
         ([f"--from={run}", f"--to={tmp_path / 'a.safetensors'}", "--layout=keras"], "invalid choice"),
+        (
+            [f"--from={run}", f"--to={tmp_path / 'a.safetensors'}", "--precision=fp16"],
+            "weights are written as they are",
+        ),
         ([f"--from={run}", f"--to={tmp_path / 'a.pth'}"], f"write --to={tmp_path / 'a.safetensors'}"),
     ):
-        assert convert.main(["convert", *given]) == 2
+        assert export_command.main(["export", *given]) == 2
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["taken.safetensors"] and taken.read_text() == "mine"

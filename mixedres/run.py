@@ -1,0 +1,267 @@
+"""Training and trained networks from Python: `fit`, `load` and `Run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from mixedres import checkpoints, config, train
+from mixedres import predict as networks
+from mixedres._internal.errors import ConfigError, config_errors
+from mixedres._internal.files import expanded, split_checkpoint
+from mixedres._internal.types import Record, Variables
+from mixedres.checkpoints import workdir as names
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy as np
+
+    from mixedres import models
+    from mixedres.data import Source
+
+    Image = str | os.PathLike[str] | np.ndarray
+
+
+class Prediction(NamedTuple):
+    """Prediction for an image.
+
+    Attributes:
+      image: path of the file; for an array, its number in the call.
+      name: name of the most probable class; '' if the image could not be classified.
+      probability: probability of this class, from 0 to 1.
+      top: pairs of class name and probability, the most probable first.
+      error: reason in one line why the image could not be classified, or ''.
+    """
+
+    image: str
+    name: str
+    probability: float
+    top: list[tuple[str, float]]
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained network, and what its run recorded; `load` and `fit` make one.
+
+        run = mixedres.load("runs/folder-fp16@best")
+        print(run.evaluate()["top1"], run.predict("cat.jpg")[0].name)
+
+    Attributes:
+      path: the workdir, with @best or @STEP if a checkpoint was named, or the file of weights.
+      classifier: the network as a function of images.
+      config: the config of the run; None for weights without a run.
+      source: the data set that `fit` was given; None: the data set of the config.
+    """
+
+    path: str
+    classifier: networks.Classifier
+    config: ConfigDict | None = None
+    source: Source | None = None
+    _prepared: dict[int, networks.Prepared] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def model(self) -> models.Network:
+        """Returns the Flax module, in the precision of the run."""
+        return self.classifier.model
+
+    @property
+    def variables(self) -> Variables:
+        """Returns {'params', 'batch_stats'} for `model.apply`, float32 numpy arrays; the moving average if any."""
+        return self.classifier.variables
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Returns the names of the classes by output."""
+        return self.classifier.class_names
+
+    @functools.cached_property
+    def metrics(self) -> list[Record]:
+        """Returns the rows of metrics.jsonl, in order; [] for weights without a run."""
+        try:
+            lines = (self._workdir / names.METRICS).read_text().splitlines()
+        except OSError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    @functools.cached_property
+    def summary(self) -> Record | None:
+        """Returns the content of summary.json; None if the run is not finished."""
+        return names.read_summary(self._workdir)
+
+    def predict(self, images: Image | Sequence[Image], *, top: int = 5) -> list[Prediction]:
+        """Classifies images, in the precision of the run, on all devices of this process.
+
+        Args:
+          images: a file, a folder (searched to the bottom) or a glob; an array of one image (h, w, 3), (h, w, 1) or
+            (h, w), or of several (n, h, w, c), uint8 from 0 to 255; or a sequence of these. An array that has the shape
+            of the network's input is taken as it is. Others are cropped and resized as files are.
+          top: classes per image.
+
+        Returns:
+          A prediction for each image, in order. An image that cannot be read has an `error`.
+
+        Raises:
+          ConfigError: if a path does not exist or a folder holds no image.
+        """
+        given = list(_images(images))
+        if not given:
+            return []
+        if any(isinstance(image, str) for image in given):
+            self.classifier.check_takes_files(self.path)
+        found = networks.predictions(self._prepare(len(given)), given, top)
+        return [
+            Prediction(
+                image if isinstance(image, str) else str(index),
+                *((self.class_names[one.top[0][0]], one.top[0][1]) if one.top else ("", 0.0)),
+                [(self.class_names[label], probability) for label, probability in one.top],
+                one.error,
+            )
+            for index, (image, one) in enumerate(zip(given, found, strict=True))
+        ]
+
+    def evaluate(self, overrides: Mapping[str, Any] | None = None, *, source: Source | None = None) -> Record:
+        """Evaluates the weights on the test images of the run.
+
+        Args:
+          overrides: keys of the config to set, such as {"data.dir": "photos"}. A run that `load` opened does not take
+            `data.dir` from the recorded config, because that key acts on this machine.
+          source: a data set in place of the config's.
+
+        Returns:
+          'top1' and 'top5' as fractions, the mean 'loss', and the number of images, 'examples'.
+
+        Raises:
+          ConfigError: for weights without a run, and for a mistake in the config.
+        """
+        if self.config is None:
+            raise ConfigError(f"{self.path} is no run, so it has no test images; name the workdir of a run")
+        flat = config.flatten(_with(self.config, overrides)) | {"init_from": self.path}
+        return train.evaluate(config.unflatten(flat), None, source=source or self.source)
+
+    def _prepare(self, count: int) -> networks.Prepared:
+        """Returns the network, compiled once for each size of a batch."""
+        from mixedres._internal.cli.compilation import compilation_cache  # imports JAX
+
+        size = min(count, networks.default_batch_size())
+        if size not in self._prepared:
+            with compilation_cache():
+                self._prepared[size] = networks.prepare(self.classifier, size)
+        return self._prepared[size]
+
+    @property
+    def _workdir(self) -> pathlib.Path:
+        return split_checkpoint(pathlib.Path(self.path))[0]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    precision: str | None = None,
+    class_names: Sequence[str] | None = None,
+    image_size: int | None = None,
+    preprocessing: str | None = None,
+) -> Run:
+    """Opens a run, or weights of other libraries.
+
+        run = mixedres.load("runs/folder-fp16")
+        weights = mixedres.load("resnet50.safetensors", precision="bf16", image_size=224)
+
+    Args:
+      path: a workdir, with @best or @STEP for another checkpoint than the newest, or whatever ``predict --from`` takes.
+      precision: a preset; None: the run's precision, and fp32 for weights.
+      class_names: names of the classes; None: as recorded.
+      image_size: height and width of the network's input; None: as recorded.
+      preprocessing: how images become squares; None: as recorded.
+
+    Raises:
+      ConfigError: if there is no such run or file, or if it cannot be read.
+    """
+    with config_errors("path"):
+        place = expanded(str(path))
+    classifier = networks.open_classifier(
+        place, preset=precision, class_names=class_names, image_size=image_size, preprocessing=preprocessing
+    )
+    recorded = checkpoints.read_config(split_checkpoint(place)[0])
+    found = None if recorded is None else config.unflatten(checkpoints.portable(recorded))
+    return Run(str(place), classifier, found)
+
+
+def fit(
+    recipe: ConfigDict | str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    workdir: str | os.PathLike[str] | None = None,
+    source: Source | None = None,
+    clean: bool = False,
+) -> Run:
+    """Trains as ``python -m mixedres.main`` does, and returns the finished run; a run that was stopped goes on.
+
+        run = mixedres.fit("digits:fp16", {"epochs": 3}, workdir="runs/digits")
+
+    Args:
+      recipe: a config, or what ``--config=`` takes: the name of a shipped recipe or a file, with a preset.
+      overrides: keys of the config to set, such as {"data.dir": "photos", "optimizer.learning_rate": 0.1}.
+      workdir: directory of the run; None: runs/NAME-PRESET.
+      source: a data set of your own, an object with the attributes and methods of `mixedres.data.Source`. The config
+        records the name of its class as `data.name`.
+      clean: remove a run in the workdir first.
+
+    Raises:
+      ConfigError: for a mistake in the config, the workdir or the data; nothing has been written then.
+      MixedresError: if training cannot go on; `mixedres.train.fit` lists the errors.
+    """
+    name = recipe.partition(":")[0] if isinstance(recipe, str) else None
+    chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
+    if source is not None:
+        chosen = _with(chosen, {"data.name": type(source).__name__})
+    stem = pathlib.Path(name or chosen.data.name).stem
+    directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
+    train_in(chosen, directory, source=source, clean=clean)
+    return dataclasses.replace(load(directory), config=train.checks.with_network(chosen, directory), source=source)
+
+
+def train_in(
+    chosen: ConfigDict, directory: pathlib.Path, *, source: Source | None = None, clean: bool = False
+) -> Record:
+    """Trains in one process, or finds the run finished; returns the summary. Mistakes are found before JAX starts.
+
+    Args and errors: as for `mixedres.train.fit`.
+    """
+    config.validate(chosen)
+    source, finished = train.checks.check_run(chosen, directory, source=source, clean=clean)
+    if finished is not None:
+        return train.checks.say_finished(directory, finished)
+    return train.fit(chosen, directory, clean=clean, source=source)
+
+
+def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:
+    """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
+    flat = config.flatten(chosen)
+    given = {f"{key}.name" if f"{key}.name" in flat else key: value for key, value in (overrides or {}).items()}
+    return config.unflatten(flat | {key: _plain(value) for key, value in given.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Returns the text of a path, and other values unchanged."""
+    return str(value) if isinstance(value, pathlib.PurePath) else value
+
+
+def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:
+    """Yields the paths of files and the single images that an argument of `Run.predict` names."""
+    import numpy as np
+
+    if isinstance(given, np.ndarray):
+        yield from given if given.ndim == 4 else (given,)
+    elif isinstance(given, str) or hasattr(given, "__fspath__"):
+        yield from networks.find_images(str(given))
+    else:
+        for one in given:
+            yield from _images(one)
