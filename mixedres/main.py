@@ -1,12 +1,18 @@
 """The command that trains and evaluates: flags -> config -> run."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PRESETS
+
+if TYPE_CHECKING:
+    from mixedres.config import Key
 
 USAGE = """\
 Trains or evaluates a network in the precision of your choice.
@@ -28,13 +34,17 @@ flags:
   --coordinator=HOST:PORT                 without SLURM or Open MPI: where process 0 listens,
   --num_processes=N --process_id=I        the number of processes, and the index of this one, from 0
   --process_timeout=SECONDS               how long processes wait for one that does not come or answer (default 300)
-  --help                                  this text
+  --help                                  this text; --help=data lists the keys of a section, --help=all all keys
 
 exit status: 0 finished; 1 the run failed; 2 a mistake in the command, nothing was written; 3 a step had numbers that
 were not finite, and WORKDIR/nonfinite has that step (python -m mixedres.replay WORKDIR); 4 another process of the run
 was lost; 129, 130, 138, 140 and 143 stopped by SIGHUP, Ctrl-C, SIGUSR1, SIGUSR2 and SIGTERM after saving: the same
 command continues from there
 """
+FIRST_KEYS = (
+    *("data.dir", "data.image_size", "batch_size", "epochs", "model.name"),
+    *("optimizer.learning_rate", "init_from", "patience"),
+)
 _SMALLER = (
     "a smaller --config.batch_size, --config.microbatches=2 or more, a smaller --config.data.image_size, or fewer "
     "--config.data.threads"
@@ -51,8 +61,12 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     Raises:
       MixedresError: if the command fails; `USAGE` explains the statuses.
     """
+    wanted = [argument.partition("=")[2] for argument in arguments if argument.startswith("--help=")]
+    if wanted:
+        console.show(*_keys_of(wanted[0]))
+        return
     if command_line.HELP & set(arguments):
-        console.show(*USAGE.splitlines(), *_key_help())
+        console.show(*USAGE.splitlines(), *_first_keys())
         return
     from mixedres.config import config_of_run, parse_flags
 
@@ -104,17 +118,46 @@ def _presets(text: str) -> list[str]:
     return command_line.presets("--presets", names, also=", or all")
 
 
-def _key_help() -> list[str]:
+def _first_keys() -> list[str]:
+    """Returns the keys that most users need, and the names of the sections."""
     try:
         from mixedres.config import KEYS
     except ModuleNotFoundError as error:
-        missing = command_line.missing_package(error)
-        return ["", f"the keys of the config are listed here when this is installed: {missing}"]
-    lines = ["", "keys of the config, with their defaults before the config file sets them:"]
-    for key in KEYS:
-        default = "not set" if key.default is None else repr(key.default)
-        lines.append(f"  {key.path:<32} {key.doc} ({default})")
-    return lines
+        return [
+            "",
+            f"the keys of the config are listed here when this is installed: {command_line.missing_package(error)}",
+        ]
+    by_path = {key.path: key for key in KEYS}
+    sections = sorted({path.partition(".")[0] for path in by_path if "." in path})
+    return [
+        "",
+        "keys that most users need:",
+        *(_line(by_path[path]) for path in FIRST_KEYS),
+        "",
+        f"the other keys: --help=SECTION, one of run, {', '.join(sections)}; --help=all lists all {len(KEYS)}",
+    ]
+
+
+def _keys_of(section: str) -> list[str]:
+    """Returns the lines of the keys of a section; 'run' has the keys without a section, 'all' has all keys.
+
+    Raises:
+      ConfigError: if there is no such section.
+    """
+    from mixedres.config import KEYS
+
+    of = {key.path: key.path.rpartition(".")[0] or "run" for key in KEYS}
+    if section not in (*of.values(), "all"):
+        raise ConfigError(f"--help={section} is unknown; use one of {', '.join(dict.fromkeys(of.values()))}, all")
+    return [
+        "keys of the config, with their defaults before the config file sets them:",
+        *(_line(key) for key in KEYS if section in (of[key.path], "all")),
+    ]
+
+
+def _line(key: Key) -> str:
+    default = "not set" if key.default is None else repr(key.default)
+    return f"  {key.path:<32} {key.doc} ({default})"
 
 
 if __name__ == "__main__":

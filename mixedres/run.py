@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from mixedres import checkpoints, config, train
+from mixedres import checkpoints, config, data, train
 from mixedres import predict as networks
 from mixedres._internal.errors import ConfigError, config_errors
 from mixedres._internal.files import expanded, split_checkpoint
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mixedres import models
-    from mixedres.data import Source
 
     Image = str | os.PathLike[str] | np.ndarray
 
@@ -64,7 +63,7 @@ class Run:
     path: str
     classifier: networks.Classifier
     config: ConfigDict | None = None
-    source: Source | None = None
+    source: data.Source | None = None
     _prepared: dict[int, networks.Prepared] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -127,7 +126,7 @@ class Run:
             for index, (image, one) in enumerate(zip(given, found, strict=True))
         ]
 
-    def evaluate(self, overrides: Mapping[str, Any] | None = None, *, source: Source | None = None) -> Record:
+    def evaluate(self, overrides: Mapping[str, Any] | None = None, *, source: data.Source | None = None) -> Record:
         """Evaluates the weights on the test images of the run.
 
         Args:
@@ -199,7 +198,7 @@ def fit(
     overrides: Mapping[str, Any] | None = None,
     *,
     workdir: str | os.PathLike[str] | None = None,
-    source: Source | None = None,
+    source: data.Source | None = None,
     clean: bool = False,
 ) -> Run:
     """Trains as ``python -m mixedres.main`` does, and returns the finished run; a run that was stopped goes on.
@@ -221,6 +220,7 @@ def fit(
     name = recipe.partition(":")[0] if isinstance(recipe, str) else None
     chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
     if source is not None:
+        _check_source(source)
         chosen = _with(chosen, {"data.name": type(source).__name__})
     stem = pathlib.Path(name or chosen.data.name).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
@@ -229,7 +229,7 @@ def fit(
 
 
 def train_in(
-    chosen: ConfigDict, directory: pathlib.Path, *, source: Source | None = None, clean: bool = False
+    chosen: ConfigDict, directory: pathlib.Path, *, source: data.Source | None = None, clean: bool = False
 ) -> Record:
     """Trains in one process, or finds the run finished; returns the summary. Mistakes are found before JAX starts.
 
@@ -240,6 +240,16 @@ def train_in(
     if finished is not None:
         return train.checks.say_finished(directory, finished)
     return train.fit(chosen, directory, clean=clean, source=source)
+
+
+def _check_source(source: data.Source) -> None:
+    """Raises ConfigError if an object lacks an attribute or a method of `mixedres.data.Source`."""
+    wanted = (*data.Source.__annotations__, "input_spec", "fingerprint", "train_batches", "eval_batches")
+    missing = [name for name in wanted if not hasattr(source, name)]
+    if missing:
+        raise ConfigError(
+            f"source={type(source).__name__} has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo"
+        )
 
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:

@@ -1,6 +1,7 @@
 """The command line: each mistake ends in one line and status 2, and touches nothing."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -141,15 +142,21 @@ def test_real_process_exits_with_2_and_without_a_traceback(tmp_path):
 def test_help_lists_every_key_and_exits_with_0(capsys):
     from mixedres.config.keys import KEYS
 
-    assert main.main(["mixedres", "--help"]) == 0
+    assert main.main(["mixedres", "--help=all"]) == 0
     out = capsys.readouterr().out
     for key in KEYS:
         assert f"\n  {key.path} " in out and key.doc in out
+    for section, count in (("run", sum("." not in key.path for key in KEYS)), ("schedule", 7)):
+        assert main.main(["mixedres", f"--help={section}"]) == 0
+        assert len(re.findall("^  ", capsys.readouterr().out, re.MULTILINE)) == count
+    assert main.main(["mixedres", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {path} " in out for path in main.FIRST_KEYS) and f"--help=all lists all {len(KEYS)}" in out
 
 
 def test_flags_reach_the_run(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(train, "fit", lambda config, directory, clean, group, source: seen.update(locals()))
+    monkeypatch.setattr(train, "fit", lambda config, directory, clean, source: seen.update(locals()))
     monkeypatch.chdir(tmp_path)
     arguments = [DIGITS + ":fp16,model=cifar_resnet32,batch_size=32", "--config.epochs=2.5", "--clean"]
     assert main.main(["mixedres", *arguments, "--config.schedule.warmup=100 steps"]) == 0

@@ -33,9 +33,10 @@ PRESETS = {
 _MEANT = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
-def unknown_preset(name: str) -> str:
+def unknown_preset(name: object) -> str:
     """Returns the message about a name that is no preset: "precision 'float16' is unknown; did you mean fp16? ..."."""
-    meant = _MEANT.get(name.lower(), name.lower())
+    lower = str(name).lower()
+    meant = _MEANT.get(lower, lower)
     hint = f"did you mean {meant}? " if meant in PRESETS else ""
     return f"precision {name!r} is unknown; {hint}use one of {', '.join(PRESETS)}"
 

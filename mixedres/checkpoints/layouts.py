@@ -182,7 +182,7 @@ def _check(tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ..
 
 
 def _counted(names: list[str], what: str) -> str:
-    return f"{len(names)} {what}: {listed(names, 8)}" if names else ""
+    return f"{len(names)} {what}: {listed(names, 2)}" if names else ""
 
 
 def _leaves(tree: PyTree) -> list[tuple[tuple[str, ...], Array]]:

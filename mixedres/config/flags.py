@@ -127,9 +127,9 @@ def _key_and_text(argument: str) -> tuple[str, str]:
     """Returns the key and the text of '--config.KEY=VALUE'; the text of a boolean key without a value is 'true'."""
     flag, equals, text = argument.partition("=")
     if not flag.startswith("--"):
-        raise ConfigError(f"{argument!r} is not a flag; flags begin with --, and --help lists them all")
+        raise ConfigError(f"{argument!r} is not a flag; flags begin with --, and --help=all lists them")
     if not flag.startswith("--config."):
-        raise ConfigError(f"flag {flag} is unknown; --help lists them all")
+        raise ConfigError(f"flag {flag} is unknown; --help and --help=all list them")
     path = flag.removeprefix("--config.")
     if not equals and not is_switch(path):
         raise ConfigError(f"flag {flag} has no value; write {flag}=VALUE")

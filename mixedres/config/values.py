@@ -132,7 +132,7 @@ def _nearest(path: str) -> str:
 def check_key(path: str) -> None:
     """Raises `ConfigError` unless `path` is a key."""
     if path not in _BY_PATH:
-        raise ConfigError(f"config key {path!r} is unknown; {_nearest(path)} (--help lists them all)")
+        raise ConfigError(f"config key {path!r} is unknown; {_nearest(path)} (--help=all lists them)")
 
 
 def validate(config: ConfigDict) -> None:

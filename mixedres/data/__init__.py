@@ -8,7 +8,17 @@ from mixedres.data.catalog import NAMES, PREFIX, SOURCES, Options, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
-from mixedres.data.sources import Batch, DataInfo, InMemory, Shard, Source, Synthetic, check_labels, identity
+from mixedres.data.sources import (
+    Batch,
+    DataInfo,
+    InMemory,
+    Shard,
+    Source,
+    Synthetic,
+    check_images,
+    check_labels,
+    identity,
+)
 
 if TYPE_CHECKING:
     from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
@@ -37,6 +47,7 @@ __all__ = [
     "Synthetic",
     "available_cpus",
     "center_crops",
+    "check_images",
     "check_labels",
     "get_preprocessing",
     "identity",

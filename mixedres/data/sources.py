@@ -280,6 +280,17 @@ def check_labels(batch: Batch, num_classes: int, name: str) -> None:
         )
 
 
+def check_images(batch: Batch, source: Source, name: str) -> None:
+    """Raises DataError if the images of a batch have another shape or dtype than `source` states; `name` names it."""
+    images = batch["image"]
+    stated, found = (source.image_shape, np.dtype(source.image_dtype)), (images.shape[1:], images.dtype)
+    if found != stated:
+        raise DataError(
+            f"data set {name}: its images are {found[1]}{list(found[0])}, and it states {stated[1]}{list(stated[0])}; "
+            "correct image_shape, image_dtype or the images"
+        )
+
+
 def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yields each step from `first_step` on and the indices of its training examples, (batch_size,) int64.
 

@@ -18,7 +18,7 @@ from mixedres._internal.mesh import AXIS
 from mixedres._internal.types import Batch, Record
 from mixedres.config import flatten
 from mixedres.data import Batch as HostBatch
-from mixedres.data import Shard, Source, check_labels, identity
+from mixedres.data import Shard, Source, check_images, check_labels, identity
 from mixedres.precision import Precision
 from mixedres.train import optimizers, step
 from mixedres.train.gradients import StepOptions
@@ -98,8 +98,9 @@ class Experiment:
     def shard_batch(self, batch: HostBatch) -> Batch:
         """Returns the global batch on the devices of all processes, from the part that this process read.
 
-        Raises DataError for a label out of range.
+        Raises DataError for a label out of range, and for images of another shape or dtype than the source states.
         """
+        check_images(batch, self.source, self.config.data.name)
         check_labels(batch, self.source.num_classes, self.config.data.name)
         place = partial(jax.make_array_from_process_local_data, self.batch_sharding)
         return {name: place(array) for name, array in batch.items()}

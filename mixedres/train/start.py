@@ -18,7 +18,7 @@ from mixedres import __version__, checkpoints, models
 from mixedres._internal import coordination, environment, jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
-from mixedres._internal.errors import ConfigError, OtherModelError, config_errors
+from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, config_errors
 from mixedres._internal.files import expanded
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
@@ -294,8 +294,13 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
     if isinstance(model, models.ResNet):
         _check_options(given, file, found, model)
     described = checkpoints.describe_weights(file)
-    with config_errors(f"config.init_from={given} is {described}, not the network of this config"):
+    try:
         variables, has_head = checkpoints.from_tensors(file.tensors, like, file.layout)
+    except MismatchError as error:
+        raise ConfigError(
+            f"config.init_from={given} is {described}, not the network of this config: {error}; set "
+            "--config.model.name=auto to take the network of the weights"
+        ) from None
     note = "; ".join(filter(None, (f"weights: {file.path} ({described})", file.note)))
     if not has_head:
         before = found.num_classes if found and found.num_classes else "none"

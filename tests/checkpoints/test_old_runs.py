@@ -11,8 +11,9 @@ from mixedres import __main__ as console_script
 from mixedres import checkpoints
 from mixedres._internal import formats
 from mixedres._internal.errors import ConfigError, MixedresError
+from mixedres._internal.files import as_json
 from mixedres.checkpoints import documents
-from mixedres.config import as_begun, upgraded
+from mixedres.config import KEYS, as_begun, upgraded
 from tests.checkpoints import old_runs
 
 OLDEST = "96c347b"
@@ -127,7 +128,8 @@ def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
 def test_recorded_config_without_a_key_has_its_default():
     record = _record(old_runs.RUNS / old_runs.TODAY / "run")
     config = {key: value for key, value in record["config"].items() if key != "model.name"}
-    assert documents.read_record(record | {"config": config}, "")["config"] == config | {"model.name": "resnet50"}
+    defaults = as_json({key.path: key.default for key in KEYS})
+    assert documents.read_record(record | {"config": config}, "")["config"] == defaults | config
 
 
 def test_same_command_continues_old_run_with_its_values():

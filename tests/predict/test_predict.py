@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixedres import checkpoints, convert, data
+from mixedres import checkpoints, data
 from mixedres.checkpoints import load
 from mixedres.data.images import crops
+from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
 from mixedres.predict import arguments, classifier, contact_sheet
 from mixedres.train.builder import build
@@ -136,7 +137,7 @@ def test_hostile_names_are_drawn_at_once(name):
 
 def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
-    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
     picture = place / "images" / "val" / made.CLASSES[0]
     capsys.readouterr()
     known = said(capsys, f"--from={path}", picture, "--json", "--precision=fp16")
@@ -202,7 +203,7 @@ def test_input_shapes_that_no_image_fits_are_known(shape, fits):
 
 def test_non_finite_output_is_an_error(place, tmp_path, capsys):
     path = tmp_path / "bad.safetensors"
-    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
     file = checkpoints.read_weights(path)
     checkpoints.write_weights(
         path, file.tensors | {"fc.weight": np.full_like(file.tensors["fc.weight"], 3e38)}, file.metadata
@@ -217,7 +218,7 @@ def test_non_finite_output_is_an_error(place, tmp_path, capsys):
 def test_equal_probabilities_are_in_the_order_of_the_classes(place, tmp_path, capsys):
     """As in an evaluation, where the first of several largest logits counts."""
     path = tmp_path / "equal.safetensors"
-    assert convert.main(["convert", f"--from={place / 'run'}", f"--to={path}"]) == 0
+    assert export_command.main(["export", f"--from={place / 'run'}", f"--to={path}"]) == 0
     file = checkpoints.read_weights(path)
     bias = np.float32([-1.0, 2.0, 2.0])
     equal = {"fc.weight": np.zeros_like(file.tensors["fc.weight"]), "fc.bias": bias}

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from mixedres import convert, main, precision, train
+from mixedres import main, precision, train
 from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import workdir
 from mixedres.checkpoints.manager import Checkpoints
+from mixedres.export import __main__ as export_command
 from mixedres.train import evaluation, start, step, steps
 from mixedres.train.builder import build
 from tests.amp import graphs
@@ -67,7 +68,7 @@ def test_presets_are_compared_image_by_image(trained, capsys):
 
 def test_weights_need_no_run(trained, tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
-    assert convert.main(["convert", f"--from={trained}", f"--to={path}", "--layout=mixedres"]) == 0
+    assert export_command.main(["export", f"--from={trained}", f"--to={path}", "--layout=mixedres"]) == 0
     of_run = evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)
     of_file = evaluation.evaluate(digits("fp16", init_from=path), tmp_path / "none")
     assert of_file == of_run and not (tmp_path / "none").exists()
@@ -95,4 +96,4 @@ def test_presets_on_the_command_line(capsys):
     assert main.main(["mixedres", digits_config, "--presets=all"]) == 2
     assert "add --mode=eval" in capsys.readouterr().err
     assert main.main(["mixedres", digits_config, "--mode=eval", "--presets=bf16,half"]) == 2
-    assert "'half' is unknown; use all, or some of fp32,tf32,bf16" in capsys.readouterr().err
+    assert "precision 'half' is unknown; did you mean fp16? use one of fp32, tf32, bf16" in capsys.readouterr().err

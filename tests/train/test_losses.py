@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixedres.train.losses import cross_entropy, in_top_k
+from mixedres.train.losses import cross_entropy, in_top_k, mixed_cross_entropy, mixup
 
 SMOOTHINGS = (0.0, 0.1, 0.9)
 
@@ -121,3 +121,21 @@ def test_rows_of_nan_are_wrong(k):
 
 def test_label_out_of_range_is_wrong():
     assert not in_top_k(jnp.zeros((3, 4)), jnp.array([4, -1, 400]), 4).any()
+
+
+def test_mixup_is_the_loss_of_mixed_targets():
+    """Against float64: images and one-hot targets mixed by the weight; weights as Beta(alpha, alpha) has them."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 5, 6)
+    batch = {"image": rng.integers(0, 256, (6, 4, 4, 3), np.uint8), "label": jnp.asarray(labels)}
+    mixed = mixup(batch, jax.random.key(1), 1.0)
+    weight = np.float64(mixed["weight"][0])
+    assert 0.5 <= weight <= 1 and mixed["image"].dtype == np.float32
+    expected = weight * np.float64(batch["image"]) + (1 - weight) * np.float64(batch["image"])[::-1]
+    np.testing.assert_allclose(mixed["image"], expected, rtol=1e-6)
+    logits = np.float32(rng.normal(size=(6, 5)))
+    losses = [reference(logits, given, 0.1)[0] for given in (labels, labels[::-1])]
+    found = mixed_cross_entropy(jnp.asarray(logits), mixed, 0.1)
+    np.testing.assert_allclose(found, weight * losses[0] + (1 - weight) * losses[1], rtol=1e-5)
+    weights = jax.vmap(lambda key: mixup(batch, key, 1.0)["weight"][0])(jax.random.split(jax.random.key(3), 4000))
+    assert float(weights.mean()) == pytest.approx(0.75, abs=0.01)  # of the larger of w and 1 - w, w uniform

@@ -10,11 +10,12 @@ import jmp
 import numpy as np
 import pytest
 
-from mixedres import checkpoints, convert, models, precision, replay, train
+from mixedres import checkpoints, models, precision, replay, train
 from mixedres._internal.errors import ConfigError
 from mixedres.config import unflatten
 from mixedres.doctor import examination
 from mixedres.export import __main__ as export
+from mixedres.export import __main__ as export_command
 from mixedres.predict import __main__ as predict
 from mixedres.train import steps
 from tests.train import run_cases, step_cases
@@ -119,9 +120,9 @@ def test_export_has_the_probabilities_of_the_run(place, trained, tmp_path):
 def test_weights_travel_in_our_layout_alone(place, trained, tmp_path, capsys):
     directory, _ = trained
     file = tmp_path / "weights.safetensors"
-    assert convert.main(["convert", f"--from={directory}", f"--to={file}"]) == 2
+    assert export_command.main(["export", f"--from={directory}", f"--to={file}"]) == 2
     assert "torchvision has ResNets only, and this network is none; write --layout=mixedres" in capsys.readouterr().err
-    assert convert.main(["convert", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
+    assert export_command.main(["export", f"--from={directory}", f"--to={file}", "--layout=mixedres"]) == 0
     bits = [step_cases.bits(checkpoints.variables(checkpoints.read_weights(path))) for path in (directory, file)]
     assert bits[0] == bits[1]
     experiment = train.build(on_images(place))

@@ -1,0 +1,168 @@
+"""Runs from Python: the same numbers as the commands, for paths, arrays and data sets of one's own."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mixedres
+from mixedres import checkpoints, data, main, train
+from mixedres._internal.errors import ConfigError, DataError
+from mixedres.checkpoints import workdir
+from mixedres.predict import __main__ as predict_command
+from mixedres.train import checks
+from tests.train import run_cases
+from tests.train.run_cases import tiny
+
+
+class Stripes(data.DataInfo):
+    """Images of stripes across or along, by label."""
+
+    fingerprint = "stripes"
+
+    def train_batches(self, batch_size, *, seed, first_step=0, shard):
+        for step in itertools.count(first_step):
+            labels = np.random.default_rng((seed, step)).integers(0, 2, batch_size, np.int32)
+            yield {"image": self.images(labels), "label": labels}
+
+    def eval_batches(self, batch_size, *, shard):
+        labels = np.arange(batch_size, dtype=np.int32) % 2
+        yield {"image": self.images(labels), "label": labels, "mask": np.ones(batch_size, bool)}
+
+    def images(self, labels):
+        across = np.broadcast_to(np.arange(8)[:, None] % 2 * 250, (8, 8)).astype(np.uint8)
+        return np.where(labels[:, None, None] == 0, across, across.T)[..., None]
+
+
+STRIPES = {"image_shape": (8, 8, 1), "num_classes": 2, "train_examples": 64, "eval_examples": 16}
+
+
+@pytest.fixture(scope="module")
+def stripes(tmp_path_factory):
+    """A run on a data set of one's own, with its workdir."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_cases.shrink(patch, blocks=1)
+        directory = tmp_path_factory.mktemp("stripes") / "run"
+        config = tiny("fp16", steps=12, optimizer__learning_rate=0.2, optimizer__lr_reference_batch=0)
+        yield (
+            mixedres.fit(config, workdir=directory, source=Stripes(class_names=("across", "along"), **STRIPES)),
+            directory,
+        )
+
+
+def test_run_of_own_data_has_weights_metrics_and_predictions(stripes):
+    run, _ = stripes
+    assert run.summary["eval"]["top1"] == 1.0 and run.config.data.name == "Stripes"
+    assert [row["step"] for row in run.metrics if row["kind"] == "eval"] == [2, 4, 6, 8, 10, 12]
+    assert run.evaluate() == run.summary["eval"]
+    images = run.source.images(np.array([1, 0, 1], np.int32))
+    found = run.predict([images[0], images[1:]], top=1)
+    assert [one.name for one in found] == ["along", "across", "along"]
+    logits = run.model.apply(run.variables, mixedres.models.normalization(None, None)(images), train=False)
+    odds = np.exp(np.float64(logits) - np.float64(logits).max(1, keepdims=True))
+    expected = (odds / odds.sum(1, keepdims=True)).max(1)
+    np.testing.assert_allclose([one.probability for one in found], expected, rtol=1e-3)
+
+
+def test_checkpoints_have_names(stripes):
+    _, directory = stripes
+    best = workdir.read_summary(directory)["best"]["step"]
+    kept = checkpoints.checkpoint_steps(directory)
+    assert {best, 12} <= set(kept)
+    by_name = {name: mixedres.load(f"{directory}{name}").variables for name in ("", "@12", "@best", f"@{best}")}
+    weights = {name: np.concatenate([np.ravel(x) for x in leaves(tree)]) for name, tree in by_name.items()}
+    np.testing.assert_array_equal(weights[""], weights["@12"])
+    np.testing.assert_array_equal(weights["@best"], weights[f"@{best}"])
+    assert (weights["@12"] != weights["@best"]).any()
+    first = next(row for row in mixedres.load(directory).metrics if row["kind"] == "eval" and row["step"] == best)
+    source = Stripes(class_names=("across", "along"), **STRIPES)
+    assert mixedres.load(f"{directory}@best").evaluate(source=source)["loss"] == pytest.approx(first["loss"], rel=1e-6)
+    for name, words in (("@7", f"has no checkpoint of step 7; it has {', '.join(map(str, kept))}"), ("@last", "exist")):
+        with pytest.raises(ConfigError, match=words):
+            mixedres.load(f"{directory}{name}")
+
+
+def leaves(tree):
+    for value in tree.values():
+        yield from leaves(value) if isinstance(value, dict) else (value,)
+
+
+def test_finished_run_is_only_read(stripes, capsys):
+    _, directory = stripes
+    config = tiny("fp16", steps=12, optimizer__learning_rate=0.2, optimizer__lr_reference_batch=0)
+    again = mixedres.fit(config, workdir=directory, source=Stripes(class_names=("across", "along"), **STRIPES))
+    assert "this run is finished" in capsys.readouterr().out and again.summary["train"]["first_step"] == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        (
+            object(),
+            ConfigError,
+            "source=object has no image_shape, .*train_batches.*; derive the class from mixedres.d",
+        ),
+        (
+            Stripes(**STRIPES | {"image_shape": (8, 9, 1)}),
+            DataError,
+            r"images are uint8\[8, 8, 1\], and it states uint8\[8",
+        ),
+        (Stripes(**STRIPES | {"num_classes": 1}), ConfigError, "a run needs 2 classes"),
+    ],
+    ids=["no source", "other shape", "one class"],
+)
+def test_mistakes_of_own_data_are_one_line(source, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        mixedres.fit(tiny("fp32", steps=2), workdir=tmp_path / "run", source=source)
+
+
+def test_command_and_function_train_the_same_bits(tmp_path, capsys):
+    small = {"data.image_size": 8, "data.train_examples": 64, "data.num_classes": 4, "batch_size": 8, "steps": 2}
+    run = mixedres.fit("cifar10:bf16", {"data": "synthetic", "model": "cifar_resnet8", **small}, workdir=tmp_path / "a")
+    flags = [f"--config.{key}={value}" for key, value in small.items()]
+    name = "--config=cifar10:bf16,data=synthetic,model=cifar_resnet8"
+    assert main.main(["mixedres", name, *flags, f"--workdir={tmp_path / 'b'}"]) == 0
+    assert workdir.read_summary(tmp_path / "b")["fingerprint"] == run.summary["fingerprint"]
+    assert f"next: python -m mixedres.predict --from={tmp_path / 'b'}" in capsys.readouterr().out
+
+
+def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    run, pixels = mixedres.load(place / "run"), [rng.integers(0, 256, (50, 70, 3), np.uint8) for _ in range(3)]
+    for index, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{index}.png")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    files = run.predict(tmp_path, top=3)
+    arrays = run.predict(pixels, top=3)
+    assert [one.top for one in files[:3]] == [one.top for one in arrays] and len(run._prepared) <= 2
+    assert files[3].error and not files[3].top and run.predict([]) == []
+    assert "give uint8" in run.predict(np.zeros((9, 9, 2), np.float32))[0].error
+    assert predict_command.main(["predict", f"--from={place / 'run'}", str(tmp_path / "0.png"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["top"]
+    assert [(one["class"], one["probability"]) for one in shown][:3] == files[0].top
+    with pytest.raises(ConfigError, match=r"class names for a network of"):
+        mixedres.load(place / "run", class_names=["one"])
+
+
+def test_network_of_the_weights_is_taken(stripes, tmp_path):
+    _, directory = stripes
+    with pytest.raises(ConfigError, match=r"model\.name=auto takes the network of config\.init_from; set"):
+        checks.with_network(tiny(model="auto"), None)
+    wanted = tiny(model="auto", init_from=f"{directory}@best")
+    assert checks.with_network(wanted, tmp_path).model.name == "cifar_resnet8"
+    # A run that goes on needs the weights no more.
+    gone = tiny(model="auto", init_from="gone.safetensors")
+    assert checks.with_network(gone, directory).model.name == "cifar_resnet8"
+    with pytest.raises(ConfigError, match=r"gone\.safetensors does not exist"):
+        checks.with_network(gone, tmp_path)
+
+
+def test_patience_ends_a_run_that_gets_no_better(tmp_path):
+    """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
+    slow = {"optimizer__learning_rate": 1e-9, "steps": 10}
+    assert train.fit(tiny(patience="4 steps", **slow), tmp_path / "run")["train"]["steps"] == 6
+    # The same patience finds the run finished; without patience it goes on to its end.
+    assert workdir.finished(tmp_path / "run", workdir.read_config(tmp_path / "run")) is not None
+    assert train.fit(tiny(patience=0, **slow), tmp_path / "run")["train"]["steps"] == 10
