@@ -14,6 +14,7 @@ mixedres COMMAND ...
   export    writes a network for other programs  = python -m mixedres.export
   doctor    examines the numerics of a network   = python -m mixedres.doctor
   replay    explains a step that was not finite  = python -m mixedres.replay
+  check     checks a folder of photographs       = python -m mixedres.data.check
   prepare   writes a data set once               = python -m mixedres.data.prepare
 
 mixedres COMMAND --help says more.
@@ -26,6 +27,7 @@ _COMMANDS = {
     "export": ("mixedres.export.__main__", ()),
     "doctor": ("mixedres.doctor.__main__", ()),
     "replay": ("mixedres.replay", ()),
+    "check": ("mixedres.data.check.__main__", ()),
     "prepare": ("mixedres.data.prepare.__main__", ()),
 }
 

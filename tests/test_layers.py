@@ -38,7 +38,7 @@ NEEDS = {
 }
 # The only files that may use what has no public name.
 COMPAT = {"_internal/jax_compat.py", "data/images/grain_compat.py"}
-COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.prepare", "__main__")
+COMMANDS = ("main", "replay", "predict", "export", "doctor", "data.check", "data.prepare", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 

@@ -150,6 +150,7 @@ def _stored(name: str, options: Options) -> Source:
 
 
 def _loader(name: str, options: Options) -> Source:
+    from mixedres.data.check import quick_look
     from mixedres.data.datasets import folder, tfds
     from mixedres.data.images import decoding, loader, worker_processes
     from mixedres.data.images.preprocessing import get_preprocessing
@@ -162,6 +163,8 @@ def _loader(name: str, options: Options) -> Source:
         if options.dir is None:
             raise ValueError("data.dir is not set; name the folder of images with --config.data.dir=DIR")
         data_set = folder.scan(options.dir, *splits, options.eval_fraction, options.split_seed)
+        if options.on_error == "raise":
+            quick_look.refuse_damaged(data_set, options.dir)
     else:
         data_set = tfds.open_data_set(name.removeprefix(PREFIX), options.dir, *splits)
     if options.background:

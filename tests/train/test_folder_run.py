@@ -63,12 +63,14 @@ def test_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
             (tmp_path / "mixed" / name / picture.name).write_bytes(picture.read_bytes())
     whole = (tmp_path / "mixed" / "coffee" / "0.jpg").read_bytes()
     for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg"):
-        (tmp_path / "mixed" / "coffee" / name).write_bytes(whole[: len(whole) // 2])
+        (tmp_path / "mixed" / "coffee" / name).write_bytes(
+            whole[:100] + whole[-100:]
+        )  # not found by a look at the ends
     arguments = ("--config.data.dir=mixed", *SMALL, "--config.epochs=2")
     stopped = run(*arguments, "--config.data.workers=2", cwd=tmp_path)  # nothing of theirs is said or left behind
     assert stopped.returncode == 1
     assert stopped.stderr.startswith("mixedres: ") and stopped.stderr.count("\n") == 1
-    for word in ("mixed", "example", ".jpg: image file is truncated", "--config.data.on_error=skip"):
+    for word in ("mixed", "example", ".jpg: ", "--config.data.on_error=skip", "mixedres check "):
         assert word in stopped.stderr
     # The same directory: what to do with damaged pictures is no difference between two runs.
     passed = run(*arguments, "--config.data.on_error=skip", cwd=tmp_path)
@@ -76,6 +78,6 @@ def test_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
     assert "skipped an unreadable image" in passed.stdout
     summary = json.loads((tmp_path / "runs" / "folder-fp16" / "summary.json").read_text())
     unreadable = summary["unreadable_images"]
-    assert unreadable["count"] == 4 and all("truncated" in reason for reason in unreadable["first"].values())
+    assert unreadable["count"] == 4 and all("image" in reason for reason in unreadable["first"].values())
     held_out = sum("held-out" in name for name in unreadable["first"])
     assert summary["eval"]["examples"] == 17 - held_out  # 8 of 40 and 9 of 44 were held out

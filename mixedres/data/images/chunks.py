@@ -10,6 +10,7 @@ any number of threads, workers and hosts, and a run continues at any step withou
 
 import dataclasses
 import functools
+import shlex
 from typing import NotRequired, TypedDict
 
 import cv2
@@ -90,6 +91,8 @@ class ImageReader:
         unreadable[name] = reason(error)
         if self.on_error == "raise":
             advice = "repair or delete the file, or skip such images with --config.data.on_error=skip"
+            if root := getattr(self.examples, "root", None):
+                advice += f"; mixedres check {shlex.quote(str(root))} lists all such files"
             raise DataError(f"{name}: {unreadable[name]}; {advice}") from error
         return f"{name}: {unreadable[name]}"
 

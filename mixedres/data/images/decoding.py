@@ -126,7 +126,7 @@ def read_header(data: bytes, *, apply_exif: bool = False, max_pixels: int = MAX_
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         is_jpeg = True
     except ValueError:
-        (width, height), colorspace, is_jpeg = _open_with_pillow(data).size, "", False
+        (width, height), colorspace, is_jpeg = open_with_pillow(data).size, "", False
     if min(height, width) < MIN_SIDE or height * width > max_pixels:
         raise ValueError(
             f"it has {width}x{height} pixels; at least {MIN_SIDE} a side and at most {max_pixels:,} in all are needed"
@@ -200,13 +200,14 @@ def _read_orientation(data: bytes) -> int:
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
         return 1
     try:
-        orientation = _open_with_pillow(data).getexif().get(0x0112, 1)
+        orientation = open_with_pillow(data).getexif().get(0x0112, 1)
     except Exception as error:  # for a PNG this may decode everything
         raise ValueError(_reason(error)) from error
     return orientation if orientation in _UPRIGHT else 1
 
 
-def _open_with_pillow(data: bytes) -> Image.Image:
+def open_with_pillow(data: bytes) -> Image.Image:
+    """Opens an image, in one of the formats that are allowed; raises ValueError for data that is none."""
     try:
         return Image.open(io.BytesIO(data), formats=_FORMATS)
     except Exception as error:  # Pillow's plugins raise many types of errors
@@ -214,7 +215,7 @@ def _open_with_pillow(data: bytes) -> Image.Image:
 
 
 def _decode_with_pillow(data: bytes, channels: int) -> np.ndarray:
-    image = _open_with_pillow(data)
+    image = open_with_pillow(data)
     if image.mode == "F":
         raise ValueError(
             "its pixels are floating-point numbers of an unknown range; save it with 8 or 16 bits a channel"

@@ -81,17 +81,7 @@ def _add_imagenet(parser: argparse.ArgumentParser) -> None:
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", metavar="DIR", type=_path, required=True, help="the folder")
     parser.add_argument("--name", type=_name, required=True, help="what to call the data set: a-z, 0-9 and _")
-    parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
-    parser.add_argument(
-        "--eval_split", metavar="FOLDER", help="the folder of the evaluation part (default val, validation or test)"
-    )
-    parser.add_argument(
-        "--eval_fraction",
-        type=float,
-        default=0.2,
-        help="fraction of every class to hold out without such a folder (default 0.2)",
-    )
-    parser.add_argument("--split_seed", type=int, default=0, help="random seed of the images held out (default 0)")
+    command_line.add_division(parser)
     _add_common(parser)
     parser.set_defaults(recipe=_folder_recipe)
 

@@ -201,18 +201,19 @@ def test_message_names_data_set_number_file_and_reason(copy, kind, part):
         take(source, 25, 2) if part == "train" else list(source.eval_batches(8))
     text = str(error.value)
     assert text.startswith(f"{copy}/{part}, example 13, {path}: {reason}") and "\n" not in text
-    assert text.endswith("; repair or delete the file, or skip such images with --config.data.on_error=skip")
+    assert "; repair or delete the file, or skip such images with --config.data.on_error=skip" in text
     assert "object at 0x" not in text and len(text) > len(f"{copy}/{part}, example 13, {path}: ; mend") + 60
 
 
 def test_batches_before_an_unreadable_image_arrive(copy):
     order = np.random.default_rng((0, 0, 0)).permutation(TRAIN)
-    whole = take(opened(copy), 10, 5)
+    source = opened(copy)
+    whole = take(source, 10, 5)
     cut_off(path_of(copy, order[33]))
     got = []
     with (
         pytest.raises(DataError, match=f"example {order[33]},"),
-        Prefetch(opened(copy).train_batches(10, seed=0), lambda x: x) as batches,
+        Prefetch(source.train_batches(10, seed=0), lambda x: x) as batches,
     ):
         got.extend(batches)
     assert same(got, whole[:3])

@@ -1,0 +1,1 @@
+"""Check of a folder of photographs: ``python -m mixedres.data.check DIR``."""

@@ -1,0 +1,55 @@
+"""The command that checks a folder of photographs."""
+
+import json
+from collections.abc import Sequence
+
+from mixedres._internal.cli import command_line, console, process, signals
+from mixedres._internal.errors import ConfigError, DataError
+
+_DESCRIPTION = """\
+Checks a folder of photographs as --config.data.name=folder reads it: decodes every file, and reports damaged files,
+the images of each class, equal images (above all in training and evaluation), sizes, modes and what is left out.
+
+  python -m mixedres.data.check photos/
+  python -m mixedres.data.check photos/ --json > report.json
+
+exit status: 0 nothing is wrong; 1 damaged files, or equal images in both parts; 2 a mistake in the command
+"""
+
+
+def check_photographs(arguments: Sequence[str]) -> None:
+    """Runs the command with these arguments.
+
+    Raises:
+      ConfigError: for a mistake in the arguments, and for a folder of another layout.
+      DataError: if files are damaged, or an image is in both parts.
+    """
+    parser = command_line.Parser("python -m mixedres.data.check", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    command_line.add_division(parser)
+    options = parser.parse_args(arguments)
+    signals.raise_interrupts()
+    # Imported here so that --help and a mistake in the command need not wait for the image libraries.
+    from mixedres.data.check.report import check_folder
+    from mixedres.data.datasets.folder import scan
+
+    given = options.directory
+    division = (options.train_split, options.eval_split, options.eval_fraction, options.split_seed)
+    try:
+        data_set = scan(given, *division)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    report = check_folder(data_set)
+    console.show(*(json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given)))
+    if report.problems:
+        raise DataError(f"{given}: {' and '.join(report.problems)}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
+    return command_line.run("mixedres", check_photographs, argv[1:])
+
+
+if __name__ == "__main__":
+    process.start(main)
