@@ -30,10 +30,16 @@ class Experiment:
 
     Attributes:
       config: the config that names the parts.
-      precision, source, model: the preset, the data and the network.
-      mesh: the devices; batch_size: images per step over all of them.
-      steps_per_epoch, total_steps, warmup_steps: numbers of steps.
-      eval_every, checkpoint_every: steps between two evaluations or checkpoints; 0: one at the end.
+      precision: the preset.
+      source: the data.
+      model: the network.
+      mesh: the devices, on one axis.
+      batch_size: images per step, over all devices.
+      steps_per_epoch: steps of an epoch.
+      total_steps: steps of the run.
+      eval_every: steps between two evaluations; 0: one at the end.
+      checkpoint_every: steps between two checkpoints; 0: one at the end.
+      warmup_steps: steps in which the learning rate rises.
       learning_rate: function of the number of applied updates.
       tx: the loss-scaled optimizer.
     """
