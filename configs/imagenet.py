@@ -22,7 +22,7 @@ cosine     NVIDIA's 90-epoch recipe for v1.5 (published: 76.9 to 77.2 % in mixed
            data.preprocessing=torch.
 
 official and estimator compute the same as TensorFlow's programs, to float32 rounding (tests/original).
-docs/training.md lists the differences, such as the random draws. data.preprocessing=official_fast takes less processor
+docs/imagenet.md lists the differences, such as the random draws. data.preprocessing=official_fast takes less processor
 time than their preprocessing.
 
 DATA_DIR holds imagenet2012 as TensorFlow Datasets or ``python -m mixedres.data.prepare imagenet2012`` wrote it, in

@@ -33,10 +33,13 @@ plt.rcParams.update(
 )
 
 
-def save(figure: plt.Figure, path: pathlib.Path, suffixes: Sequence[str] = (".png",)) -> None:
-    """Writes the figure to `path` with these suffixes in the place of its own, such as beside a file of results."""
+def save(figure: plt.Figure, path: pathlib.Path, suffixes: Sequence[str] = (".png",), digest: str = "") -> None:
+    """Writes the figure to `path` with these suffixes in the place of its own, such as beside a file of results.
+
+    `digest` identifies the numbers in the picture, and is stored in the file.
+    """
     for suffix in suffixes:
-        metadata = {"Date": None} if suffix == ".svg" else {}
+        metadata = {"Date": None} if suffix == ".svg" else {"Description": digest} if digest else {}
         figure.savefig(path.with_suffix(suffix), bbox_inches="tight", metadata=metadata)
     plt.close(figure)
 
@@ -216,4 +219,104 @@ def kernels(presets: dict[str, dict]) -> plt.Figure:
         panel.set_yticks(range(len(rows)), [f"{row['name'][:28]} ({row['kind']})" for row in rows])
         panel.invert_yaxis()
         panel.set(title=preset, xlabel="ms a step")
+    return figure
+
+
+# The pictures of docs/results.md. A telephone shows them 360 pixels wide, where 11 points look like 9.
+NARROW = {"font.size": 11, "figure.dpi": 160}
+
+
+@plt.rc_context(NARROW)
+def presets(rows: list[dict[str, Any]]) -> plt.Figure:
+    """Differences of each preset to float32 in top-1 with their intervals, over the noise of float32 as a band.
+
+    Args:
+        rows: of evidence_cluttered.json; a case that must fail is left out.
+    """
+    shown = [row for row in rows if row["pairs"] and not row["loss_scale"]]
+    figure, panel = plt.subplots(figsize=(4.4, 1.1 + 0.36 * len(shown)), layout="constrained")
+    for index, row in enumerate(shown):
+        one = row["top1"]
+        if row["is_floor"]:
+            panel.axvspan(*one["single"], color="gray", alpha=0.2, linewidth=0)
+        color = "black" if row["is_floor"] else "C0"
+        panel.plot(one["interval"], [index, index], color=color, linewidth=2.5)
+        panel.plot([one["mean_difference"]], [index], "o", color=color, markersize=7)
+    panel.axvline(0, color="black", linewidth=0.8)
+    names = ["fp32, reordered" if row["is_floor"] else row["case"] for row in shown]
+    panel.set_yticks(range(len(shown)), names)
+    panel.invert_yaxis()
+    panel.set_title("gray: noise of float32", fontsize=11, loc="right", color="dimgray")
+    panel.set(xlabel="difference in top-1, points", xticks=(-0.8, -0.4, 0, 0.4, 0.8))
+    return figure
+
+
+@plt.rc_context(NARROW)
+def peers(rows: list[dict[str, Any]]) -> plt.Figure:
+    """Our time divided by PyTorch's, with intervals, for each network and dtype.
+
+    Args:
+        rows: with name, dtype and ratio, a dict of ratio and interval.
+    """
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    figure, panel = plt.subplots(figsize=(4.4, 1.5 + 0.5 * len(names)), layout="constrained")
+    for color, (offset, dtype) in enumerate(((-0.15, "fp32"), (0.15, "bf16"))):
+        for row in rows:
+            if row["dtype"] == dtype:
+                place = names.index(row["name"]) + offset
+                panel.plot(row["ratio"]["interval"], [place, place], color=f"C{color}", linewidth=2.5)
+                panel.plot([row["ratio"]["ratio"]], [place], "o", color=f"C{color}", markersize=7)
+        panel.plot([], [], "o-", color=f"C{color}", label={"fp32": "float32", "bf16": "bfloat16"}[dtype])
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set_yticks(range(len(names)), names)
+    panel.invert_yaxis()
+    panel.set_xscale("log")
+    ticks = (0.4, 0.6, 0.8, 1, 1.5)
+    panel.set_xticks(ticks, map(str, ticks))
+    panel.minorticks_off()
+    panel.set(xlabel="our time / PyTorch's")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+@plt.rc_context(NARROW)
+def programs(rows: list[dict[str, Any]]) -> plt.Figure:
+    """Gradient errors of programs under autocast over the errors in the half mode of their library."""
+    pairs = [(row["errors"]["own"], row["errors"]["autocast"]) for row in rows if row["errors"].get("own")]
+    figure, panel = plt.subplots(figsize=(4.4, 4.0), layout="constrained")
+    ends = (2e-4, 5e-2)
+    panel.fill_between(ends, ends, (ends[0], ends[0]), color="C2", alpha=0.12, linewidth=0)
+    panel.plot(ends, ends, color="black", linewidth=0.8)
+    panel.loglog(*zip(*pairs, strict=True), "o", color="C0", markersize=6, alpha=0.6)
+    panel.text(2.5e-3, 3e-4, "autocast is\nmore accurate")
+    panel.set(xlim=ends, ylim=ends, xlabel="error in the library's half mode", ylabel="error under autocast")
+    return figure
+
+
+@plt.rc_context(NARROW)
+def step_bytes(rows: list[dict[str, Any]]) -> plt.Figure:
+    """MB that a step moves per image, by kind of kernel, for each preset and form of the norms.
+
+    Args:
+        rows: with name and mb_per_image_by_kind.
+    """
+    kinds = {
+        "convolutions": ("convolution", "matmul"),
+        "norms: sums": ("reduction",),
+        "norms: maps": ("elementwise", "copy", "transpose"),
+        "pool": ("pooling",),
+    }
+    figure, panel = plt.subplots(figsize=(4.4, 1.6 + 0.36 * len(rows)), layout="constrained")
+    left = np.zeros(len(rows))
+    for name, parts in kinds.items():
+        widths = [sum(row["mb_per_image_by_kind"].get(part, 0.0) for part in parts) for row in rows]
+        panel.barh(range(len(rows)), widths, left=left, height=0.7, label=name)
+        left += widths
+    for index, total in enumerate(left):
+        panel.text(total, index, f" {total:.0f}", va="center")
+    panel.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    panel.invert_yaxis()
+    panel.margins(x=0.14)
+    panel.set(xlabel="MB per image")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure

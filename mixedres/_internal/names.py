@@ -20,6 +20,7 @@ class Preset(NamedTuple):
     matmul_precision: str
 
 
+# Presets of precision by name: dtype of the products, loss scale, implementation, precision of float32 products.
 PRESETS = {
     "fp32": Preset("float32", "none", "casting", "highest"),
     "tf32": Preset("float32", "none", "casting", "tensorfloat32"),
@@ -41,6 +42,7 @@ def unknown_preset(name: object) -> str:
     return f"precision {name!r} is unknown; {hint}use one of {', '.join(PRESETS)}"
 
 
+# Levels of `autocast`: all lists; only products in half; operations of the infer list in float32.
 LEVELS = ("default", "allow_only", "infer_as_deny")
 # Layouts of `mixedres.checkpoints`: names of a network's tensors.
 LAYOUTS = ("mixedres", "torchvision", "transformers")

@@ -30,7 +30,8 @@ class Decision:
       reason: reason of the decision.
       path: surrounding calls and named scopes, such as 'ResNet/scan/jit(silu)'.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      in_dtypes, out_dtypes: dtypes of the operands and results after the rewrite.
+      in_dtypes: dtypes of the operands after the rewrite.
+      out_dtypes: dtypes of the results after the rewrite.
       platform: platform, such as 'cpu', of the `lax.platform_dependent` branch that contains the operation; '' for a
         default branch and outside of branches.
     """
@@ -56,8 +57,8 @@ class Report:
       function: name of the function.
       dtype: the half dtype.
       decisions: one per operation, in order; operations in a loop or a called function count once per call.
-      casts_down, casts_up: conversions from float32 to the half dtype and back in the rewritten program, with the
-        conversions of the function itself.
+      casts_down: conversions from float32 to the half dtype in the rewritten program, with those of the function itself.
+      casts_up: conversions from the half dtype to float32, counted in the same way.
       notes: warnings, such as products that stay in float32.
       jaxpr: the rewritten program.
     """

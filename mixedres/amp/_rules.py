@@ -115,8 +115,11 @@ class Lists:
         autocast(fn, lists=Lists().replace({"deny": {"tanh"}}))
 
     Attributes:
-      allow, infer, deny, clear: sets of primitive names as printed in a jaxpr ('dot_general', 'reduce_sum'); a
-        user-defined `jax.extend.core.Primitive` is accepted for its name.
+      allow: primitives that always run in half, by their names in a jaxpr ('dot_general'); a user-defined
+        `jax.extend.core.Primitive` is accepted for its name.
+      infer: primitives that run in half between allow operations, if nothing denied comes before.
+      deny: primitives that run in float32, such as 'reduce_sum'.
+      clear: primitives that follow their neighbors.
 
     Raises:
       ValueError: for a name that is on two lists, is unknown to JAX, or is a call (jit, scan, ...).

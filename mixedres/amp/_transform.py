@@ -22,6 +22,7 @@ from mixedres.amp._keep import Keep
 from mixedres.amp._patterns import keep_float32_results
 from mixedres.amp._rules import SPARSE_PRODUCTS, Lists
 
+# Type of the argument `lists`: `Lists`, or {list: primitives to move to the list}; None for the default.
 ListsLike = Lists | Mapping[str, Iterable[Any]] | None
 DTYPES = ("float16", "bfloat16")
 ALLREDUCE_DTYPES = ("param", "compute")

@@ -9,6 +9,7 @@ from typing import Any
 from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
+# Beginning of the names of data sets that TensorFlow Datasets prepared.
 PREFIX = "tfds:"
 # Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
@@ -210,4 +211,5 @@ SOURCES: dict[str, Callable[[Options], Source]] = {
     "imagenet2012": functools.partial(_stored, "imagenet2012"),
     "folder": functools.partial(_stored, "folder"),
 }
+# Names of the built-in data sets.
 NAMES = tuple(SOURCES)

@@ -51,6 +51,7 @@ class Network(Protocol):
 
 
 Initializer: TypeAlias = Callable[..., jax.Array]
+# Initializers of the convolutions, by the name in ``config.model.kernel_init``.
 INITIALIZERS: dict[str, Initializer] = {
     # TensorFlow's v1.5, and most ResNets since.
     "he_normal": nn.initializers.he_normal(),
@@ -83,7 +84,8 @@ def create(
       num_classes: outputs of the head, >= 1.
       policy: dtypes of parameters, arithmetic and logits.
       version: '1', '1.5' or '2' ('1' or '2' for cifar_resnet); None: '1.5', for cifar_resnet '1'.
-      kernel_init, head_init: a name in `INITIALIZERS` or a jax initializer, for convolutions and for the head.
+      kernel_init: a name in `INITIALIZERS` or a jax initializer, for the convolutions.
+      head_init: a name in `INITIALIZERS` or a jax initializer, for the head.
       **options: other attributes of `ResNet`: norm_policy, momentum, epsilon, unbiased, axis_name, padding,
         pool_padding, projection, zero_init_last, precision, keep_float32, fused, use_onednn.
 

@@ -15,9 +15,10 @@ _IMAGENET_SIZES = {
 }
 _IMAGENET_VERSIONS: tuple[str, ...] = ("1", "1.5", "2")
 _CIFAR_VERSIONS: tuple[str, ...] = ("1", "2")
-# Options of a network that its weights do not reveal: {name: values, the default first}.
 PADDINGS = ("pytorch", "tensorflow")
+# Options of a network that its weights do not reveal: {name: values, the default first}.
 OPTIONS = {"padding": PADDINGS, "pool_padding": PADDINGS, "projection": ("shape", "stage")}
+# Names of the ResNets; n is any number > 0.
 NAMES = (*(f"resnet{size}" for size in _IMAGENET_SIZES), "cifar_resnet{6n+2}")
 
 # Networks that are no ResNets, by the name in config.model.name: functions from the fields of `Network`, as keyword

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+# Type of a function that normalizes images (b, h, w, c) to float32.
 NormalizeFn = Callable[[jax.Array], jax.Array]
 
 

@@ -154,14 +154,18 @@ class ResNet(nn.Module):
       num_classes: outputs of the head.
       policy: dtypes of parameters, activations and logits.
       norm_policy: dtypes of batch normalization; None for float32 arithmetic and a result in the compute dtype.
-      momentum, epsilon, axis_name, unbiased: see `BatchNorm`.
+      momentum: factor of the old running averages of batch norms.
+      epsilon: number that batch norms add to the variance.
+      axis_name: mesh axis over which batch norms take statistics; None: per device.
+      unbiased: whether running variances are the unbiased ones.
       padding: of the 3x3 convolutions of stride 2, 'pytorch' or 'tensorflow'; see `mixedres.models.operations.pads`.
       pool_padding: the same of the stem's max pool.
       projection: 'shape': a shortcut has one where its shape changes; 'stage': at the head of every stage.
       zero_init_last: start every block as the identity (Goyal et al., arXiv 1706.02677): v1 and v1.5 with a zero last
         batch-norm scale; v2, where a zero scale before the last ReLU would never get a gradient, with a zero last
         kernel.
-      kernel_init, head_init: initializers of the convolutions and of the head's kernel.
+      kernel_init: initializer of the convolutions.
+      head_init: initializer of the head's kernel.
       precision: precision of every product ('highest' is true float32); see `jax.lax.conv_general_dilated`.
       keep_float32: regular expression of the module paths that stay in float32, such as '^/head$'. Their results are
         float32 too; other modules cast their operands to the compute dtype.

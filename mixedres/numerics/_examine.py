@@ -106,7 +106,8 @@ class TensorCounts:
 
     Attributes:
       taps: counts of values and their gradients.
-      gradients, parameters: counts of weight gradients and weights by name; see `numerics.exponents`.
+      gradients: counts of weight gradients by name; see `numerics.exponents`.
+      parameters: counts of weights by name.
     """
 
     taps: _taps.TapStatistics

@@ -49,7 +49,8 @@ class Comparison:
     Attributes:
       preset: name of the preset and of what was changed in it.
       log2_scale: exponent of the loss scale.
-      worst, worst_name: largest error of a parameter, and its name.
+      worst: largest error of a parameter.
+      worst_name: name of the parameter with the largest error.
       median: median error over all parameters.
     """
 

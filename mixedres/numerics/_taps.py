@@ -52,7 +52,8 @@ class TapStatistics:
     """Counts of taps on the device: a pytree whose arrays add up over devices, batches and steps.
 
     Attributes:
-      names, dtypes: names and value dtypes of the taps, in the order of execution.
+      names: names of the taps, in the order of execution.
+      dtypes: value dtypes of the taps, in the same order.
       counts: float32 (value or gradient, low or high part, bin) for each tap; see `read`.
     """
 
@@ -157,7 +158,8 @@ def tapped_value_and_grad(
 
     Args:
       fn: function that returns a scalar loss, or (loss, aux) if `has_aux`.
-      argnums, has_aux: see `jax.value_and_grad`.
+      argnums: arguments to differentiate, as in `jax.value_and_grad`.
+      has_aux: whether `fn` also returns other values.
       select: names of the taps to count, which may be empty; None for all.
 
     Returns:

@@ -27,7 +27,7 @@ from mixedres._internal.types import Array, DType
 T = TypeVar("T")
 LossScaleT = TypeVar("LossScaleT", bound="_Counted")
 
-# The constants of the original dynamic loss scale: TensorFlow, training/experimental/loss_scale.py.
+# The constants of TensorFlow's dynamic loss scale: training/experimental/loss_scale.py.
 INITIAL_LOSS_SCALE = 2.0**15
 PERIOD = 2000
 FACTOR = 2.0
@@ -214,7 +214,8 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
       counter: int32 scalar, finite steps since the scale last changed or last failed to.
       period: int32 scalar >= 1, finite steps before the scale grows.
       factor: float32 scalar > 1.
-      min_loss_scale, max_loss_scale: float32 scalars, 0 < min <= loss_scale <= max < inf.
+      min_loss_scale: float32 scalar > 0, the smallest scale.
+      max_loss_scale: float32 scalar < inf, the largest scale.
 
     Raises:
       ValueError: where a number is outside these ranges.
@@ -280,6 +281,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
         )
 
 
+# Type of a loss scale: any of the three classes.
 LossScale = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 

@@ -234,10 +234,13 @@ def enable_rewrite(
       tx: any optax optimizer that is not loss-scaled yet.
       dtype: float16 or bfloat16, by name too: see `mixedres.amp.autocast`.
       loss_scale: 'none', 'dynamic' or a number > 0; None: 'dynamic' for float16, 'none' for bfloat16.
-      lists, level, keep_float32: see `mixedres.amp.autocast`.
+      lists: changes of the lists of primitives; see `mixedres.amp.autocast`.
+      level: one of `mixedres.amp.LEVELS`.
+      keep_float32: regular expression of the paths that stay in float32.
 
     Raises:
-      ValueError, TypeError: see `autocast`, `make_loss_scale` and `loss_scaled`.
+      ValueError: see `autocast` and `make_loss_scale`.
+      TypeError: see `autocast` and `loss_scaled`.
     """
     rewritten = autocast(fn, dtype, lists, level=level, keep_float32=keep_float32)
     if loss_scale is None:

@@ -31,7 +31,8 @@ class Precision:
         built in float32, and `mixedres.amp.autocast` decides op by op which operations run in the compute dtype.
       matmul_precision: precision of float32 products: 'highest' is float32, 'tensorfloat32' has a 10-bit mantissa,
         'default' is the platform's choice (TF32 on recent GPUs).
-      lists, level: options of the graph rewrite; see `mixedres.amp.autocast`.
+      lists: lists of primitives of the graph rewrite; see `mixedres.amp.autocast`.
+      level: level of the graph rewrite, one of `mixedres.amp.LEVELS`.
       keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$'; '': none.
     """
 
@@ -130,13 +131,15 @@ def get(
 
     Args:
       name: a key of `PRESETS`.
-      policy, norm_policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's
-        grammar 'c=bf16' implies bfloat16 outputs. Without a `norm_policy`, normalization computes in float32 and
-        returns the compute dtype.
+      policy: a `jmp.Policy` or its text, such as 'params=float32,compute=float16,output=float32'. In jmp's grammar
+        'c=bf16' implies bfloat16 outputs.
+      norm_policy: the policy of normalization, in the same form. None computes in float32 and returns the compute
+        dtype.
       loss_scale: 'none', 'dynamic' or a number > 0.
       implementation: 'casting' or 'graph_rewrite'.
       matmul_precision: 'default', 'tensorfloat32' or 'highest'.
-      lists, level: options of the graph rewrite; see `mixedres.amp.autocast`.
+      lists: lists of primitives of the graph rewrite; see `mixedres.amp.autocast`.
+      level: level of the graph rewrite, one of `mixedres.amp.LEVELS`.
       keep_float32: regular expression of the paths of layers that stay in float32, such as '^/head$', for
         `mixedres.models.create` or `autocast`; without effect in a preset that computes in float32.
 

@@ -33,8 +33,8 @@ class Experiment:
       precision: the preset.
       source: the data.
       model: the network.
-      mesh: the devices.
-      batch_size: images per step over all devices.
+      mesh: the devices, on one axis.
+      batch_size: images per step, over all devices.
       steps_per_epoch: steps of an epoch.
       total_steps: steps of the run.
       eval_every: steps between two evaluations; 0: one at the end.

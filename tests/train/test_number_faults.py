@@ -192,7 +192,7 @@ def test_huge_parameter_ends_the_run_and_the_checkpoint_before_it_goes_on(
     if damaged:
         with pytest.raises(NonFiniteError):
             run.fit(chosen, tmp_path)
-    for path in damaged:  # as docs/training.md says
+    for path in damaged:  # as docs/runs.md says
         shutil.rmtree(path)
     assert run.fit(chosen, tmp_path)["fingerprint"] == undisturbed[preset]["fingerprint"]
 

@@ -15,6 +15,7 @@ from mixedres._internal.errors import listed
 from mixedres._internal.files import expanded, read_regular
 from mixedres.data.examples import MAX_BYTES, Dataset, Example, hash_of_sizes
 
+# Suffixes of the files that are read as images, in lower case.
 IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
 # Image formats that are not read; a note counts their files.
 _NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})

@@ -36,11 +36,13 @@ class OperationRow:
       direction: 'forward' or 'backward', as in `ArrayRecord`.
       primitive: name of the primitive; '' for an argument.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      dtype, shape: dtype in the half program, and shape on one device.
+      dtype: dtype in the half program.
+      shape: shape on one device.
       own: error of the operation alone: relative l2 error against float32 with the operands of the half program.
       accumulated: relative l2 error against the float32 program; infinite if infinities or NaNs are new.
-      largest_own, largest: largest elementwise errors of both kinds, as fractions of the root mean square of the array;
+      largest_own: largest elementwise error of the operation alone, as a fraction of the root mean square of the array;
         None if not measured.
+      largest: largest elementwise error against the float32 program, in the same unit; None if not measured.
       infinite: number of elements that are finite in float32 alone; None if not measured.
       zeros: number of elements that the operation rounded to zero; None if not measured.
       subnormal: number of elements with fewer digits, because they are below the smallest normal number.

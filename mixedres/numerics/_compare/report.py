@@ -52,7 +52,8 @@ class Contributor:
       own: relative l2 error of the operations and casts together.
       accumulated: largest relative l2 error of the line against the float32 program.
       share: estimated fraction of the error of the results.
-      infinite, zeros: numbers of elements that became infinite or zero; 0 if not measured.
+      infinite: number of elements that became infinite; 0 if not measured.
+      zeros: number of elements that became zero; 0 if not measured.
     """
 
     row: OperationRow

@@ -93,7 +93,10 @@ def compare(
       fn: a function of pytrees of arrays. It may compute in half already, by casts of its own: then both its casts and
         those of `autocast` are compared with float32.
       *args: its arguments; leaves that are no arrays are passed unchanged.
-      dtype, lists, level, keep_float32: as for `autocast`. dtype=None: `fn` as it is, without autocast.
+      dtype: float16 or bfloat16, as for `autocast`; None: `fn` as it is, without autocast.
+      lists: as for `autocast`.
+      level: as for `autocast`.
+      keep_float32: as for `autocast`.
       of: 'value': the results of `fn`; 'grad': the gradients of `fn`, a float scalar, with respect to the first
         argument.
       scale: loss scale for of='grad'; the gradients are divided by it.

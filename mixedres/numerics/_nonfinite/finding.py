@@ -29,7 +29,8 @@ class ArrayRecord:
         operation on the line, such as 0.5 / sqrt(x) for sqrt(x).
       primitive: operation that computed the array; '' for an argument.
       source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      dtype, shape: dtype and shape on one device.
+      dtype: dtype of the array.
+      shape: shape on one device.
       finite: whether every element is finite.
       largest: largest finite magnitude.
     """

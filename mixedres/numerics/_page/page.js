@@ -474,8 +474,11 @@ function updateMaps() {
         // What stays as it is would cost a new layout.
         if (cell.then === then.verdict) continue;
         cell.then = then.verdict;
-        const change = cell.now.verdict === then.verdict ? [] : [verdictNode(cell.now.verdict), " → "];
-        cell.texts[cell.texts.length - 1].replaceChildren(...change, verdictNode(then.verdict));
+        // A row that the advice keeps in float32 has no problem at the slider's scale.
+        const kept = cell.row.keep && isProblem(cell.now.verdict, view.data.rules);
+        const change = kept || cell.now.verdict !== then.verdict ? [verdictNode(cell.now.verdict), " → "] : [];
+        const end = kept ? make("span", { className: "soft" }, "f32") : verdictNode(then.verdict);
+        cell.texts[cell.texts.length - 1].replaceChildren(...change, end);
       }
       const visible = line.lower.includes(view.words) && (problem || !view.problems);
       line.element.hidden = !visible;

@@ -20,7 +20,8 @@ def render(document: Record) -> str:
         raise ValueError(f"the page shows documents of format {FORMAT}, got {document.get('format')!r}")
     parts = {
         "title": escaped(str(document["title"])),
-        "advice": escaped(str(document["advice"])),
+        # 2⁶, as in the page's table
+        "advice": re.sub(r"2\*\*(-?\d+)", r"2<sup>\1</sup>", escaped(str(document["advice"]))),
         "style": _read("page.css"),
         "data": _embedded(document),
         "script": _read("page.js"),

@@ -202,7 +202,7 @@ class RunLog:
             self._wait_printed = True
             self.print(
                 f"note: {self.data_wait:.0%} of the training time went by waiting for data; more CPU cores, processes "
-                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/data.md)"
+                "instead of threads (--config.data.workers=N) or smaller stored images would help (docs/imagenet.md)"
             )
         new = list(self._unreadable.items())[self._unreadable_printed :]
         self._unreadable_printed += len(new)

@@ -1,0 +1,63 @@
+"""Pages of the site that are made from files outside docs/, as a hook of MkDocs: see `PAGES`.
+
+The notebook is stored with its results, so that a build only converts it.
+"""
+
+import base64
+import html
+import json
+import pathlib
+import re
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = pathlib.Path(__file__).parent.parent
+# {page of the site: file of the repository}
+PAGES = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
+    "notebook.md": "examples/mixed_precision.ipynb",
+}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Gives pages an edit link if the repository is known."""
+    config.edit_uri = "edit/main/docs/" if config.repo_url else ""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages."""
+    for page, source in PAGES.items():
+        if page == "notebook.md":
+            text = notebook(files, config)
+        else:  # a link to docs/x.md from the root is a link to x.md here
+            text = (ROOT / source).read_text().replace("](docs/", "](")
+            for other, target in PAGES.items():
+                text = text.replace(f"]({target})", f"]({other})")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def notebook(files: Files, config: MkDocsConfig) -> str:
+    """Returns the notebook as Markdown, and adds its pictures and reports as files beside the page."""
+    parts = []
+    for number, cell in enumerate(json.loads((ROOT / PAGES["notebook.md"]).read_text())["cells"]):
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            data = {kind: "".join(value) for kind, value in output.get("data", {}).items()}
+            if "image/png" in data:
+                name = f"live/notebook_{number}.png"
+                files.append(File.generated(config, name, content=base64.b64decode(data["image/png"])))
+                parts.append(f"![A result of the cell above]({name})")
+            elif report := re.search('srcdoc="([^"]*)"', data.get("text/html", "")):
+                name = f"live/notebook_{number}.html"
+                files.append(File.generated(config, name, content=html.unescape(report[1])))
+                parts.append(f'<iframe src="../{name}" width="100%" height="600" title="Report"></iframe>')
+            elif "text/markdown" in data:
+                parts.append(data["text/markdown"])
+            else:
+                parts.append(f"```text\n{''.join(output.get('text', ())) or data['text/plain']}\n```")
+    return "\n\n".join(parts)

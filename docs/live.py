@@ -1,0 +1,87 @@
+"""Writes the live pages of the site, docs/live/*.html: reports of the library, each one file that works offline.
+
+PYTHONPATH=. python docs/live.py  # ten minutes on two cores, most for the sweep; --only=doctor,explain makes some
+
+The pages are committed, because making them takes longer than a build of the site. docs/numerics.md, docs/autocast.md
+and docs/experiments.md show the programs that are examined here.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mixedres import numerics
+
+ROOT = pathlib.Path(__file__).parent.parent
+LIVE = ROOT / "docs" / "live"
+
+
+def run(*arguments: str, cwd: pathlib.Path) -> None:
+    """Runs a command of the checkout in another directory."""
+    subprocess.run([sys.executable, "-m", *arguments], cwd=cwd, check=True, env={"PYTHONPATH": str(ROOT)})
+
+
+def page(name: str) -> dict[str, Any]:
+    """Runs the Python blocks of a page in order, and returns their names."""
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), re.DOTALL):
+        exec(compile(code, "example.py", "exec"), names)
+    return names
+
+
+def doctor(work: pathlib.Path) -> None:
+    """A healthy network, and a network that float16 harms."""
+    run("mixedres.doctor", f"--config={ROOT}/configs/digits.py:fp16", "--steps=0,100", "--compare=fp16,bf16", cwd=work)
+    shutil.copy(work / "doctor.html", LIVE / "doctor_healthy.html")
+    spec = importlib.util.spec_from_file_location("layer_scale", ROOT / "examples" / "layer_scale.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    params = example.Network(jnp.float32).init(jax.random.key(0), example.x)["params"]
+    loss, title = example.loss_in(jnp.float32), "Three blocks behind layer scale"
+    report = numerics.examine(loss, params, example.x, example.labels, title=title)
+    report.to_html(LIVE / "doctor_sick.html")
+
+
+def explain(work: pathlib.Path) -> None:
+    """The worked example of docs/autocast.md."""
+    page("autocast.md")["report"].to_html(LIVE / "explain.html")
+
+
+def compare(work: pathlib.Path) -> None:
+    """The pairwise distances of docs/numerics.md."""
+    page("numerics.md")["report"].to_html(LIVE / "compare.html")
+
+
+def sweep(work: pathlib.Path) -> None:
+    """Three presets with three seeds on the digits."""
+    given = f"--sweep={ROOT}/experiments/sweeps/precision.py"
+    run("experiments.sweep", given, "--only=seed=[012],(fp32|bf16|fp16)$", "--jobs=2", "--out=sweep", cwd=work)
+    run("experiments.report", "sweep", cwd=work)
+    shutil.copy(work / "sweep" / "report.html", LIVE / "sweep.html")
+
+
+def main() -> None:
+    """Makes all pages, or those of --only."""
+    makers = {maker.__name__: maker for maker in (doctor, explain, compare, sweep)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(makers), help="pages to make, with commas between them")
+    LIVE.mkdir(exist_ok=True)
+    for name in parser.parse_args().only.split(","):
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            makers[name](pathlib.Path(folder))
+    for page in sorted(LIVE.glob("*.html")):
+        print(f"{page.stat().st_size / 1e3:6.0f} kB  {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
