@@ -46,7 +46,7 @@ class Prediction(NamedTuple):
     error: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run:
     """A trained network, and what its run recorded; `load` and `fit` make one.
 
@@ -64,7 +64,11 @@ class Run:
     classifier: networks.Classifier
     config: ConfigDict | None = None
     source: data.Source | None = None
-    _prepared: dict[int, networks.Prepared] = dataclasses.field(default_factory=dict, repr=False)
+    _prepared: dict[int, networks.Prepared] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        about = f"{self.classifier.name} in {self.classifier.precision.name}, {len(self.class_names)} classes"
+        return f"<Run {self.path}: {about}>"
 
     @property
     def model(self) -> models.Network:
