@@ -63,7 +63,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
     directory = command_line.path(name).absolute()
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
-    from mixedres import checkpoints, train
+    from mixedres import checkpoints, predict, train
 
     is_alone, source = not flags.distributed and flags.coordinator is None, None
     notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(name) else []
@@ -87,7 +87,16 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         if presets is not None:
             train.compare_presets(flags.config, directory, presets, group=group, source=source)
         elif flags.mode == "eval":
-            train.evaluate(flags.config, directory, group=group, source=source)
+            page = directory / "errors.html"
+            train.evaluate(
+                flags.config,
+                directory,
+                group=group,
+                source=source,
+                on_results=lambda experiment, results: predict.write_errors(
+                    page, results, experiment.source, f"errors of {directory.name}"
+                ),
+            )
         else:
             train.fit(flags.config, directory, clean=flags.clean, group=group, source=source)
             console.give_up()  # an error of the log ends no run
