@@ -101,7 +101,8 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         if presets is not None:
             train.compare_presets(flags.config, directory, presets, group=group, source=source)
         elif flags.mode == "eval":
-            train.evaluate(flags.config, directory, group=group, source=source)
+            write = run.errors_page(directory)
+            train.evaluate(flags.config, directory, group=group, source=source, on_results=write)
         else:
             train.fit(flags.config, directory, clean=flags.clean, group=group, source=source)
             console.give_up()  # an error of the log ends no run

@@ -243,7 +243,18 @@ def train_in(
     source, finished = train.checks.check_run(chosen, directory, source=source, clean=clean)
     if finished is not None:
         return train.checks.say_finished(directory, finished)
-    return train.fit(chosen, directory, clean=clean, source=source)
+    return train.fit(chosen, directory, clean=clean, source=source, on_results=errors_page(directory))
+
+
+def errors_page(directory: pathlib.Path) -> train.evaluation.OnResults:
+    """Returns a function that writes errors.html into `directory`, for `mixedres.train.fit` and `evaluate`."""
+
+    def write(experiment: train.Experiment, results: data.ImageResults) -> str:
+        return networks.write_errors(
+            directory / "errors.html", results, experiment.source, f"errors of {directory.name}"
+        )
+
+    return write
 
 
 def _check_source(source: data.Source) -> None:

@@ -1,8 +1,9 @@
 """HTML page of a report of `explain`: one self-contained file with filters and a reason for every operation."""
 
-import html
 import os
 from typing import Any
+
+from mixedres._internal.pages import escaped
 
 # The category colors can be told apart by color-blind readers (Okabe and Ito, 2008).
 _STYLE = """
@@ -47,12 +48,12 @@ def render(report: Any) -> str:
     decisions = report.decisions
     categories = [c for c in ("allow", "infer", "deny", "clear", "unlisted") if any(d.category == c for d in decisions)]
     dtypes = sorted({_dtype(d) for d in decisions}, key=lambda name: (name != report.dtype.name, name))
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
-    title = f"autocast of {html.escape(report.function)} to {report.dtype}"
+    notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in report.notes)
+    title = f"autocast of {escaped(report.function)} to {report.dtype}"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body><h1>{title}</h1>'
-        f"<p>{html.escape(report.summary())}</p>{notes}{_bar(report)}"
+        f"<p>{escaped(report.summary())}</p>{notes}{_bar(report)}"
         f"<form>{_boxes('dtype', dtypes)}{_boxes('category', categories)}"
         '<input type="search" id="words" placeholder="name, reason, path, file" aria-label="search"></form>'
         '<p id="shown"></p><table><thead><tr><th>operation</th><th>category</th><th>dtype</th><th>why</th>'
@@ -109,12 +110,12 @@ def _row(decision: Any, half: str) -> str:
     shade = "half" if dtype == half else "none" if dtype == "none" else ""
     types = f"{', '.join(map(str, decision.in_dtypes))} -> {', '.join(map(str, decision.out_dtypes))}"
     cells = [
-        f'<td class="op" title="{html.escape(types)}">{html.escape(decision.primitive)}</td>',
+        f'<td class="op" title="{escaped(types)}">{escaped(decision.primitive)}</td>',
         f"<td>{_chip(decision.category)}</td><td>{dtype}</td>",
-        f'<td title="{html.escape(types)}">{html.escape(decision.reason)}</td>',
-        f'<td class="path">{html.escape(decision.path)}</td>',
-        f'<td class="source">{html.escape(short_source(decision.source))}</td>',
+        f'<td title="{escaped(types)}">{escaped(decision.reason)}</td>',
+        f'<td class="path">{escaped(decision.path)}</td>',
+        f'<td class="source">{escaped(short_source(decision.source))}</td>',
     ]
-    title = html.escape(f"{decision.primitive}: {decision.reason}")
+    title = escaped(f"{decision.primitive}: {decision.reason}")
     data = f'data-category="{decision.category}" data-dtype="{dtype}"'
     return f'<tr class="{shade}" title="{title}" {data}>{"".join(cells)}</tr>'

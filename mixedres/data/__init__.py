@@ -8,6 +8,7 @@ from mixedres.data.catalog import NAMES, PREFIX, SOURCES, Options, load
 from mixedres.data.examples import Dataset, Example, Examples
 from mixedres.data.input_spec import InputSpec
 from mixedres.data.prefetch import GaveUp, Prefetch
+from mixedres.data.results import ImageResults, ResultCollector
 from mixedres.data.sources import (
     Batch,
     DataInfo,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mixedres.data.datasets.folder import IMAGE_EXTENSIONS, images_below
     from mixedres.data.images.crops import center_crops
     from mixedres.data.images.preprocessing import get_preprocessing
+    from mixedres.data.images.thumbnails import uri_of_photograph, uri_of_pixels
     from mixedres.data.images.worker_processes import available_cpus
 
 __all__ = [
@@ -38,10 +40,12 @@ __all__ = [
     "Example",
     "Examples",
     "GaveUp",
+    "ImageResults",
     "InMemory",
     "InputSpec",
     "Options",
     "Prefetch",
+    "ResultCollector",
     "Shard",
     "Source",
     "Synthetic",
@@ -53,6 +57,8 @@ __all__ = [
     "identity",
     "images_below",
     "load",
+    "uri_of_photograph",
+    "uri_of_pixels",
 ]
 
 # Imported on demand, because the image libraries are slow to import and processes that only read data need no others.
@@ -64,5 +70,7 @@ __getattr__ = importer(
         "center_crops": "images.crops",
         "get_preprocessing": "images.preprocessing",
         "images_below": "datasets.folder",
+        "uri_of_photograph": "images.thumbnails",
+        "uri_of_pixels": "images.thumbnails",
     },
 )

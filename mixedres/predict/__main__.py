@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import pathlib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line, console, process
@@ -15,7 +17,9 @@ from mixedres._internal.errors import ConfigError, DataError, reason
 from mixedres.predict.arguments import add_arguments, find_images
 
 if TYPE_CHECKING:
-    from mixedres.predict.contact_sheet import Cell
+    import numpy as np
+
+    from mixedres.predict.gallery import Gallery, Tile
     from mixedres.predict.inference import Prediction
 
 DESCRIPTION = """\
@@ -23,14 +27,11 @@ Classifies images with the network of a run or with weights of other libraries.
 
   python -m mixedres.predict --from=runs/imagenet-fp16 cat.jpg dog.png
   python -m mixedres.predict --from=resnet50.safetensors --labels=labels.txt --precision=fp16 photos/ --json
-  python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.png
+  python -m mixedres.predict --from=runs/imagenet-fp16 'photos/2026-*.jpg' --out=sheet.html
 
 An image is rotated by its EXIF orientation and cropped as in the evaluation of the network.
 exit status: 0; 1: some images could not be read; 2: none could, or the command is wrong
 """
-# Most images on a contact sheet: a larger sheet is too large to look at.
-MOST_ON_SHEET = 120
-_SHEETS = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def predict_images(arguments: Sequence[str]) -> None:
@@ -51,28 +52,29 @@ def predict_images(arguments: Sequence[str]) -> None:
 
 def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     from mixedres.predict.classifier import read_classifier
-    from mixedres.predict.contact_sheet import Cell
+    from mixedres.predict.gallery import Gallery
     from mixedres.predict.inference import predictions, prepare
 
     classifier = read_classifier(options)
     names = classifier.class_names
     for note in classifier.notes:
         console.complain(f"note: {note}")
-    on_sheet: list[Cell] = []
+    gallery, by_name = Gallery(), {_normal(name): index for index, name in enumerate(names)}
     unreadable = 0
+    # The loss of an image on the page may need the probability of any class.
+    top = len(names) if options.out else options.topk
     prepared = prepare(classifier, len(paths), options.batch_size)
-    for prediction in predictions(prepared, paths, options.topk):
+    for prediction in predictions(prepared, paths, top):
         if prediction.error and len(paths) == 1 and not options.json:
             raise ConfigError(f"{prediction.path}: {prediction.error}")
-        _show(prediction, names, as_json=options.json)
+        _show(prediction._replace(top=prediction.top[: options.topk]), names, as_json=options.json)
         unreadable += bool(prediction.error)
-        if options.out and prediction.square is not None and len(on_sheet) < MOST_ON_SHEET:
-            top = [(names[index], probability) for index, probability in prediction.top[:3]]
-            on_sheet.append(Cell(os.path.basename(prediction.path), prediction.square, top))
+        if options.out and prediction.square is not None:
+            gallery.add(_tile(prediction, prediction.square, names, by_name))
     if unreadable == len(paths):
         raise ConfigError(f"none of the {len(paths)} files could be classified")
     if options.out:
-        _save(options.out, on_sheet, len(paths) - unreadable)
+        _save(options.out, gallery)
     if unreadable:
         raise DataError(f"{unreadable} of the {len(paths)} files could not be classified")
 
@@ -83,7 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--topk", type=int, default=5, help="classes to print per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON per image")
-    parser.add_argument("--out", type=command_line.path, help=f"contact sheet to draw, {' '.join(_SHEETS)}")
+    parser.add_argument("--out", type=command_line.path, help="HTML page to write, of all images and their classes")
     parser.add_argument("--batch_size", type=int, help="images per batch (default 8 for a CPU, 64 for an accelerator)")
     options = parser.parse_intermixed_args(arguments)
     if not options.images:
@@ -93,8 +95,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         if given is not None and given < 1:
             raise ConfigError(f"--{name}={given} must be at least 1")
     if options.out:
-        if options.out.suffix.lower() not in _SHEETS:
-            raise ConfigError(f"--out={options.out} must end in one of {' '.join(_SHEETS)}")
+        if options.out.suffix.lower() != ".html":
+            raise ConfigError(f"--out={options.out} must end in .html")
         if os.path.lexists(options.out):
             raise ConfigError(f"--out={options.out} exists; name another")
         if not os.access(options.out.parent, os.W_OK | os.X_OK):
@@ -113,15 +115,31 @@ def _show(prediction: Prediction, names: Sequence[str], *, as_json: bool) -> Non
         console.complain(f"{path}: {error}")
 
 
-def _save(path: pathlib.Path, cells: Sequence[Cell], total: int) -> None:
-    from mixedres.predict.contact_sheet import draw_sheet
+def _tile(prediction: Prediction, square: np.ndarray, names: Sequence[str], by_name: Mapping[str, int]) -> Tile:
+    """Returns the tile of an image; the class of the image is the name of its folder, if that is a class."""
+    from mixedres.predict.gallery import Tile
 
+    path = os.path.abspath(prediction.path)
+    top = [(names[index], probability) for index, probability in prediction.top]
+    label = by_name.get(_normal(os.path.basename(os.path.dirname(path))))
+    if label is None:
+        return Tile(os.path.basename(path), square, top, photograph=path)
+    # The smallest float32: the loss of a probability that is rounded to 0 is 87.
+    loss = -math.log(max(dict(prediction.top)[label], 2.0**-126))
+    return Tile(os.path.basename(path), square, top, names[label], loss, path)
+
+
+def _normal(name: str) -> str:
+    """Returns a name in one Unicode spelling: macOS writes accents as characters of their own."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _save(path: pathlib.Path, gallery: Gallery) -> None:
     try:
-        draw_sheet(cells).save(path)
+        gallery.write(path, path.stem, [gallery.summary()])
     except OSError as error:
         raise DataError(f"--out={path} could not be written ({reason(error)})") from None
-    shown = f"the first {len(cells)} of {total} images" if total > len(cells) else f"{total} images"
-    console.complain(f"{shown}: {path}")
+    console.complain(f"{gallery.summary()}: {path}")
 
 
 def main(argv: Sequence[str]) -> int:

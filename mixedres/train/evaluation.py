@@ -3,6 +3,8 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import jax
 from ml_collections import ConfigDict
@@ -12,7 +14,7 @@ from mixedres._internal import coordination, environment
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, DataError
-from mixedres._internal.types import CompiledStep, Metrics, Record
+from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
 from mixedres.train import checks, start, steps
 from mixedres.train.builder import build
 from mixedres.train.distributed import SINGLE, SingleProcess
@@ -23,6 +25,9 @@ from mixedres.train.step import TrainState
 # The preset that predictions are compared with.
 BASELINE = "fp32"
 
+# Function of the experiment and the results of the single images; returns words for the console, or ''.
+OnResults: TypeAlias = Callable[[Experiment, data.ImageResults], str]
+
 
 def evaluate(
     config: ConfigDict,
@@ -30,11 +35,13 @@ def evaluate(
     *,
     group: SingleProcess = SINGLE,
     source: data.Source | None = None,
+    on_results: OnResults | None = None,
 ) -> Record:
     """Evaluates the newest checkpoint in `directory` and returns top1, top5, loss and examples.
 
     If `directory` is None or has no run, evaluates the weights of ``config.init_from``. Writes only compiled programs.
-    The processes of `group` evaluate together. `source` is as for `build`.
+    The processes of `group` evaluate together. `source` is as for `build`. `on_results` is called with the results of
+    the single images, if there is one process, and returns words for the end of the printed line.
 
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
@@ -45,10 +52,13 @@ def evaluate(
         step = compile_step(experiment, state)
         environment.check_memory(step, experiment.devices, "a smaller config.batch_size or config.data.image_size")
         with group.loop():
-            (sums,) = sum_over_images(experiment, {"": step}, state, group=group).values()
+            collector = data.ResultCollector() if on_results is not None and group.count == 1 else None
+            (sums,) = sum_over_images(experiment, {"": step}, state, group=group, collector=collector).values()
     result = means(sums)
+    words = on_results(experiment, collector.results()) if on_results is not None and collector is not None else ""
     console.show(
         f"{description}: test top-1 {result['top1']:.2%}, top-5 {result['top5']:.2%}, loss {result['loss']:.4f}"
+        f"{words and f'; {words}'}"
     )
     return result
 
@@ -104,6 +114,7 @@ def sum_over_images(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     group: SingleProcess = SINGLE,
+    collector: data.ResultCollector | None = None,
 ) -> dict[str, Metrics]:
     """Returns the sums of every step over all test images of `experiment` in this `state`, each image counted once.
 
@@ -112,12 +123,14 @@ def sum_over_images(
         others.
       should_stop: called before every batch, and during the wait for a batch; if it returns True, the result is {}.
       group: the processes that evaluate together.
+      collector: receives the results of the first step for each image, if there is one process.
 
     Raises DataError if no image can be read.
     """
     reached = int(jax.device_get(state.step))
     sums = {name: steps.zero_sums(experiment) for name in eval_steps}
     in_flight = InFlight()
+    waiting: list[tuple[int, Batch, Metrics | None]] = []  # collected while the device computes the next batch
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
     with data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
         with group.pause():
@@ -127,18 +140,30 @@ def sum_over_images(
             if should_stop():
                 break
             group.progress(reached)
-            baseline = None
+            first: Metrics | None = None
             for name, step in eval_steps.items():
-                sums[name], classes = step(state.eval_variables, batch, baseline, sums[name])
-                baseline = classes if baseline is None else baseline
+                baseline = None if first is None else first["predicted"]
+                sums[name], results = step(state.eval_variables, batch, baseline, sums[name])
+                first = results if first is None else first
             in_flight.push(index, sums, {})
+            if collector is not None:
+                _collect(collector, waiting)
+                waiting = [(index * experiment.batch_size, batch, first)]
     if should_stop():
         return {}
+    if collector is not None:
+        _collect(collector, waiting)
     on_host = jax.device_get(sums)
     by_name = {name: on_host[name] for name in eval_steps}  # jax sorts the keys of a dict
     if not all(int(counted["examples"]) for counted in by_name.values()):
         raise DataError(f"none of the {experiment.source.eval_examples} test images can be read")
     return by_name
+
+
+def _collect(collector: data.ResultCollector, waiting: Sequence[tuple[int, Batch, Metrics | None]]) -> None:
+    for first, batch, results in waiting:
+        mask, label, on_host = jax.device_get((batch["mask"], batch["label"], results))
+        collector.add(first, mask, on_host | {"label": label}, partial(jax.device_get, batch["image"]))
 
 
 def means(sums: Metrics) -> Record:

@@ -29,6 +29,7 @@ class Parts:
     """The parts of a run that stay the same from its first to its last step.
 
     `directory` is the workdir, `claim` is None in a process that does not write, and both steps are compiled.
+    `collects`: keep the results of the single images of the last evaluation.
     """
 
     experiment: Experiment
@@ -42,6 +43,7 @@ class Parts:
     stop_signal: StopSignal
     train_step: CompiledStep
     eval_step: CompiledStep
+    collects: bool = False
 
     def stops_alone(self) -> bool:
         """Returns whether a single process was asked to stop.
@@ -61,6 +63,7 @@ class Loop:
       evaluated: the newest evaluation, {'step', 'top1', 'top5', 'loss', 'examples'}; None before the first.
       best: {'step', 'top1'} of the evaluation with the highest top-1, the earliest of equals.
       pending_eval: step whose evaluation was cut off by a signal before this start, or None.
+      results: results of the single images of the newest evaluation, if it was known to be the last; else None.
       compilations: names of the programs compiled between the first and the last step; should be empty.
     """
 
@@ -69,6 +72,7 @@ class Loop:
     evaluated: Record | None = None
     best: Record | None = None
     pending_eval: int | None = None
+    results: data.ImageResults | None = None
     compilations: list[str] = dataclasses.field(default_factory=list)
     _stopping: bool = False
 
@@ -178,11 +182,18 @@ class Loop:
     def _evaluate(self, done: int) -> bool:
         """Evaluates, logs, and returns whether the result is the best so far; a signal leaves it for the next start."""
         parts = self.parts
+        collector = data.ResultCollector() if parts.collects and self._ends_unless_better(done) else None
         by_name = evaluation.sum_over_images(
-            parts.experiment, {"": parts.eval_step}, self.state, should_stop=parts.stops_alone, group=parts.group
+            parts.experiment,
+            {"": parts.eval_step},
+            self.state,
+            should_stop=parts.stops_alone,
+            group=parts.group,
+            collector=collector,
         )
         if not by_name:
             return False
+        self.results = None if collector is None else collector.results()
         result = evaluation.means(by_name[""])
         parts.log.eval(done, done / parts.experiment.steps_per_epoch, result)
         self.evaluated = {"step": done} | result
@@ -190,6 +201,12 @@ class Loop:
         if better:
             self.best = {"step": done, "top1": result["top1"]}
         return better
+
+    def _ends_unless_better(self, done: int) -> bool:
+        """Returns whether the run ends with an evaluation after `done` steps, unless the evaluation is the best."""
+        experiment = self.parts.experiment
+        waited = done - (self.best or {"step": done})["step"]
+        return done == experiment.total_steps or 0 < experiment.patience <= waited
 
     def _is_evaluated(self, done: int) -> bool:
         return self.evaluated is not None and self.evaluated["step"] == done

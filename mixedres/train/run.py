@@ -53,6 +53,7 @@ def fit(
     clean: bool = False,
     group: SingleProcess = SINGLE,
     source: data.Source | None = None,
+    on_results: evaluation.OnResults | None = None,
 ) -> Record:
     """Trains in `directory`, from its newest checkpoint if it has one, and returns the summary.
 
@@ -65,6 +66,8 @@ def fit(
       clean: remove an earlier run first.
       group: the processes of the run; process 0 writes.
       source: the data set of the config, if it is loaded already; see `build`.
+      on_results: called with the results of the single images at the end of a run of one process; returns words for
+        the last lines. A run that ends by `stop_at_top1` does not call it.
 
     Raises:
       ConfigError: for a mistake in the config or the directory; nothing has been written then.
@@ -107,6 +110,7 @@ def fit(
             log=log,
             profiler=profiler.Profiler(window, directory, log, group),
             stop_signal=stop_signal,
+            collects=on_results is not None and group.count == 1,
             **compiled,
         )
         loop = Loop(parts, begun.state, record.get("evaluated"), record.get("best"), record.get("pending_eval"))
@@ -121,7 +125,8 @@ def fit(
         document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:
             _write_summary(directory / workdir.SUMMARY, document)
-            console.say(*_closing_lines(document, directory, experiment.steps_per_epoch, time.perf_counter() - began))
+            words = on_results(experiment, loop.results) if on_results and loop.results else ""
+            console.say(*_closing_lines(experiment, document, directory, time.perf_counter() - began, words))
     return document
 
 
@@ -286,14 +291,14 @@ def _write_summary(path: pathlib.Path, document: Record) -> None:
 
 
 def _closing_lines(
-    document: Record, directory: pathlib.Path, steps_per_epoch: int, seconds: float
-) -> tuple[str, str, str]:
-    """Returns the last lines of a run that took `seconds`: its result, its cost, and what to type next."""
+    experiment: Experiment, document: Record, directory: pathlib.Path, seconds: float, words: str
+) -> list[str]:
+    """Returns the last lines of a run that took `seconds`: its result, its cost, `words`, and what to type next."""
     last, best, train = document["eval"], document["best"], document["train"]
     has_better = best is not None and best["top1"] > last["top1"]
     result = f"done: test top-1 {last['top1']:.2%} of {last['examples']} images"
     if has_better:
-        result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / steps_per_epoch:.4g}"
+        result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / experiment.steps_per_epoch:.4g}"
     peaks = document["resources"]
     used = peaks.get("device_bytes") or peaks.get("rss_bytes")
     rate, skipped = train["examples_per_second"], document["loss_scale"]["skipped_steps"]
@@ -306,4 +311,5 @@ def _closing_lines(
     place = shlex.quote(os.path.relpath(directory) if directory.is_relative_to(os.getcwd()) else str(directory))
     checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
     following = f"next: python -m mixedres.predict --from={checkpoint} IMAGES"
-    return result, f"  {', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", f"  {following}"
+    lines = [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]
+    return [result, *(f"  {line}" for line in lines if line)]

@@ -148,7 +148,7 @@ def eval_step(
     *,
     apply_fn: ApplyFn,
     normalize: NormalizeFn,
-) -> tuple[Metrics, jax.Array]:
+) -> tuple[Metrics, Metrics]:
     """Adds one batch to the sums of an evaluation; runs inside `jax.shard_map` over `AXIS`.
 
     Args:
@@ -159,7 +159,8 @@ def eval_step(
       apply_fn, normalize: as in `StepOptions`.
 
     Returns:
-      The new sums, and the predicted classes (b,) int32 of this device's images.
+      The new sums, and the results of this device's images: 'predicted' (b,) int32 class, 'loss' (b,) float32, and the
+      k = min(5, classes) most probable classes, 'top' (b, k) int32, with their 'probability' (b, k) float32.
     """
     logits = apply_fn(variables, normalize(batch["image"]), train=False).astype(jnp.float32)
     labels, mask = batch["label"], batch["mask"]
@@ -173,9 +174,14 @@ def eval_step(
         "nonfinite": ~jnp.isfinite(logits).all(-1),
     }
     new: Metrics = {name: jnp.sum(values & mask) for name, values in counts.items()}
-    new["loss"] = jnp.sum(jnp.where(mask, losses.cross_entropy(logits, labels), 0.0))
+    loss = losses.cross_entropy(logits, labels)
+    new["loss"] = jnp.sum(jnp.where(mask, loss, 0.0))
     new = jax.lax.psum(new, AXIS)
-    return jax.tree.map(lambda old, add: old + add.astype(old.dtype), sums, new), classes
+    # The order of the logits: probabilities of large logits may round to one number.
+    top = jax.lax.top_k(logits, min(5, logits.shape[-1]))[1]
+    probability = jnp.take_along_axis(jax.nn.softmax(logits), top, axis=-1)
+    results = {"predicted": classes, "loss": loss, "top": top, "probability": probability}
+    return jax.tree.map(lambda old, add: old + add.astype(old.dtype), sums, new), results
 
 
 def zero_sums() -> dict[str, np.ndarray]:
@@ -251,7 +257,7 @@ def jit_train_step(
 def jit_eval_step(
     mesh: Mesh, *, apply_fn: ApplyFn, normalize: NormalizeFn, compiler_options: CompilerOptions = None
 ) -> JittedStep:
-    """Returns the jitted, sharded (variables, batch, baseline, sums) -> (sums, classes) of `eval_step`."""
+    """Returns the jitted, sharded (variables, batch, baseline, sums) -> (sums, results) of `eval_step`."""
     step = partial(eval_step, apply_fn=apply_fn, normalize=normalize)
     specs = (P(), P(AXIS), P(AXIS), P())
     return jit_sharded(step, mesh, specs, (P(), P(AXIS)), compiler_options=compiler_options)

@@ -37,7 +37,7 @@ def loss_and_grads(experiment: Experiment) -> JittedStep:
 
 
 def eval_step(experiment: Experiment) -> JittedStep:
-    """Returns the jitted (variables, batch, baseline, sums) -> (sums, classes) of `mixedres.train.step.eval_step`.
+    """Returns the jitted (variables, batch, baseline, sums) -> (sums, results) of `mixedres.train.step.eval_step`.
 
     On GPUs batch norms are folded into convolutions, see `mixedres.models.folding`. On CPUs this takes as long.
     """

@@ -63,7 +63,24 @@ def test_presets_are_compared_image_by_image(trained, capsys):
         assert abs(found["top1"] * 360 - (classes[name] == source.eval_labels).sum()) <= 2
         assert abs(found["changed"] - (classes[name] != classes["fp32"]).sum()) <= 2, results
     assert results["bf16"]["changed"] > 0 == results["fp32"]["changed"], results
-    assert evaluation.evaluate(digits("fp16", ema_decay=0.9), trained)["top1"] == results["fp16"]["top1"]
+
+    kept = []
+    config = digits("fp16", ema_decay=0.9)
+    evaluated = evaluation.evaluate(config, trained, on_results=lambda *given: kept.append(given[1]) or "a page")
+    images, last = kept[0], capsys.readouterr().out.splitlines()[-1]
+    assert evaluated["top1"] == results["fp16"]["top1"] and last.endswith("; a page")
+    # The last batch of 28 has 24 images.
+    np.testing.assert_array_equal(images.label, source.eval_labels)
+    np.testing.assert_array_equal(images.index, np.arange(360))
+    assert evaluated["top1"] == (images.predicted == images.label).mean()
+    assert evaluated["loss"] == pytest.approx(images.loss.mean(dtype=float), rel=1e-6)
+    assert (images.predicted != classes["fp16"]).sum() <= 2 and images.top.shape == images.probability.shape == (360, 5)
+    wrong = np.flatnonzero(images.predicted != images.label)
+    assert (
+        len(images.images) == min(200, len(wrong))
+        and list(images.loss[[*images.images]]) == sorted(images.loss[wrong], reverse=True)[: len(images.images)]
+    )
+    assert all((image == source.eval_images[place]).all() for place, image in images.images.items())
 
 
 def test_weights_need_no_run(trained, tmp_path, capsys):

@@ -108,12 +108,12 @@ def test_eval_counts_every_example_once_on_eight_devices():
     model, variables = cases.network("fp32")
     mesh = make_mesh(jax.devices())
     eval_step = step.jit_eval_step(mesh, apply_fn=model.apply, normalize=cases.NORMALIZE)
-    sums, classes = step.zero_sums(), []
+    sums, results = step.zero_sums(), []
     full, part = cases.batch(0, 16), cases.batch(1, 16)
     masks = np.ones(16, bool), np.arange(16) < 5
     for data, mask in zip((full, part), masks, strict=True):
         sums, found = eval_step(variables, data | {"mask": mask}, None, sums)
-        classes.append(np.asarray(found)[mask])
+        results.append(jax.tree.map(lambda x, mask=mask: np.asarray(x)[mask], found))
 
     logits = [model.apply(variables, cases.NORMALIZE(data["image"]), train=False) for data in (full, part)]
     logits = np.concatenate([np.asarray(x)[mask] for x, mask in zip(logits, masks, strict=True)]).astype(np.float64)
@@ -121,7 +121,12 @@ def test_eval_counts_every_example_once_on_eight_devices():
     order = np.argsort(-logits, axis=1, kind="stable")
     log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     assert sums["examples"] == 21 and sums["changed"] == sums["nonfinite"] == 0
-    np.testing.assert_array_equal(np.concatenate(classes), order[:, 0])
+    results = jax.tree.map(lambda *parts: np.concatenate(parts), *results)
+    np.testing.assert_array_equal(results["predicted"], order[:, 0])
+    np.testing.assert_array_equal(results["top"], order[:, :5])
+    probability = np.take_along_axis(np.exp(log_probs), order[:, :5], 1)
+    np.testing.assert_allclose(results["probability"], probability, rtol=2e-6)
+    np.testing.assert_allclose(results["loss"], -log_probs[np.arange(21), labels], rtol=1e-5, atol=2e-7)
     assert sums["top1"] == np.sum(order[:, 0] == labels)
     assert sums["top5"] == np.sum((order[:, :5] == labels[:, None]).any(1))
     np.testing.assert_allclose(sums["loss"], -log_probs[np.arange(21), labels].sum(), rtol=2e-6)

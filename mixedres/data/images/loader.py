@@ -81,6 +81,10 @@ class Loader(DataInfo):
         """Returns the central square that evaluation takes."""
         return self.preprocessing.input_spec(self.image_shape[0], self.data_set.channels)
 
+    def eval_file_name(self, index: int) -> str:
+        """Returns the name of the file of test image `index`, or ''."""
+        return self.data_set.eval.file_name(index)
+
     def train_batches(self, batch_size: int, *, seed: int, first_step: int = 0, shard: Shard = ALL) -> Iterator[Batch]:
         """Yields whole batches of a new permutation each epoch; the images left at its end are not used in it."""
         check_batch_size(batch_size, self.train_examples)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mixedres.numerics._page.rendering import escaped
+from mixedres._internal.pages import escaped
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1d2330; margin: 2rem auto; max-width: 1300px; padding: 0 1rem; }

@@ -1,11 +1,10 @@
 """The numerics report as one self-contained HTML page: a heat map of exponents with a movable float16 window."""
 
-import html
 import json
 import re
-from importlib import resources
 
 from mixedres._internal.files import without_nan
+from mixedres._internal.pages import escaped, fill
 from mixedres._internal.types import Record
 
 FORMAT = 1
@@ -22,22 +21,9 @@ def render(document: Record) -> str:
         "title": escaped(str(document["title"])),
         # 2⁶, as in the page's table
         "advice": re.sub(r"2\*\*(-?\d+)", r"2<sup>\1</sup>", escaped(str(document["advice"]))),
-        "style": _read("page.css"),
         "data": _embedded(document),
-        "script": _read("page.js"),
     }
-    # In one pass, as inserted texts may contain the placeholders of other parts.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
-
-
-def _read(name: str) -> str:
-    return (resources.files("mixedres.numerics._page") / name).read_text(encoding="utf-8")
-
-
-def escaped(text: str) -> str:
-    """Returns a text for HTML that shows the text as it is."""
-    # Names may contain lone surrogates, which UTF-8 cannot encode.
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+    return fill("mixedres.numerics._page", parts)
 
 
 def _embedded(document: Record) -> str:

@@ -1,0 +1,27 @@
+"""Self-contained HTML pages: a template with style and script inside, and texts that show as they are."""
+
+import html
+import re
+from collections.abc import Mapping
+from importlib import resources
+
+
+def fill(folder: str, parts: Mapping[str, str]) -> str:
+    """Returns page.html of a folder of the package, with page.css as {{style}}, page.js as {{script}} and `parts`.
+
+    Args:
+      folder: the folder as a package, such as 'mixedres.predict._page'.
+      parts: HTML for each other {{name}} of the template.
+    """
+    files = resources.files(folder)
+    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    parts = {"style": style, "script": script} | dict(parts)
+    # In one pass, as inserted texts may contain the placeholders of other parts.
+    template = files.joinpath("page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], template)
+
+
+def escaped(text: str) -> str:
+    """Returns a text for HTML that shows the text as it is."""
+    # Names may contain lone surrogates, which UTF-8 cannot encode.
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()

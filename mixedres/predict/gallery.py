@@ -1,0 +1,135 @@
+"""One self-contained HTML page of images with their most probable classes."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from mixedres._internal.files import write_whole
+from mixedres._internal.pages import escaped, fill
+from mixedres.data import uri_of_photograph, uri_of_pixels
+
+# Images, and bytes of their HTML, that a page holds: a browser opens 64 MB in a few seconds. An image of 224 pixels and
+# its photograph take about 40 kB.
+MOST_TILES, MOST_BYTES = 2000, 2**26
+# Classes of one tile.
+_MOST_CLASSES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """One image of a page.
+
+    Attributes:
+      name: name of the file, or of the image.
+      square: the network's input, (height, width, 1 or 3), from 0 to 255.
+      top: names of classes with their probabilities, the most probable first.
+      truth: name of the image's class; None if it is not known.
+      loss: cross entropy of the image; None if the class is not known.
+      photograph: path of the image's file; None if it has none.
+    """
+
+    name: str
+    square: np.ndarray
+    top: Sequence[tuple[str, float]]
+    truth: str | None = None
+    loss: float | None = None
+    photograph: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Returns 'right' or 'wrong', or '' if the class of the image is not known."""
+        return "" if self.truth is None else "right" if self.top[0][0] == self.truth else "wrong"
+
+
+class Gallery:
+    """Tiles of a page, as HTML; holds at most `MOST_TILES` tiles and `MOST_BYTES` bytes.
+
+    Attributes:
+      total: number of images that were added, with those that the page has no room for.
+      verdicts: number of images by verdict, of all that were added.
+
+        gallery = Gallery()
+        gallery.add(Tile("cat.jpg", pixels, [("cat", 0.9), ("dog", 0.1)], truth="cat", loss=0.105))
+        gallery.write(pathlib.Path("sheet.html"), "my cats", [gallery.summary()])
+    """
+
+    def __init__(self) -> None:
+        self.total, self.verdicts = 0, {"right": 0, "wrong": 0}
+        self._tiles: list[str] = []
+        self._bytes = 0
+
+    def add(self, tile: Tile) -> None:
+        """Adds a tile, or only counts it if the page is full."""
+        self.total += 1
+        if tile.verdict:
+            self.verdicts[tile.verdict] += 1
+        if len(self._tiles) == MOST_TILES or self._bytes > MOST_BYTES:
+            return
+        self._tiles.append(_html(tile))
+        self._bytes += len(self._tiles[-1])
+
+    def summary(self) -> str:
+        """Returns how many images are right, and which of them the page shows."""
+        known = sum(self.verdicts.values())
+        parts = [f"{self.verdicts['right']:,} of {known:,} right"] if known else [f"{self.total:,} images"]
+        if known < self.total and known:
+            parts.append(f"{self.total - known:,} images in folders that have the name of no class")
+        if len(self._tiles) < self.total:
+            parts.append(f"the page shows the first {len(self._tiles):,} of {self.total:,} images")
+        return "; ".join(parts)
+
+    def write(self, path: pathlib.Path, title: str, lines: Iterable[str], before: str = "") -> None:
+        """Writes the page, whole or not at all.
+
+        Args:
+          path: path of the page.
+          title: the heading.
+          lines: text below the heading.
+          before: HTML between this text and the images.
+
+        Raises:
+          OSError: if the page cannot be written.
+        """
+        text = "\n".join(f"<p>{escaped(line)}</p>" for line in lines)
+        tiles = "\n".join(self._tiles)
+        page = fill(
+            "mixedres.predict._page", {"title": escaped(title), "lines": text, "before": before, "tiles": tiles}
+        )
+        with write_whole(path) as partial:
+            partial.write_text(page, encoding="utf-8")
+
+
+def _html(tile: Tile) -> str:
+    predicted, confidence = tile.top[0]
+    data = {"name": tile.name, "predicted": predicted, "confidence": f"{confidence:.6g}"}
+    data |= {"truth": tile.truth} if tile.truth is not None else {}
+    data |= {"loss": f"{tile.loss:.6g}"} if tile.loss is not None else {}
+    attributes = " ".join(f'data-{key}="{escaped(value)}"' for key, value in data.items())
+    verdict = ""
+    if tile.truth is not None:
+        loss = "" if tile.loss is None else f", loss {tile.loss:.3g}"
+        verdict = f'<p class="verdict"><b>{tile.verdict}</b>: it is {escaped(tile.truth)}{loss}</p>'
+    bars = "".join(
+        f'<li style="--p:{probability:.2%}" title="{escaped(name)}"><span>{escaped(name)}</span>'
+        f"<b>{probability:.1%}</b></li>"
+        for name, probability in tile.top[:_MOST_CLASSES]
+    )
+    return (
+        f'<article class="{tile.verdict}" {attributes}><div class="pair">{_pictures(tile)}</div>'
+        f"<h3>{escaped(tile.name)}</h3>{verdict}<ol>{bars}</ol></article>"
+    )
+
+
+def _pictures(tile: Tile) -> str:
+    small = ' class="small"' if max(tile.square.shape[:2]) <= 64 else ""
+    pictures = [(uri_of_pixels(tile.square), small, "what the network sees")]
+    if tile.photograph is not None:
+        with contextlib.suppress(OSError, ValueError):  # the file was changed or removed in the meantime
+            pictures.insert(0, (uri_of_photograph(tile.photograph), "", "photograph"))
+    return "".join(
+        f'<figure><img{kind} src="{uri}" alt="{words}"><figcaption>{words}</figcaption></figure>'
+        for uri, kind, words in pictures
+    )

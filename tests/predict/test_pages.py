@@ -1,0 +1,131 @@
+"""The pages: names as they are, room for a bounded number of images, confusions and worst errors."""
+
+import html
+import re
+
+import numpy as np
+import pytest
+
+from mixedres import data, predict
+from mixedres.predict import errors_page, gallery
+
+SQUARE = np.zeros((2, 2, 1), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 300_000, "\ud800\udfff", "two\nlines\0", "café 猫 <b onload='x'>&amp;\"{{script}}</script>"]
+)
+def test_names_are_shown_as_they_are(name, tmp_path):
+    page, sheet = predict.Gallery(), tmp_path / "sheet.html"
+    page.add(predict.Tile(name, SQUARE, [(name, 0.5), ("b", 0.25)], truth="b", loss=1.4))
+    page.write(sheet, name, [page.summary()])
+    text = sheet.read_text(encoding="utf-8")
+    shown = html.unescape(re.search("<h3>(.*?)</h3>", text, re.DOTALL)[1])
+    assert shown == name or "\0" in name or "\ud800" in name  # no page can show these
+    assert text.count("<script>") == 1 and text.count("</script>") == 1 and "<b onload" not in text
+    assert "0 of 1 right" in text and 'data-confidence="0.5"' in text and 'style="--p:25.00%"' in text
+
+
+def test_page_asks_for_nothing_outside(tmp_path):
+    page = predict.Gallery()
+    page.add(predict.Tile("a", SQUARE, [("b", 1.0)]))
+    page.write(tmp_path / "sheet.html", "t", [])
+    text = (tmp_path / "sheet.html").read_text()
+    assert "default-src 'none'; img-src data:" in text
+    assert not re.search(r"https?:|url\(|@import|<link", text)
+
+
+def test_full_page_counts_the_images_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(gallery, "MOST_TILES", 2)
+    page = predict.Gallery()
+    for truth in ("a", "a", "b", None):
+        page.add(predict.Tile("x.jpg", SQUARE, [("a", 1.0)], truth=truth))
+    assert page.summary() == (
+        "2 of 3 right; 1 images in folders that have the name of no class; the page shows the first 2 of 4 images"
+    )
+    monkeypatch.setattr(gallery, "MOST_BYTES", 100)
+    small = predict.Gallery()
+    for _ in range(3):
+        small.add(predict.Tile("x.jpg", SQUARE, [("a", 1.0)]))
+    assert small.summary() == "3 images; the page shows the first 1 of 3 images"
+
+
+def results(labels, predicted, losses, batch=4):
+    """Results collected in batches, of images that hold their own number; every third row is padding."""
+    collector = data.ResultCollector()
+    for start in range(0, len(labels), batch):
+        rows = np.arange(start, min(start + batch, len(labels)))
+        padded = np.repeat(rows, 2)
+        mask = np.arange(len(padded)) % 2 == 0
+        found = {
+            "label": labels[padded],
+            "predicted": predicted[padded],
+            "loss": losses[padded],
+            "top": np.stack([predicted[padded], labels[padded]], 1),
+            "probability": np.full((len(padded), 2), [0.75, 0.25], np.float32),
+        }
+        pixels = np.broadcast_to(padded[:, None, None, None], (len(padded), 2, 2, 1)).astype(np.uint8)
+        collector.add(2 * start, mask, found, lambda pixels=pixels: pixels)
+    return collector.results()
+
+
+def made(count, classes, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, count).astype(np.int32)
+    predicted = np.where(rng.random(count) < 0.6, labels, rng.integers(0, classes, count)).astype(np.int32)
+    return labels, predicted, rng.permutation(count).astype(np.float32) / 16
+
+
+def test_worst_errors_are_kept_largest_loss_first(monkeypatch):
+    monkeypatch.setattr("mixedres.data.results.MOST_ERRORS", 5)
+    labels, predicted, losses = made(60, 4)
+    losses[17], predicted[17] = np.nan, (labels[17] + 1) % 4
+    found = results(labels, predicted, losses)
+    np.testing.assert_array_equal(found.label, labels)
+    np.testing.assert_array_equal(found.index, 2 * np.arange(60))  # padding has numbers too
+    wrong = [row for row in np.argsort(-np.nan_to_num(losses, nan=np.inf)) if labels[row] != predicted[row]]
+    assert list(found.images) == wrong[:5]
+    assert all((image == place).all() for place, image in found.images.items())
+
+
+def source(classes, names=()):
+    return data.DataInfo(
+        image_shape=(2, 2, 1), num_classes=classes, train_examples=1, eval_examples=60, class_names=names
+    )
+
+
+def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
+    labels, predicted, losses = made(60, 4)
+    found = results(labels, predicted, losses)
+    words = predict.write_errors(tmp_path / "errors.html", found, source(4, ("a", "b", "<c>", "d")), "my run")
+    text = (tmp_path / "errors.html").read_text()
+    assert words == f"errors: {tmp_path / 'errors.html'}"
+    expected = np.zeros((4, 4), int)
+    np.add.at(expected, (labels, predicted), 1)
+    cells = re.findall(r"<td(?: class=\"miss\")? style=\"--f:([0-9.]+)\" title=\"[^\"]*\">(\d*)</td>", text)
+    np.testing.assert_array_equal(np.reshape([int(count or 0) for _, count in cells], (4, 4)), expected)
+    shares = np.reshape([float(share) for share, _ in cells], (4, 4))
+    np.testing.assert_allclose(shares, expected / expected.sum(1, keepdims=True), atol=5e-4)
+    right, wrong = (labels == predicted).sum(), (labels != predicted).sum()
+    assert f"top-1 {right / 60:.2%} ({right} of 60 right), loss {losses.mean():.4f}" in text
+    assert text.count("<article") == wrong and "image 0<" not in text and "&lt;c&gt;" in text and "<c>" not in text
+
+
+def test_pairs_replace_the_matrix_of_many_classes(tmp_path):
+    labels, predicted, losses = made(3000, 40)
+    labels[:99], predicted[:99] = 7, 8
+    found = results(labels, predicted, losses, batch=500)
+    assert predict.write_errors(tmp_path / "errors.html", found, source(40), "my run")
+    text = (tmp_path / "errors.html").read_text()
+    count, total = ((labels == 7) & (predicted == 8)).sum(), (labels == 7).sum()
+    first = f'<td>7</td><td>8</td><td class="n">{count}</td><td class="n">{count / total:.1%}</td>'
+    assert first in text and text.count("<article") == data.results.MOST_ERRORS and "Confusion matrix" not in text
+
+
+def test_page_that_cannot_be_written_is_no_error(tmp_path):
+    found = results(*made(8, 2))
+    assert predict.write_errors(tmp_path / "none" / "errors.html", found, source(2), "t") == ""
+    (tmp_path / "errors.html").mkdir()
+    words = predict.write_errors(tmp_path / "errors.html", found, source(2), "t")
+    assert words == f"{tmp_path / 'errors.html'} could not be written (Is a directory)"
+    assert errors_page.count_confusions(found)
