@@ -246,12 +246,12 @@ def train_in(
     return train.fit(chosen, directory, clean=clean, source=source, on_results=errors_page(directory))
 
 
-def errors_page(directory: pathlib.Path) -> train.evaluation.OnResults:
+def errors_page(directory: pathlib.Path) -> train.OnResults:
     """Returns a function that writes errors.html into `directory`, for `mixedres.train.fit` and `evaluate`."""
 
     def write(experiment: train.Experiment, results: data.ImageResults) -> str:
         return networks.write_errors(
-            directory / "errors.html", results, experiment.source, f"errors of {directory.name}"
+            directory / names.ERRORS, results, experiment.source, f"errors of {directory.name}"
         )
 
     return write

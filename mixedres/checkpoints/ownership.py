@@ -16,10 +16,10 @@ from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.checkpoints import workdir as names
 from mixedres.checkpoints.recorded import PARTIAL, checkpoint_steps, holds_config, read_data_identity
-from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, LOCK, METRICS, SUMMARY
+from mixedres.checkpoints.workdir import CHECKPOINTS, CONFIG, DATA, ERRORS, LOCK, METRICS, SUMMARY
 
 # Files of a run.
-_FILES = (SUMMARY, METRICS, names.WANDB_ID, DATA, CONFIG)
+_FILES = (SUMMARY, ERRORS, METRICS, names.WANDB_ID, DATA, CONFIG)
 # Entries that a start leaves which was killed at once.
 _BEGUN = {LOCK, CONFIG + ".part", DATA, DATA + ".part", CHECKPOINTS}
 # Directories of checkpoints: whole, being written, and set aside.

@@ -13,7 +13,7 @@ from mixedres.checkpoints.recorded import DATA as DATA
 from mixedres.checkpoints.recorded import checkpoint_steps, read_config, read_data_identity
 from mixedres.config import FREE, GROW, KEYS
 
-METRICS, SUMMARY, LOCK = "metrics.jsonl", "summary.json", ".lock"
+METRICS, SUMMARY, ERRORS, LOCK = "metrics.jsonl", "summary.json", "errors.html", ".lock"
 # Directory of a step that was not finite, and its name while it is written.
 NONFINITE = ("nonfinite", ".nonfinite")
 # The document in that directory.

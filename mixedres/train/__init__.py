@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from mixedres.train import checks, distributed, start, steps
     from mixedres.train.builder import build
     from mixedres.train.debug import diagnosis, monitor, nonfinite
-    from mixedres.train.evaluation import compare_presets, evaluate
+    from mixedres.train.evaluation import OnResults, compare_presets, evaluate
     from mixedres.train.experiment import Experiment
     from mixedres.train.run import fit
     from mixedres.train.step import TrainState
 
 __all__ = [
     "Experiment",
+    "OnResults",
     "TrainState",
     "build",
     "checks",
@@ -36,6 +37,7 @@ __getattr__ = importer(
     __name__,
     {
         "Experiment": "experiment",
+        "OnResults": "evaluation",
         "TrainState": "step",
         "build": "builder",
         "compare_presets": "evaluation",
