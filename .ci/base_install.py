@@ -23,25 +23,13 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", (root / page).read_text(), re.DOTALL)
 
 
-loop, short = blocks("README.md")
-worked, rewritten = blocks("docs/autocast.md")
-for code in (loop, f"{worked}\n{short}", rewritten):  # README's short one continues that of the docs
-    exec(compile(code, "docs", "exec"), {})
+for page in ("README.md", "docs/autocast.md", "docs/numerics.md"):
+    names: dict = {}
+    for code in blocks(page):
+        exec(compile(code, "docs", "exec"), names)
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-
-
-def loss(params, x):
-    """A scalar with a tap."""
-    return jnp.square(jnp.tanh(numerics.tap(x @ params["w"], "hidden"))).mean()
-
-
-report = numerics.examine(loss, {"w": jnp.eye(4)}, jnp.ones((2, 4)))
-print(report)
-report.to_html("report.html")
-finding = numerics.first_nonfinite(jax.grad(loss), {"w": jnp.eye(4)}, jnp.full((2, 4), jnp.inf))
-assert finding.origin is not None and "16" in str(precision.get("fp16").policy) and amp.LEVELS
+assert not names["report"].is_fine and names["finding"].origin is not None  # of docs/numerics.md
+assert "16" in str(precision.get("fp16").policy) and amp.LEVELS and numerics.LOST
 
 commands = {
     "main": ["--config=digits:fp16"],

@@ -57,7 +57,7 @@ class Report:
       function: name of the function.
       dtype: the half dtype.
       decisions: one per operation, in order; operations in a loop or a called function count once per call.
-      casts_down: conversions from float32 to the half dtype in the rewritten program, with those of the function.
+      casts_down: conversions from float32 to the half dtype in the rewritten program, also those of the function.
       casts_up: conversions from the half dtype to float32, counted in the same way.
       notes: warnings, such as products that stay in float32.
       jaxpr: the rewritten program.

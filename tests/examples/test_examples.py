@@ -35,11 +35,15 @@ def test_examples_are_short_and_name_the_command(path):
     assert importlib.util.find_spec(path.stem) is None, "python puts examples/ first on its path"
 
 
-def test_notebook_is_stored_without_results():
+def test_notebook_is_stored_with_its_results():
+    """The site shows the stored results; test_notebook runs the code."""
     notebook = json.loads(NOTEBOOK.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert notebook["nbformat"] == 4 and len(code) >= 5
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"stream", "execute_result", "display_data"}
+    (table,) = ("".join(o["data"]["text/markdown"]) for o in outputs if "text/markdown" in o.get("data", {}))
+    assert all(float(accuracy) >= 95 for accuracy in re.findall(r"([\d.]+)%", table))
 
 
 @pytest.fixture
