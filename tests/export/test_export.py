@@ -261,7 +261,7 @@ def _network(place, precision):
         ([], "the following arguments are required: --to"),
         (["--to=to", "--precision=fp16_rewrite"], "--precision=fp16_rewrite is not exported; use fp32 or bf16 or fp16"),
         (["--to=to", "--from=none"], "none does not exist"),
-        (["--to=to", "--saved_model"], "pip install '.[tf]'"),
+        (["--to=to", "--saved_model"], "pip install -e '.[tf]'"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import mixedres
 from mixedres._internal import environment, files
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MixedresError, config_errors
@@ -147,8 +148,14 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 
 def how_to_install(package: str) -> str:
-    """Returns the command that installs a package of an extra; mixedres is on no registry, so it names a checkout."""
-    return f"install it from a checkout of mixedres: pip install '.[{_EXTRAS.get(package, 'train')}]'"
+    """Returns the command that installs a package of an extra.
+
+    mixedres is on no registry. So the command names this checkout, or else the wheel that mixedres was installed from.
+    """
+    extra, checkout = _EXTRAS.get(package, "train"), pathlib.Path(mixedres.__path__[0]).parent
+    if (checkout / "pyproject.toml").is_file():
+        return f"type in {checkout}: pip install -e '.[{extra}]'"
+    return f"type: pip install 'mixedres-{mixedres.__version__}-py3-none-any.whl[{extra}]', with the path of that file"
 
 
 def _fail(program: str, status: int, line: str) -> int:
