@@ -24,6 +24,7 @@ set -eu
 
 name=$1
 shift
+# module load cuda, or whatever else your cluster needs, comes here
 source "${VENV:-.venv}/bin/activate"
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it from sbatch since SLURM 22.05
 if [ "$SLURM_NTASKS" -gt 1 ]; then set -- "$@" --distributed; fi

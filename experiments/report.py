@@ -35,10 +35,12 @@ PAIR_ROWS = (
     ("skipped steps", "skipped_steps", "{:g}"),
 )
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; }
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #8884; }
 th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
-svg { max-width: 100%; height: auto; } .note { color: #a33; } footer { color: #666; margin-top: 2rem; }
+svg { max-width: 100%; height: auto; background: #fff; } .note { color: #a33; } footer { color: #778; margin-top: 2rem; }
 """
 
 
@@ -177,7 +179,8 @@ def page(results: Results, sections: list[tuple[str, Table | None, str | None]],
             parts.append(svg[svg.index("<svg") :])
     parts.append(f"<footer>{html.escape(circumstances(results))}</footer>")
     body = "\n".join(parts)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = f"{meta}<title>{title}</title><style>{STYLE}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 

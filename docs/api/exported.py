@@ -44,8 +44,9 @@ def _complete(module: griffe.Module, name: str) -> None:
         LOG.warning("%s: an entry of the docstring has several names; write one line for each", target.path)
     if isinstance(target, griffe.Attribute) and not target.docstring and target.lineno:
         _describe(target, module)
-    for member in target.members.values() if isinstance(target, griffe.Class) else ():
-        _show_value(member)
+    if isinstance(target, griffe.Class):  # fields may be those of another class of the module
+        for member in (m for owner in target.module.classes.values() for m in owner.members.values()):
+            _show_value(member)
 
 
 def _describe(target: griffe.Attribute, module: griffe.Module) -> None:

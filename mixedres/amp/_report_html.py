@@ -7,17 +7,17 @@ from mixedres._internal.pages import escaped
 
 # The category colors can be told apart by color-blind readers (Okabe and Ito, 2008).
 _STYLE = """
-:root { --ink: #1d2330; --soft: #667; --line: #dde; --half: #e2f2ea; --full: #fff; }
+:root { color-scheme: light dark; --ink: CanvasText; --soft: #778; --line: #8884; --half: #2fa06a2a; }
 body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); margin: 2rem auto; max-width: 1200px;
 padding: 0 1rem; }
 h1 { font-size: 1.3rem; margin: 0 0 .3rem; } p { margin: .2rem 0; } .note { border-left: 4px solid #e69f00;
-padding: .2rem .6rem; background: #fdf6e3; } .bar { display: flex; height: 22px; margin: .8rem 0 .2rem;
+padding: .2rem .6rem; background: #e69f0018; } .bar { display: flex; height: 22px; margin: .8rem 0 .2rem;
 border-radius: 4px; overflow: hidden; } .bar span { display: block; min-width: 2px; }
 fieldset { border: 0; padding: 0; margin: .5rem 1.2rem .5rem 0; display: inline-block; } legend { float: left;
 margin-right: .5rem; color: var(--soft); } label { margin-right: .7rem; white-space: nowrap; }
 input[type=search] { font: inherit; padding: .2rem .5rem; width: 22rem; }
 table { border-collapse: collapse; width: 100%; } th { text-align: left; color: var(--soft); font-weight: 600;
-position: sticky; top: 0; background: #fff; } th, td { padding: .22rem .5rem; border-bottom: 1px solid var(--line);
+position: sticky; top: 0; background: Canvas; } th, td { padding: .22rem .5rem; border-bottom: 1px solid var(--line);
 vertical-align: top; } td.op, td.source { font-family: ui-monospace, monospace; font-size: 12.5px; }
 td.path, td.source { color: var(--soft); overflow-wrap: anywhere; } tr.half { background: var(--half); }
 tr.none { color: var(--soft); } .chip { display: inline-block; padding: 0 .5em; border-radius: 3px; color: #fff; }

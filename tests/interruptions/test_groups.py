@@ -1,4 +1,4 @@
-"""Runs of several processes with a fault in one of them; docs/scale-out.md has the table of what was measured."""
+"""Runs of several processes with a fault in one of them; docs/scale-out.md sums up what was measured."""
 
 import json
 import subprocess

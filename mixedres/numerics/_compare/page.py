@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from mixedres._internal.pages import escaped
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #1d2330; margin: 2rem auto; max-width: 1300px; padding: 0 1rem; }
+:root { color-scheme: light dark; }
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1300px; padding: 0 1rem; }
 h1 { font-size: 1.3rem; } p { margin: .3rem 0; } p.advice { border-left: 4px solid #e69f00; padding-left: .6rem; }
 input { font: inherit; width: 22rem; margin: .6rem 0; } table { border-collapse: collapse; width: 100%; }
-th { text-align: left; color: #667; position: sticky; top: 0; background: #fff; cursor: pointer; }
-th, td { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #dde; vertical-align: top; white-space: nowrap; }
-td:nth-last-child(-n+2) { white-space: normal; overflow-wrap: anywhere; }
+th { text-align: left; color: #778; position: sticky; top: 0; background: Canvas; cursor: pointer; }
+th, td { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #8884; vertical-align: top; white-space: nowrap; }
+td:nth-last-child(-n+2) { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 td { font-family: ui-monospace, monospace; font-size: 12.5px; }
 """
 _SCRIPT = """
