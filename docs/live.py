@@ -9,6 +9,7 @@ and docs/experiments.md show the programs that are examined here.
 import argparse
 import contextlib
 import importlib.util
+import os
 import pathlib
 import re
 import shutil
@@ -70,9 +71,17 @@ def sweep(work: pathlib.Path) -> None:
     shutil.copy(work / "sweep" / "report.html", LIVE / "sweep.html")
 
 
+def photographs(work: pathlib.Path) -> None:
+    """The errors and the curve of docs/photographs.md."""
+    command = [sys.executable, ROOT / "tests" / "pages.py", ROOT / "docs" / "photographs.md"]
+    subprocess.run(command, cwd=work, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    shutil.copy(work / "runs" / "photos" / "errors.html", LIVE / "errors.html")
+    shutil.copy(work / "curve.png", ROOT / "docs" / "images" / "photographs_curve.png")
+
+
 def main() -> None:
     """Makes all pages, or those of --only."""
-    makers = {maker.__name__: maker for maker in (doctor, explain, compare, sweep)}
+    makers = {maker.__name__: maker for maker in (doctor, explain, compare, sweep, photographs)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(makers), help="pages to make, with commas between them")
     LIVE.mkdir(exist_ok=True)
