@@ -12,7 +12,7 @@ from mixedres import checkpoints
 from mixedres._internal import formats
 from mixedres._internal.errors import ConfigError, MixedresError
 from mixedres.checkpoints import documents
-from mixedres.config import as_begun, upgraded
+from mixedres.config import KEYS, as_begun, upgraded
 from tests.checkpoints import old_runs
 
 OLDEST = "96c347b"
@@ -127,7 +127,9 @@ def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
 def test_recorded_config_without_a_key_has_its_default():
     record = _record(old_runs.RUNS / old_runs.TODAY / "run")
     config = {key: value for key, value in record["config"].items() if key != "model.name"}
-    assert documents.read_record(record | {"config": config}, "")["config"] == config | {"model.name": "resnet50"}
+    missing = {key.path: key.default for key in KEYS if key.path not in config}
+    assert documents.read_record(record | {"config": config}, "")["config"] == config | missing
+    assert missing["model.name"] == "resnet50"
 
 
 def test_same_command_continues_old_run_with_its_values():
