@@ -48,6 +48,8 @@ LEVELS = ("default", "allow_only", "infer_as_deny")
 LAYOUTS = ("mixedres", "torchvision", "transformers")
 # Preprocessings of stored images in `mixedres.data`.
 PREPROCESSINGS = ("official", "official_fast", "torch")
+# Augmentations of training images in `mixedres.data`.
+AUGMENTATIONS = ("none", "trivial")
 # Optimizers and learning-rate schedules in `mixedres.train`.
 OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
 SCHEDULES = ("constant", "cosine", "piecewise", "polynomial")

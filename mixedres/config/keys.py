@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mixedres._internal.names import LEVELS, MOST_SIDE, OPTIMIZERS, PREPROCESSINGS, PRESETS, SCHEDULES
+from mixedres._internal.names import AUGMENTATIONS, LEVELS, MOST_SIDE, OPTIMIZERS, PREPROCESSINGS, PRESETS, SCHEDULES
 from mixedres._internal.types import Array
 
 
@@ -209,6 +209,8 @@ KEYS = (
     Key("data.difficulty", float, 1.0, "difficulty of cluttered digits; 0: upright, no clutter or noise", DIFFICULTY),
     Key("data.pad", int, 0, "padding in pixels before a random crop, for data in memory", NOT_NEGATIVE),
     Key("data.flip", bool, False, "random left-right flip"),
+    Key("data.augment", str, "none", "trivial: one random operation of TrivialAugment", one_of(*AUGMENTATIONS)),
+    Key("data.erasing", float, 0.0, "probability that a random rectangle becomes random pixels", UNIT),
     Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),
     Key("data.eval_split", str, None, "evaluation split or folder; not set: validation, test or val"),
     Key("data.eval_fraction", float, 0.2, "fraction held out of a folder without an evaluation part", FRACTION),

@@ -1,16 +1,26 @@
 """Data sets by name."""
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mixedres._internal.names import AUGMENTATIONS
 from mixedres.data.examples import Dataset, with_background
 from mixedres.data.sources import Source, Synthetic
 
+if TYPE_CHECKING:
+    from mixedres.data.images.augment import Augmentation
+
 # Beginning of the names of data sets that TensorFlow Datasets prepared.
 PREFIX = "tfds:"
+# Data without stored images, which have no augmentation.
+_NOT_AUGMENTED = ("cluttered_digits", "synthetic")
 # Normalizations of synthetic images.
 NORMALIZATIONS = ("raw", "official", "torch", "per_image")
 
@@ -29,6 +39,8 @@ class Options:
       train_examples: number of synthetic training examples.
       pad: pixels of zero padding before a random crop, for data in memory.
       flip: mirror a training image with probability 1/2.
+      augment: 'none' or 'trivial', see `mixedres.data.images.augment`; not for cluttered digits and synthetic images.
+      erasing: probability that a random rectangle of a training image becomes random pixels; for the same data.
       preprocessing: 'official', 'official_fast' or 'torch', for stored images; see
         `mixedres.data.images.preprocessing`.
       synthetic_normalization: normalization of synthetic images: 'raw' (none; pixels are about 127 +- 60), 'official',
@@ -54,6 +66,8 @@ class Options:
     train_examples: int | None = None
     pad: int = 0
     flip: bool = False
+    augment: str = "none"
+    erasing: float = 0.0
     preprocessing: str = "torch"
     synthetic_normalization: str | None = None
     background: bool = False
@@ -72,6 +86,19 @@ class Options:
             value = getattr(self, field)
             if value is not None and value < least:
                 raise ValueError(f"{field} must be >= {least}, got {value}")
+        if self.augment not in AUGMENTATIONS:
+            raise ValueError(f"augment is {self.augment!r}; it must be {' or '.join(AUGMENTATIONS)}")
+        if not 0 <= self.erasing <= 1:
+            raise ValueError(f"erasing must be in [0, 1], got {self.erasing}")
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """Returns the changes of training images; None for no changes."""
+        if self.augment == "none" and not self.erasing:
+            return None
+        from mixedres.data.images.augment import Augmentation
+
+        return Augmentation(self.augment, self.erasing)
 
 
 def load(name: str, **options: Any) -> Source:
@@ -85,6 +112,12 @@ def load(name: str, **options: Any) -> Source:
       ValueError: for an unknown name, and for data that is missing or cannot be used; the message says what to do.
     """
     chosen = Options(**options)
+    if name in _NOT_AUGMENTED and chosen.augmentation is not None:
+        names = [*(key for key in SOURCES if key not in _NOT_AUGMENTED), f"{PREFIX}NAME"]
+        raise ValueError(
+            f"augment and erasing do not go with {name}; they are for {', '.join(names)}: set data.augment=none and "
+            "data.erasing=0"
+        )
     make = SOURCES.get(name, functools.partial(_stored, name) if name.startswith(PREFIX) else None)
     if make is not None:
         return make(chosen)
@@ -96,7 +129,9 @@ def load(name: str, **options: Any) -> Source:
 def _digits(options: Options) -> Source:
     from mixedres.data.datasets.digits import load_digits
 
-    return load_digits(image_size=options.image_size, pad=options.pad, flip=options.flip)
+    return load_digits(
+        image_size=options.image_size, pad=options.pad, flip=options.flip, augmentation=options.augmentation
+    )
 
 
 def _cluttered_digits(options: Options) -> Source:
@@ -108,7 +143,13 @@ def _cluttered_digits(options: Options) -> Source:
 def _cifar10(options: Options) -> Source:
     from mixedres.data.datasets.cifar10 import load_cifar10
 
-    return load_cifar10(options.dir, image_size=options.image_size, pad=options.pad, flip=options.flip)
+    return load_cifar10(
+        options.dir,
+        image_size=options.image_size,
+        pad=options.pad,
+        flip=options.flip,
+        augmentation=options.augmentation,
+    )
 
 
 def _synthetic(options: Options) -> Source:
@@ -159,6 +200,11 @@ def _loader(name: str, options: Options) -> Source:
     if options.on_error not in loader.ON_ERROR:
         raise ValueError(f"on_error is {options.on_error!r}; it must be {' or '.join(loader.ON_ERROR)}")
     preprocessing = get_preprocessing(options.preprocessing)
+    if options.augment != "none" and preprocessing.image_dtype != np.uint8:
+        raise ValueError(
+            f"augment={options.augment} needs uint8 images, and preprocessing={preprocessing.name} makes "
+            f"{preprocessing.image_dtype}; set data.preprocessing=official_fast or torch, or data.augment=none"
+        )
     splits = (options.train_split, options.eval_split)
     if name == "folder":
         if options.dir is None:
@@ -184,6 +230,7 @@ def _loader(name: str, options: Options) -> Source:
         preprocessing,
         options.num_classes or classes,
         flip=options.flip,
+        augmentation=options.augmentation,
         threads=options.threads or max(1, cpus // max(1, options.workers)),
         workers=options.workers,
         on_error=options.on_error,

@@ -8,13 +8,16 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mixedres._internal.errors import DataError
 from mixedres._internal.types import Record
 from mixedres.data.input_spec import InputSpec
+
+if TYPE_CHECKING:
+    from mixedres.data.images.augment import Augmentation
 
 # 'image' (batch, height, width, channels) of the source's dtype, 'label' (batch,) int32, and in evaluation 'mask'
 # (batch,) bool.
@@ -159,6 +162,7 @@ class InMemory(DataInfo):
         *,
         pad: int = 0,
         flip: bool = False,
+        augmentation: Augmentation | None = None,
         **info: Any,
     ):
         """Holds arrays.
@@ -170,6 +174,7 @@ class InMemory(DataInfo):
           eval_labels: (m,) integers.
           pad: pixels of zero padding before the random crop; 0: no crop.
           flip: mirror an image with probability 1/2.
+          augmentation: further changes of training images; None: no changes.
           **info: the other fields of `DataInfo`, such as `num_classes`.
         """
         super().__init__(
@@ -181,7 +186,7 @@ class InMemory(DataInfo):
         )
         self.train_images, self.train_labels = train_images, train_labels
         self.eval_images, self.eval_labels = eval_images, eval_labels
-        self.pad, self.flip = pad, flip
+        self.pad, self.flip, self.augmentation = pad, flip, augmentation
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -211,7 +216,11 @@ class InMemory(DataInfo):
         if self.flip:
             mirrored = rng.integers(0, 2, count).astype(bool)
             images = np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
-        return np.ascontiguousarray(images)
+        images = np.ascontiguousarray(images)
+        if self.augmentation is not None:
+            for image in images:
+                self.augmentation.apply(image, rng)
+        return images
 
 
 class Synthetic(DataInfo):

@@ -1,5 +1,7 @@
 """CIFAR-10 in memory: from the official archives, packed or unpacked, or from a prepared copy."""
 
+from __future__ import annotations
+
 import functools
 import gzip
 import hashlib
@@ -9,6 +11,7 @@ import pickle
 import tarfile
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +21,9 @@ from mixedres.data.datasets.tfds import default_directory, open_data_set
 from mixedres.data.examples import Examples
 from mixedres.data.images import decoding
 from mixedres.data.sources import InMemory
+
+if TYPE_CHECKING:
+    from mixedres.data.images.augment import Augmentation
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
@@ -41,7 +47,14 @@ Read = Callable[[str], bytes]
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def load_cifar10(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, flip: bool = False) -> InMemory:
+def load_cifar10(
+    data_dir: str | None,
+    *,
+    image_size: int = SIDE,
+    pad: int = 0,
+    flip: bool = False,
+    augmentation: Augmentation | None = None,
+) -> InMemory:
     """Returns CIFAR-10 in memory, with uint8 images that the network's input function standardizes one by one.
 
     Args:
@@ -51,6 +64,7 @@ def load_cifar10(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, 
       image_size: 32 only.
       pad: see `InMemory`.
       flip: see `InMemory`.
+      augmentation: see `InMemory`.
 
     Raises:
       ValueError: for another `image_size`, if none of these exists, or if the files are damaged.
@@ -61,7 +75,9 @@ def load_cifar10(data_dir: str | None, *, image_size: int = SIDE, pad: int = 0, 
         )
     root = default_directory(data_dir)
     train, test = _arrays(root)
-    return InMemory(*train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, class_names=CLASSES)
+    return InMemory(
+        *train, *test, num_classes=len(CLASSES), pad=pad, flip=flip, augmentation=augmentation, class_names=CLASSES
+    )
 
 
 def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:

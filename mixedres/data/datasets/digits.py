@@ -1,15 +1,23 @@
 """The handwritten digits that scikit-learn carries: 1,797 images of 8x8 pixels (UCI ML, Alpaydin and Kaynak, 1998)."""
 
+from __future__ import annotations
+
 import importlib.util
 import math
 import pathlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mixedres.data.sources import InMemory
 
+if TYPE_CHECKING:
+    from mixedres.data.images.augment import Augmentation
 
-def load_digits(*, image_size: int = 16, pad: int = 0, flip: bool = False) -> InMemory:
+
+def load_digits(
+    *, image_size: int = 16, pad: int = 0, flip: bool = False, augmentation: Augmentation | None = None
+) -> InMemory:
     """Returns the digits, enlarged bilinearly: 1,437 training and 360 test images (image_size, image_size, 1) uint8.
 
     The pixels are the original values, 0 to 16, times 15. The split is fixed and stratified.
@@ -18,6 +26,7 @@ def load_digits(*, image_size: int = 16, pad: int = 0, flip: bool = False) -> In
       image_size: height and width, >= 8.
       pad: see `InMemory`.
       flip: see `InMemory`.
+      augmentation: see `InMemory`.
 
     Raises:
       ValueError: for images smaller than the original.
@@ -36,6 +45,7 @@ def load_digits(*, image_size: int = 16, pad: int = 0, flip: bool = False) -> In
         std=(float(images[train].std()),),
         pad=pad,
         flip=flip,
+        augmentation=augmentation,
     )
 
 

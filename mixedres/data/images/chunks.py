@@ -20,6 +20,7 @@ from mixedres._internal.cli.console import printable
 from mixedres._internal.errors import DataError, reason
 from mixedres.data.examples import Examples
 from mixedres.data.images import decoding, squares
+from mixedres.data.images.augment import Augmentation
 from mixedres.data.images.preprocessing import Preprocessing
 from mixedres.data.sources import epoch_order
 
@@ -55,6 +56,7 @@ class ImageReader:
       apply_exif: rotate images by the orientation in their EXIF data.
       on_error: 'raise' or 'skip', see `mixedres.data.images.loader.Loader`.
       max_pixels: most pixels of an image; a larger image is unreadable.
+      augmentation: changes of training images after crop and flip; None: no changes, and nothing random is drawn.
     """
 
     examples: Examples
@@ -64,6 +66,7 @@ class ImageReader:
     apply_exif: bool
     on_error: str
     max_pixels: int = decoding.MAX_PIXELS
+    augmentation: Augmentation | None = None
 
     def read_random(self, index: int, rng: np.random.Generator, flip: bool, out: np.ndarray) -> int:
         """Writes a random crop of image `index` into `out`, and returns the label."""
@@ -71,6 +74,8 @@ class ImageReader:
         box = self.preprocessing.crop(rng, head.height, head.width)
         mirror = flip and rng.random() < 0.5
         squares.random_square(image, head, box, out, resize=self.preprocessing.resize, mirror=mirror)
+        if self.augmentation is not None:
+            self.augmentation.apply(out, rng)
         return label
 
     def read_central(self, index: int, out: np.ndarray) -> int:

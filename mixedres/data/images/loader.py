@@ -10,6 +10,7 @@ import numpy as np
 
 from mixedres.data.examples import Dataset, Examples
 from mixedres.data.images import decoding, grain_compat, worker_processes
+from mixedres.data.images.augment import Augmentation
 from mixedres.data.images.chunks import Chunk, EvalChunks, ImageReader, TrainChunks, chunks_per_batch
 from mixedres.data.images.preprocessing import Preprocessing
 from mixedres.data.input_spec import InputSpec
@@ -32,6 +33,7 @@ class Loader(DataInfo):
         num_classes: int,
         *,
         flip: bool = False,
+        augmentation: Augmentation | None = None,
         threads: int = 1,
         workers: int = 0,
         on_error: str = "raise",
@@ -45,6 +47,7 @@ class Loader(DataInfo):
           preprocessing: how images become squares.
           num_classes: labels must lie in [0, num_classes).
           flip: mirror a training image with probability 1/2.
+          augmentation: further changes of training images; None: no changes.
           threads: decoding threads per decoding process.
           workers: decoding processes; 0: threads of this process decode.
           on_error: 'raise': an unreadable image ends the run; 'skip': in training the next readable image takes the
@@ -64,6 +67,7 @@ class Loader(DataInfo):
             note=data_set.note,
         )
         self.data_set, self.preprocessing, self.flip = data_set, preprocessing, flip
+        self.augmentation = augmentation
         self.threads, self.workers, self.on_error, self.max_pixels = threads, workers, on_error, max_pixels
 
     @functools.cached_property
@@ -106,6 +110,7 @@ class Loader(DataInfo):
             self.data_set.apply_exif,
             self.on_error,
             self.max_pixels,
+            self.augmentation,
         )
 
     def _batches(self, chunks: TrainChunks | EvalChunks, local_batch: int) -> Iterator[Batch]:
