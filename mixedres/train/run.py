@@ -124,9 +124,7 @@ def fit(
         _check_outcome(loop.state, result)
         document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:
-            _write_summary(directory / workdir.SUMMARY, document)
-            words = on_results(experiment, loop.results) if on_results and loop.results else ""
-            console.say(*_closing_lines(experiment, document, directory, time.perf_counter() - began, words))
+            _finish(loop, document, time.perf_counter() - began, on_results)
     return document
 
 
@@ -279,8 +277,10 @@ def _summary(
     }
 
 
-def _write_summary(path: pathlib.Path, document: Record) -> None:
-    """Writes the summary."""
+def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation.OnResults | None) -> None:
+    """Writes the summary of a run that took `seconds`, calls `on_results`, and prints the last lines."""
+    experiment, directory = loop.parts.experiment, loop.parts.directory
+    path = directory / workdir.SUMMARY
     try:
         write_json(path, stamped(document))
     except OSError as error:
@@ -288,6 +288,8 @@ def _write_summary(path: pathlib.Path, document: Record) -> None:
             f"{path} cannot be written ({error.strerror}); the last checkpoint stands: make room and start the same "
             "command again"
         ) from error
+    words = on_results(experiment, loop.results) if on_results and loop.results else ""
+    console.say(*_closing_lines(experiment, document, directory, seconds, words))
 
 
 def _closing_lines(
