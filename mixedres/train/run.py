@@ -75,7 +75,6 @@ def fit(
       data.DataError: if the data cannot be read any further.
       Stopped: after a signal of `signals.SIGNALS`, such as SIGTERM.
     """
-    began = time.perf_counter()
     config = checks.with_network(config, None) if clean else start.config_to_continue(config, directory)
     experiment = build(config, source)
     window = profiler.traced_steps(experiment)
@@ -124,7 +123,7 @@ def fit(
         _check_outcome(loop.state, result)
         document = _summary(loop, first_step, result, seconds, programs)
         if group.is_primary:
-            _finish(loop, document, time.perf_counter() - began, on_results)
+            _finish(loop, document, time.perf_counter() - started, on_results)
     return document
 
 
@@ -278,7 +277,7 @@ def _summary(
 
 
 def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation.OnResults | None) -> None:
-    """Writes the summary of a run that took `seconds`, calls `on_results`, and prints the last lines."""
+    """Writes the summary of a run that took `seconds` from its compilation on, calls `on_results`, and prints the last lines."""
     experiment, directory = loop.parts.experiment, loop.parts.directory
     path = directory / workdir.SUMMARY
     try:
