@@ -277,7 +277,7 @@ def _summary(
 
 
 def _finish(loop: Loop, document: Record, seconds: float, on_results: evaluation.OnResults | None) -> None:
-    """Writes the summary of a run that took `seconds` from its compilation on, calls `on_results`, and prints the last lines."""
+    """Writes the summary, calls `on_results`, and prints the last lines; `seconds` since the begin of compilation."""
     experiment, directory = loop.parts.experiment, loop.parts.directory
     path = directory / workdir.SUMMARY
     try:
