@@ -40,7 +40,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #8884; }
 th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
-svg { max-width: 100%; height: auto; background: #fff; } .note { color: #a33; } footer { color: #778; margin-top: 2rem; }
+svg { max-width: 100%; height: auto; background: #fff; } .note { color: #a33; }
+footer { color: #778; margin-top: 2rem; }
 """
 
 
