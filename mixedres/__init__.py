@@ -10,11 +10,14 @@ from mixedres._internal.lazy import importer
 
 if TYPE_CHECKING:
     from mixedres import amp, config, data, models, numerics, precision, train
+    from mixedres._internal.errors import ConfigError, MixedresError
     from mixedres.amp import autocast, explain
     from mixedres.run import Run, fit, load
 
 __version__ = "0.2.0"
 __all__ = [
+    "ConfigError",
+    "MixedresError",
     "Run",
     "amp",
     "autocast",
@@ -30,5 +33,10 @@ __all__ = [
 ]
 
 __getattr__ = importer(
-    __name__, {**dict.fromkeys(("autocast", "explain"), "amp"), **dict.fromkeys(("Run", "fit", "load"), "run")}
+    __name__,
+    {
+        **dict.fromkeys(("ConfigError", "MixedresError"), "_internal.errors"),
+        **dict.fromkeys(("autocast", "explain"), "amp"),
+        **dict.fromkeys(("Run", "fit", "load"), "run"),
+    },
 )

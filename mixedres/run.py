@@ -18,6 +18,8 @@ from mixedres._internal.files import expanded, split_checkpoint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
 
+__all__ = ["Prediction", "Run", "fit", "load"]
+
 if TYPE_CHECKING:
     import os
 

@@ -273,5 +273,5 @@ print(json.dumps([*same, sorted(set(mixedres.__all__) - set(dir(mixedres)))]))
         True,
         True,
         True,
-        ["Run", "config", "data", "fit", "load", "models", "numerics", "train"],
+        ["ConfigError", "MixedresError", "Run", "config", "data", "fit", "load", "models", "numerics", "train"],
     ]
