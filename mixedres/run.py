@@ -66,7 +66,7 @@ class Run:
     classifier: networks.Classifier
     config: ConfigDict | None = None
     source: data.Source | None = None
-    _prepared: dict[int, networks.Prepared] = dataclasses.field(default_factory=dict)
+    _prepared: dict[int, networks.Prepared] = dataclasses.field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
         about = f"{self.classifier.name} in {self.classifier.precision.name}, {len(self.class_names)} classes"
