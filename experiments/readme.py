@@ -33,11 +33,17 @@ PYTORCH = ("PyTorch, eager", "PyTorch, compiled")
 
 
 def summary() -> str:
-    """Returns the table of README.md: one row a preset."""
-    rows = [row for row in _read("evidence_cluttered")["rows"] if row["case"] in PRESETS]
+    """Returns the table of README.md, one row a preset, and where its numbers come from."""
+    result = _read("evidence_cluttered")
+    low, high = next(row for row in result["rows"] if row["is_floor"])["top1"]["single"]
+    rows = [row for row in result["rows"] if row["case"] in PRESETS]
     head = ["preset", "runs", "test top-1", "difference to fp32, points (95 % interval)", "skipped steps"]
     cells = ([f"`{row['case']}`", str(row["n"]), *_trained_cells(row)] for row in rows)
-    return "\n".join(runs.markdown(head, cells))
+    text = (
+        f"A ResNet-20 on cluttered digits ({_where(result)}). 95 % of float32 runs change by less than the gray band, "
+        f"{low:+.2f} to {high:+.2f} points, if only the order of sums changes, so smaller differences mean nothing."
+    )
+    return "\n".join([*runs.markdown(head, cells), "", text])
 
 
 def page() -> str:
