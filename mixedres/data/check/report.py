@@ -165,9 +165,11 @@ def _find_twins(root: str, images: Sequence[Image], facts: Sequence[Facts]) -> l
         equal = collections.defaultdict(list)
         # Equal files have equal pixels. Others are compared in full size: one file of each content is decoded.
         contents = dict(candidates)
-        pixels = {file: hash_of_pixels(f"{root}/{image['file']}") for file, image in contents.items()}
+        pixels = {}
+        if len(contents) > 1:
+            pixels = {file: hash_of_pixels(f"{root}/{image['file']}") for file, image in contents.items()}
         for file, image in candidates:
-            equal[pixels[file] if len(contents) > 1 else file].append((file, image))
+            equal[pixels.get(file, file)].append((file, image))
         for same in equal.values():
             if len(same) > 1:
                 kind = "files" if len({file for file, _ in same}) == 1 else "pixels"
