@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mixedres import data
-from mixedres._internal.errors import DataError, Stopped
+from mixedres._internal.errors import Stopped
 from mixedres.checkpoints import workdir
 from mixedres.data.images import decoding
 from mixedres.data.sources import Synthetic
@@ -39,7 +39,7 @@ def test_pipes_and_devices_among_images_are_refused(place):
     batches.close()
     assert {name.rpartition("/")[2] for name in source.unreadable} == {"pipe.png", "zeros.png"}
     assert set(source.unreadable.values()) == {"not a regular file"}
-    with pytest.raises(ValueError, match="2 of the 18 images are damaged: .*not a regular file"):
+    with pytest.raises(ValueError, match=r"2 of the 18 images are damaged: .*not a regular file"):
         data.load("folder", dir=str(place), image_size=8, batch_size=10, threads=1)
 
 
