@@ -74,9 +74,9 @@ def inspect(path: str) -> Facts:
         data = read_regular(path, MAX_BYTES)
         head = decoding.read_header(data, apply_exif=True)
         pixels = decoding.decode_image(data, head, shrink=8 if head.is_jpeg else 1)
+        mode = _JPEG_MODES.get(head.colorspace, head.colorspace) if head.is_jpeg else _mode(data)
     except (OSError, ValueError) as error:
         return Facts(reason(error))
-    mode = _JPEG_MODES.get(head.colorspace, head.colorspace) if head.is_jpeg else _mode(data)
     digests = hashlib.sha256(data).digest(), hashlib.sha256(pixels).digest()
     return Facts("", *digests, head.height, head.width, mode, head.orientation)
 
