@@ -76,7 +76,7 @@ class Gallery:
         known = sum(self.verdicts.values())
         parts = [f"{self.verdicts['right']:,} of {known:,} right"] if known else [f"{self.total:,} images"]
         if known < self.total and known:
-            parts.append(f"{self.total - known:,} images in folders that have the name of no class")
+            parts.append(f"{self.total - known:,} of {self.total:,} images have no folder with the name of a class")
         if len(self._tiles) < self.total:
             parts.append(f"the page shows the first {len(self._tiles):,} of {self.total:,} images")
         return "; ".join(parts)

@@ -41,7 +41,7 @@ def test_full_page_counts_the_images_left_out(monkeypatch, tmp_path):
     for truth in ("a", "a", "b", None):
         page.add(predict.Tile("x.jpg", SQUARE, [("a", 1.0)], truth=truth))
     assert page.summary() == (
-        "2 of 3 right; 1 images in folders that have the name of no class; the page shows the first 2 of 4 images"
+        "2 of 3 right; 1 of 4 images have no folder with the name of a class; the page shows the first 2 of 4 images"
     )
     monkeypatch.setattr(gallery, "MOST_BYTES", 100)
     small = predict.Gallery()

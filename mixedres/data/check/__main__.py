@@ -35,13 +35,15 @@ def check_photographs(arguments: Sequence[str]) -> None:
     from mixedres.data.datasets.folder import scan
 
     given = options.directory
-    division = (options.train_split, options.eval_split, options.eval_fraction, options.split_seed)
+    names = ("train_split", "eval_split", "eval_fraction", "split_seed")
+    division = {name: value for name in names if (value := getattr(options, name)) != parser.get_default(name)}
     try:
-        data_set = scan(given, *division)
+        data_set = scan(given, **division)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     report = check_folder(data_set)
-    console.show(*(json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given)))
+    text = json.dumps(report.to_json(), indent=1).splitlines() if options.json else report.lines(given, division)
+    console.show(*text)
     if report.problems:
         raise DataError(f"{given}: {' and '.join(report.problems)}")
 

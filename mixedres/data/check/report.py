@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -79,8 +79,13 @@ class FolderReport:
         """Returns the report as one JSON document, with the number of the format."""
         return stamped(dataclasses.asdict(self) | {"few_images": self.few, "problems": self.problems})
 
-    def lines(self, directory: str) -> Iterator[str]:
-        """Yields the report as text, with the command to type next for the folder `directory`."""
+    def lines(self, directory: str, division: Mapping[str, object]) -> Iterator[str]:
+        """Yields the report as text, with the command to type next.
+
+        Args:
+          directory: the folder, as it was given.
+          division: the options that divide the folder otherwise than by default, such as {'eval_fraction': 0.5}.
+        """
         total = sum(sum(counts.values()) for counts in self.classes.values())
         yield f"{self.root}: {total:,} images; {self.note}"
         yield from _table(self.classes)
@@ -98,9 +103,11 @@ class FolderReport:
         if self.orientations:
             yield f"EXIF orientations: {_counts(self.orientations)}; these images are turned upright"
         if self.problems:
-            yield f"next: repair or remove these files, then type: mixedres check {shlex.quote(directory)}"
+            flags = "".join(f" --{name}={shlex.quote(str(value))}" for name, value in division.items())
+            yield f"next: repair or remove these files, then type: mixedres check {shlex.quote(directory)}{flags}"
         else:
-            yield f"next: mixedres train --config=folder:fp16 --config.data.dir={shlex.quote(directory)}"
+            flags = "".join(f" --config.data.{name}={shlex.quote(str(value))}" for name, value in division.items())
+            yield f"next: mixedres train --config=folder:fp16 --config.data.dir={shlex.quote(directory)}{flags}"
 
     def _twins(self) -> Iterator[str]:
         both, others = self.between_parts, self.between_classes
@@ -165,9 +172,11 @@ def _find_twins(root: str, images: Sequence[Image], facts: Sequence[Facts]) -> l
         equal = collections.defaultdict(list)
         # Equal files have equal pixels. Others are compared in full size: one file of each content is decoded.
         contents = dict(candidates)
-        pixels = {file: hash_of_pixels(f"{root}/{image['file']}") for file, image in contents.items()}
+        pixels = {}
+        if len(contents) > 1:
+            pixels = {file: hash_of_pixels(f"{root}/{image['file']}") for file, image in contents.items()}
         for file, image in candidates:
-            equal[pixels[file] if len(contents) > 1 else file].append((file, image))
+            equal[pixels.get(file, file)].append((file, image))
         for same in equal.values():
             if len(same) > 1:
                 kind = "files" if len({file for file, _ in same}) == 1 else "pixels"

@@ -116,6 +116,8 @@ def test_clean_folder_has_status_0(tmp_path, capsys):
     status, out, err = run(capsys, tmp_path)
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == f"next: mixedres train --config=folder:fp16 --config.data.dir={tmp_path}"
+    _, out, _ = run(capsys, tmp_path, "--eval_fraction=0.4")
+    assert out.splitlines()[-1].endswith(f" --config.data.dir={tmp_path} --config.data.eval_fraction=0.4")
     status, out, _ = run(capsys, tmp_path, "--json", "--eval_fraction=0.4")
     assert status == 0 and json.loads(out)["classes"] == {"train": {"a": 3, "b": 3}, "eval": {"a": 2, "b": 2}}
 
