@@ -26,7 +26,7 @@ flags:
   --config.KEY=VALUE                      sets a key of the config, listed below
   --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir, by default with the
-                                          config of that run (default train)
+                                          config of that run, and write errors.html there (default train)
   --presets=all|NAME,NAME...              with --mode=eval: the same weights in each of these precisions, and how many
                                           predictions differ from those in fp32
   --clean                                 remove the run in the workdir first
