@@ -124,8 +124,8 @@ def load(name: str, **options: Any) -> Source:
     near = difflib.get_close_matches(name, SOURCES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
-        f"data set {name!r} is unknown; {hint}use one of {', '.join(SOURCES)}, or {PREFIX}NAME; data sets "
-        "of your own are for mixedres.fit and Run.evaluate, which take a source"
+        f"data set {name!r} is unknown; {hint}use one of {', '.join(SOURCES)}, or {PREFIX}NAME; mixedres.fit and "
+        "Run.evaluate take a data set of your own (source=)"
     )
 
 
