@@ -8,6 +8,7 @@ import html
 import json
 import pathlib
 import re
+import tomllib
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -23,7 +24,9 @@ PAGES = {
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Gives pages an edit link if the repository is known."""
+    """Gives pages an edit link if pyproject.toml names the repository."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url = project.get("urls", {}).get("Repository", "")
     config.edit_uri = "edit/main/docs/" if config.repo_url else ""
 
 
