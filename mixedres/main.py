@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line, console, process, signals
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.files import split_checkpoint
 from mixedres._internal.names import PRESETS
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ flags:
   --config=FILE[:PRESET[,key=value...]]   config file, or the name of a shipped one such as digits; the preset is the
                                           precision (default fp32)
   --config.KEY=VALUE                      sets a key of the config, listed below
-  --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued
+  --workdir=DIR                           directory of the run (default runs/FILE-PRESET); a run in it is continued.
+                                          With --mode=eval also DIR@best and DIR@STEP, checkpoints of the run
   --mode=train|eval                       eval: evaluate the newest checkpoint of the workdir, by default with the
                                           config of that run, and write errors.html there (default train)
   --presets=all|NAME,NAME...              with --mode=eval: the same weights in each of these precisions, and how many
@@ -75,12 +77,15 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     name = flags.default_workdir if flags.workdir is None else flags.workdir
     if "://" in name:
         raise ConfigError(f"--workdir={name} is no directory of this machine; mount it and name where")
-    directory = command_line.path(name).absolute()
+    place, checkpoint = split_checkpoint(command_line.path(name))
+    directory = place.absolute()
+    if checkpoint is not None and flags.mode == "train":
+        raise ConfigError(f"--workdir={name} names a checkpoint, and a run goes on from its newest; write {place}")
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
     from mixedres import checkpoints, run, train
 
     is_alone, source = not flags.distributed and flags.coordinator is None, None
-    notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(name) else []
+    notes = checkpoints.left_to_command_line(directory, flags.config) if flags.file == config_of_run(place) else []
     if is_alone:
         for note in notes:
             console.say(note)
@@ -88,7 +93,11 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
             run.train_in(flags.config, directory, clean=flags.clean)
             console.give_up()  # an error of the log ends no run
             return
-        source, _ = train.checks.check_run(flags.config, directory, evaluates=True)
+        if checkpoint is not None:
+            flags.config.init_from = str(directory) + f"@{checkpoint}"
+        # The run is no matter beside the weights of a named checkpoint.
+        named = checkpoint is not None
+        source, _ = train.checks.check_run(flags.config, directory, evaluates=True, clean=named)
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
@@ -99,10 +108,11 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         if presets is not None or flags.mode == "eval":
             signals.raise_interrupts()
         if presets is not None:
-            train.compare_presets(flags.config, directory, presets, group=group, source=source)
+            held = None if checkpoint else directory
+            train.compare_presets(flags.config, held, presets, group=group, source=source)
         elif flags.mode == "eval":
-            write = run.errors_page(directory)
-            train.evaluate(flags.config, directory, group=group, source=source, on_results=write)
+            held, write = None if checkpoint else directory, run.errors_page(directory)
+            train.evaluate(flags.config, held, group=group, source=source, on_results=write)
         else:
             train.fit(flags.config, directory, clean=flags.clean, group=group, source=source)
             console.give_up()  # an error of the log ends no run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 
 from mixedres import checkpoints, config, data, train
 from mixedres import predict as networks
-from mixedres._internal.errors import ConfigError, config_errors
+from mixedres._internal.errors import ConfigError, WeightsError, config_errors
 from mixedres._internal.files import expanded, split_checkpoint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
@@ -21,13 +22,12 @@ from mixedres.checkpoints import workdir as names
 __all__ = ["Prediction", "Run", "fit", "load"]
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
+    import PIL.Image
 
     from mixedres import models
 
-    Image = str | os.PathLike[str] | np.ndarray
+    Image = str | os.PathLike[str] | np.ndarray | PIL.Image.Image
 
 
 class Prediction(NamedTuple):
@@ -105,9 +105,9 @@ class Run:
         """Classifies images, in the precision of the run, on all devices of this process.
 
         Args:
-          images: a file, a folder (searched to the bottom) or a glob; an array of one image (h, w, 3), (h, w, 1) or
-            (h, w), or of several (n, h, w, c), uint8 from 0 to 255; or a sequence of these. An array that has the shape
-            of the network's input is taken as it is. Others are cropped and resized as files are.
+          images: a file, a folder (searched to the bottom) or a glob; an image of Pillow; an array of one image
+            (h, w, 3), (h, w, 1) or (h, w), or of several (n, h, w, c), uint8 from 0 to 255; or a sequence of these. An
+            array that has the shape of the network's input is taken as it is. Others are cropped and resized as files.
           top: classes per image.
 
         Returns:
@@ -191,9 +191,12 @@ def load(
     """
     with config_errors("path"):
         place = expanded(str(path))
-    classifier = networks.open_classifier(
-        place, preset=precision, class_names=class_names, image_size=image_size, preprocessing=preprocessing
-    )
+    try:
+        classifier = networks.open_classifier(
+            place, preset=precision, class_names=class_names, image_size=image_size, preprocessing=preprocessing
+        )
+    except WeightsError as error:
+        raise ConfigError(str(error)) from None
     recorded = checkpoints.read_config(split_checkpoint(place)[0])
     found = None if recorded is None else config.unflatten(checkpoints.portable(recorded))
     return Run(str(place), classifier, found)
@@ -227,6 +230,8 @@ def fit(
     chosen = _with(config.load_config(recipe) if isinstance(recipe, str) else recipe, overrides)
     if source is not None:
         _check_source(source)
+        if chosen.data.augment != "none" or chosen.data.erasing:
+            raise ConfigError("data.augment and data.erasing are for data sets of mixedres; augment in train_batches")
         chosen = _with(chosen, {"data.name": type(source).__name__})
     stem = pathlib.Path(name or chosen.data.name).stem
     directory = expanded(f"runs/{stem}-{chosen.precision.name}" if workdir is None else str(workdir)).absolute()
@@ -260,13 +265,28 @@ def errors_page(directory: pathlib.Path) -> train.OnResults:
 
 
 def _check_source(source: data.Source) -> None:
-    """Raises ConfigError if an object lacks an attribute or a method of `mixedres.data.Source`."""
-    wanted = (*data.Source.__annotations__, "input_spec", "fingerprint", "train_batches", "eval_batches")
+    """Raises ConfigError if an object lacks an attribute or a method of `mixedres.data.Source`, or has a wrong one."""
+    name = f"source={type(source).__name__}"
+    wanted = (*data.Source.__annotations__, "fingerprint", "train_batches", "eval_batches")
     missing = [name for name in wanted if not hasattr(source, name)]
     if missing:
-        raise ConfigError(
-            f"source={type(source).__name__} has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo"
-        )
+        raise ConfigError(f"{name} has no {', '.join(missing)}; derive the class from mixedres.data.DataInfo")
+    shape, names_of_classes = source.image_shape, source.class_names
+    for right, attribute, must_be in (
+        (
+            isinstance(source.fingerprint, str) and source.fingerprint,
+            "fingerprint",
+            "a text that changes with the data",
+        ),
+        (len(shape) == 3 and all(side >= 1 for side in shape), "image_shape", "(height, width, channels)"),
+        (len(names_of_classes) in (0, source.num_classes), "class_names", f"{source.num_classes} names, or none"),
+        ((source.mean is None) == (source.std is None), "mean", "given with std, or not at all"),
+        (source.mean is None or len(source.mean) == shape[-1], "mean", "one number per channel"),
+    ):
+        if not right:
+            raise ConfigError(f"{name}: {attribute} is {getattr(source, attribute)!r}; it must be {must_be}")
+    if not hasattr(source, "input_spec"):  # which raises ValueError for the mistakes above
+        raise ConfigError(f"{name} has no input_spec; derive the class from mixedres.data.DataInfo")
 
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:
@@ -284,10 +304,15 @@ def _plain(value: Any) -> Any:
 def _images(given: Image | Iterable[Image]) -> Iterable[str | np.ndarray]:
     """Yields the paths of files and the single images that an argument of `Run.predict` names."""
     import numpy as np
+    import PIL.Image
+    import PIL.ImageOps
 
-    if isinstance(given, np.ndarray):
-        yield from given if given.ndim == 4 else (given,)
-    elif isinstance(given, str) or hasattr(given, "__fspath__"):
+    if isinstance(given, PIL.Image.Image):
+        yield np.asarray(PIL.ImageOps.exif_transpose(given).convert("RGB"))
+    elif hasattr(given, "__array__"):
+        array = np.asarray(given)
+        yield from array if array.ndim == 4 else (array,)
+    elif isinstance(given, str | os.PathLike):
         yield from networks.find_images(str(given))
     else:
         for one in given:

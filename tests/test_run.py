@@ -89,6 +89,18 @@ def leaves(tree):
         yield from leaves(value) if isinstance(value, dict) else (value,)
 
 
+def test_named_checkpoint_is_evaluated_by_the_command(place, capsys):
+    """The page of errors is the named checkpoint's."""
+    steps = checkpoints.checkpoint_steps(place / "run")
+    command = ["mixedres", "--mode=eval", f"--config.data.dir={place / 'images'}"]
+    assert main.main([*command, f"--workdir={place / 'run'}@{steps[0]}"]) == 0
+    assert f"weights of {place / 'run'}@{steps[0]}: test top-1" in capsys.readouterr().out
+    assert main.main([*command, f"--workdir={place / 'run'}@7"]) == 2
+    assert "has no checkpoint of step 7" in capsys.readouterr().err
+    assert main.main(["mixedres", "--config=digits", f"--workdir={place / 'run'}@best"]) == 2
+    assert "a run goes on from its newest" in capsys.readouterr().err
+
+
 def test_finished_run_is_only_read(stripes, capsys):
     _, directory = stripes
     config = tiny("fp16", steps=12, optimizer__learning_rate=0.2, optimizer__lr_reference_batch=0)
@@ -97,25 +109,52 @@ def test_finished_run_is_only_read(stripes, capsys):
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "words"),
+    ("facts", "words"),
     [
-        (
-            object(),
-            ConfigError,
-            "source=object has no image_shape, .*train_batches.*; derive the class from mixedres.d",
-        ),
-        (
-            Stripes(**STRIPES | {"image_shape": (8, 9, 1)}),
-            DataError,
-            r"images are uint8\[8, 8, 1\], and it states uint8\[8",
-        ),
-        (Stripes(**STRIPES | {"num_classes": 1}), ConfigError, "a run needs 2 classes"),
+        ({"num_classes": 1}, "a run needs 2 classes"),
+        ({"image_shape": (8, 8)}, r"image_shape is \(8, 8\); it must be \(height, width, channels\)"),
+        ({"class_names": ("a",)}, r"class_names is \('a',\); it must be 2 names, or none"),
+        ({"mean": (0.0,)}, "mean is .*; it must be given with std"),
     ],
-    ids=["no source", "other shape", "one class"],
+    ids=str,
 )
-def test_mistakes_of_own_data_are_one_line(source, error, words, tmp_path):
-    with pytest.raises(error, match=words):
-        mixedres.fit(tiny("fp32", steps=2), workdir=tmp_path / "run", source=source)
+def test_wrong_facts_of_own_data_write_nothing(facts, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        mixedres.fit(tiny("fp32", steps=2), workdir=tmp_path / "run", source=Stripes(**STRIPES | facts))
+    with pytest.raises(
+        ConfigError, match=r"has no image_shape, .*train_batches.*; derive the class from mixedres.data"
+    ):
+        mixedres.fit(tiny("fp32", steps=2), workdir=tmp_path / "run", source=object())
+    with pytest.raises(ConfigError, match="augment in train_batches"):
+        mixedres.fit(tiny("fp32", data__erasing=0.5), workdir=tmp_path / "run", source=Stripes(**STRIPES))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda batch: tuple(batch.values()), "a batch is tuple; it must be a dictionary with image, label, mask"),
+        (lambda batch: {"image": batch["image"], "label": batch["label"]}, "a batch is image, label; it must be"),
+        (lambda batch: batch | {"image": batch["image"][:9]}, r"uint8\[9, 8, 8, 1\]; it must be uint8\[16, 8, 8, 1\]"),
+        (lambda batch: batch | {"image": np.float32(batch["image"])}, "is float32.*; it must be uint8"),
+        (lambda batch: batch | {"label": batch["label"] + 1}, "the label 2 of image 1 in a batch is not in 0 to 1"),
+    ],
+)
+def test_batches_of_own_data_are_checked(changed, words):
+    source = Stripes(**STRIPES)
+    (batch,) = source.eval_batches(16, shard=data.Shard())
+    data.check_batch(batch, source, "own", 16, has_mask=True)
+    with pytest.raises(DataError, match=words):
+        data.check_batch(changed(batch), source, "own", 16, has_mask=True)
+    batches = data.endless(iter([batch]), "own")
+    assert next(batches) is batch
+    with pytest.raises(DataError, match="own ended after 1 batches; train_batches must yield batches without end"):
+        next(batches)
+
+
+def test_other_count_of_test_images_is_an_error(stripes):
+    with pytest.raises(DataError, match="16 test images came, and eval_examples states 12"):
+        stripes[0].evaluate(source=Stripes(**STRIPES | {"eval_examples": 12}))
 
 
 def test_command_and_function_train_the_same_bits(tmp_path, capsys):
@@ -125,7 +164,7 @@ def test_command_and_function_train_the_same_bits(tmp_path, capsys):
     name = "--config=cifar10:bf16,data=synthetic,model=cifar_resnet8"
     assert main.main(["mixedres", name, *flags, f"--workdir={tmp_path / 'b'}"]) == 0
     assert workdir.read_summary(tmp_path / "b")["fingerprint"] == run.summary["fingerprint"]
-    assert f"next: python -m mixedres.predict --from={tmp_path / 'b'}" in capsys.readouterr().out
+    assert f"next: mixedres predict --from={tmp_path / 'b'}" in capsys.readouterr().out
 
 
 def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):
@@ -159,10 +198,12 @@ def test_network_of_the_weights_is_taken(stripes, tmp_path):
         checks.with_network(gone, tmp_path)
 
 
-def test_patience_ends_a_run_that_gets_no_better(tmp_path):
+def test_patience_ends_a_run_that_gets_no_better(tmp_path, capsys):
     """A rate of 1e-9 changes nothing, so the first evaluation stays the best."""
     slow = {"optimizer__learning_rate": 1e-9, "steps": 10}
-    assert train.fit(tiny(patience="4 steps", **slow), tmp_path / "run")["train"]["steps"] == 6
+    first = train.fit(tiny(patience="4 steps", **slow), tmp_path / "run")["train"]
+    assert (first["steps"], first["stopped_by"]) == (6, "patience")
+    assert "stopped by patience=4 steps after 1.5 of 2.5 epochs: test top-1" in capsys.readouterr().out
     # The same patience finds the run finished; without patience it goes on to its end.
     assert workdir.finished(tmp_path / "run", workdir.read_config(tmp_path / "run")) is not None
     assert train.fit(tiny(patience=0, **slow), tmp_path / "run")["train"]["steps"] == 10

@@ -96,7 +96,7 @@ def config_errors(where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, WeightsError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def one_line(error: BaseException) -> str:

@@ -155,11 +155,12 @@ def check_weights_exist(path: pathlib.Path) -> None:
 
     The path may name a checkpoint of a run, as for `split_checkpoint`.
     """
-    path, _ = split_checkpoint(path)
+    path, checkpoint = split_checkpoint(path)
     if not os.path.lexists(path) and not path.with_name(f"{path.name}.index").is_file():
+        hint = "" if checkpoint or "@" not in path.name else "; checkpoints of a run are WORKDIR@best and WORKDIR@STEP"
         raise WeightsError(
             f"{path} does not exist; name a workdir, a .safetensors, .pth, .keras or .h5 file, a folder that "
-            "transformers saved, or a checkpoint of TensorFlow"
+            f"transformers saved, or a checkpoint of TensorFlow{hint}"
         )
 
 

@@ -179,8 +179,8 @@ def _may_go_on(workdir: pathlib.Path, config: Record, data: Record) -> bool:
       ConfigError: if it may not, and the run has results.
     """
     try:
-        names.check_same(workdir, config)
         names.check_data(workdir, data)
+        names.check_same(workdir, config)
         return True
     except ConfigError:
         results = (SUMMARY, CHECKPOINTS, *names.NONFINITE)

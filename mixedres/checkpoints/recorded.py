@@ -8,6 +8,7 @@ file, ``--config=.../recorded.py:WORKDIR``; `mixedres.config.config_of_run` has 
 import os
 import pathlib
 import re
+import shlex
 
 from ml_collections import ConfigDict
 
@@ -85,7 +86,11 @@ def left_to_command_line(workdir: pathlib.Path, config: ConfigDict) -> list[str]
     """Returns a note about the settings of the data that `get_config` did not take, and that `config` does not set."""
     recorded, now = read_config(workdir) or {}, flatten(config)
     left = [key.path for key in KEYS if not key.is_portable and key.path.startswith("data.")]
-    flags = [f"--config.{path}={recorded[path]}" for path in left if now[path] is None and recorded.get(path)]
+    flags = [
+        f"--config.{path}={shlex.quote(str(recorded[path]))}"
+        for path in left
+        if now[path] is None and recorded.get(path)
+    ]
     if not flags:
         return []
     return [

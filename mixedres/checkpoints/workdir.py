@@ -81,7 +81,7 @@ def check_same(workdir: pathlib.Path, config: Record, only: Collection[str] | No
     if differing:
         what = listed([f"{key}: {old[key]!r} there, {new.get(key)!r} now" for key in differing], 5, "; ")
         flags = " ".join(f"--config.{key}={_as_text(old[key])}" for key in differing[:5])
-        way_out = f"go on with {flags}, name another --workdir, or start over with --clean"
+        way_out = f"name another --workdir, go on with {flags}, or remove that run with --clean"
         if only is not None:
             way_out = f"add {flags}, or leave out --config to take the config of the run"
         raise ConfigError(f"--workdir={workdir} holds a run with a different config ({what}); {way_out}")
@@ -117,8 +117,8 @@ def check_data(workdir: pathlib.Path, data: Record, *, classes_only: bool = Fals
     else:
         return
     raise ConfigError(
-        f"--workdir={workdir} holds a run on other data ({what}); put the data back as they were, name another "
-        "--workdir, or start over with --clean"
+        f"--workdir={workdir} holds a run on other data ({what}); name another --workdir, put the data back as "
+        "they were, or remove that run with --clean"
     )
 
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mixedres._internal.cli.command_line import Parser
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.files import open_regular
+from mixedres._internal.files import open_regular, split_checkpoint
 from mixedres._internal.names import PROCESS_FLAGS
 from mixedres.config.keys import KEYS
 from mixedres.config.values import BOOLEANS, check_key, is_switch, override, validate
@@ -66,7 +66,9 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     """
     flags, rest = _parser().parse_known_args(_joined(arguments), Flags())
     if not flags.file and flags.mode == "eval" and flags.workdir:
-        flags.file = config_of_run(flags.workdir)
+        flags.file = config_of_run(split_checkpoint(pathlib.Path(flags.workdir))[0])
+    if not flags.file and flags.mode == "eval":
+        raise ConfigError("--workdir is missing; name a run, such as --workdir=runs/digits-fp16")
     if not flags.file:
         raise ConfigError("--config is missing; try --config=configs/digits.py:fp16")
     flags.config = load_config(flags.file)

@@ -16,8 +16,9 @@ from mixedres.data.sources import (
     Shard,
     Source,
     Synthetic,
-    check_images,
+    check_batch,
     check_labels,
+    endless,
     identity,
 )
 
@@ -51,8 +52,9 @@ __all__ = [
     "Synthetic",
     "available_cpus",
     "center_crops",
-    "check_images",
+    "check_batch",
     "check_labels",
+    "endless",
     "get_preprocessing",
     "identity",
     "images_below",

@@ -289,15 +289,35 @@ def check_labels(batch: Batch, num_classes: int, name: str) -> None:
         )
 
 
-def check_images(batch: Batch, source: Source, name: str) -> None:
-    """Raises DataError if the images of a batch have another shape or dtype than `source` states; `name` names it."""
-    images = batch["image"]
-    stated, found = (source.image_shape, np.dtype(source.image_dtype)), (images.shape[1:], images.dtype)
-    if found != stated:
-        raise DataError(
-            f"data set {name}: its images are {found[1]}{list(found[0])}, and it states {stated[1]}{list(stated[0])}; "
-            "correct image_shape, image_dtype or the images"
-        )
+def check_batch(batch: Batch, source: Source, name: str, rows: int, *, has_mask: bool) -> None:
+    """Checks a batch of `rows` examples, before a compiled step gets it.
+
+    Raises DataError if the batch has other arrays than `Source` asks for, in another shape or dtype, or a label out of
+    range; `name` is the name of the data set, and `has_mask` is for batches of an evaluation.
+    """
+    names = ("image", "label", "mask") if has_mask else ("image", "label")
+    if not isinstance(batch, dict) or not set(names) <= batch.keys():
+        given = ", ".join(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
+        raise DataError(f"data set {name}: a batch is {given}; it must be a dictionary with {', '.join(names)}")
+    wanted = {"image": (np.dtype(source.image_dtype), (rows, *source.image_shape)), "mask": (np.dtype(bool), (rows,))}
+    wanted["label"] = (batch["label"].dtype, (rows,))
+    for key in names:
+        dtype, shape = wanted[key]
+        if batch[key].dtype != dtype or batch[key].shape != shape:
+            raise DataError(
+                f"data set {name}: '{key}' of a batch is {batch[key].dtype}{list(batch[key].shape)}; it must be "
+                f"{dtype}{list(shape)}, by the batch size, image_shape and image_dtype"
+            )
+    check_labels(batch, source.num_classes, name)
+
+
+def endless(batches: Iterator[Batch], name: str) -> Iterator[Batch]:
+    """Yields training batches; raises DataError when they end, because an epoch follows the other."""
+    count = 0
+    for batch in batches:
+        yield batch
+        count += 1
+    raise DataError(f"data set {name} ended after {count} batches; train_batches must yield batches without end")
 
 
 def training_order(examples: int, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, np.ndarray]]:

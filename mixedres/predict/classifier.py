@@ -79,13 +79,14 @@ def read_classifier(options: argparse.Namespace) -> Classifier:
         names = _class_names(options.labels) if options.labels else None
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    classifier = open_classifier(
-        command_line.path(options.source),
-        preset=options.precision,
-        class_names=names,
-        image_size=options.image_size,
-        preprocessing=options.preprocessing,
-    )
+    with config_errors("--from"):
+        classifier = open_classifier(
+            command_line.path(options.source),
+            preset=options.precision,
+            class_names=names,
+            image_size=options.image_size,
+            preprocessing=options.preprocessing,
+        )
     classifier.check_takes_files(options.source)
     return classifier
 
@@ -108,13 +109,12 @@ def open_classifier(
       preprocessing: how images become squares; None: as recorded.
 
     Raises:
-      ConfigError: if there is no such network, if an argument is invalid, or if the class names do not fit the number
-        of classes.
+      WeightsError: if there is no such network.
+      ConfigError: if an argument is invalid, or if the class names do not fit the number of classes.
     """
     check_devices()
-    with config_errors("--from"):
-        file = checkpoints.read_weights(path)
-        variables = checkpoints.variables(file)
+    file = checkpoints.read_weights(path)
+    variables = checkpoints.variables(file)
     try:
         chosen = _precision(file, preset)
     except ValueError as error:

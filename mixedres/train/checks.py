@@ -109,7 +109,9 @@ def _network_of_file(path: pathlib.Path) -> Record:
 
 def say_finished(directory: pathlib.Path, summary: Record) -> Record:
     """Prints that the run in `directory` is finished, and returns its summary."""
-    console.say(f"this run is finished: {directory / workdir.SUMMARY} (--clean starts over)")
+    key = summary["train"].get("stopped_by")
+    more = f"it was stopped by {key}; another --config.{key} goes on, " if key else ""
+    console.say(f"this run is finished: {directory / workdir.SUMMARY} ({more}--clean starts over)")
     return summary
 
 

@@ -15,6 +15,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres._internal.types import Batch, CompiledStep, Metrics, Record
+from mixedres.checkpoints import read_data_identity
 from mixedres.train import checks, start, steps
 from mixedres.train.builder import build
 from mixedres.train.distributed import SINGLE, SingleProcess
@@ -65,7 +66,7 @@ def evaluate(
 
 def compare_presets(
     config: ConfigDict,
-    directory: pathlib.Path,
+    directory: pathlib.Path | None,
     presets: Sequence[str],
     *,
     group: SingleProcess = SINGLE,
@@ -80,7 +81,7 @@ def compare_presets(
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
     """
-    experiment = build(start.config_to_continue(config, directory), source)
+    experiment = build(config if directory is None else start.config_to_continue(config, directory), source)
     with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))
@@ -132,7 +133,8 @@ def sum_over_images(
     in_flight = InFlight()
     waiting: list[tuple[int, Batch, Metrics | None]] = []  # collected while the device computes the next batch
     batches = experiment.source.eval_batches(experiment.batch_size, shard=experiment.shard)
-    with data.Prefetch(batches, experiment.shard_batch, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
+    put = partial(experiment.shard_batch, has_mask=True)
+    with data.Prefetch(batches, put, give_up=should_stop) as ready, contextlib.suppress(data.GaveUp):
         with group.pause():
             ready.fill()
             coordination.barrier("evaluation")
@@ -155,6 +157,12 @@ def sum_over_images(
         _collect(collector, waiting)
     on_host = jax.device_get(sums)
     by_name = {name: on_host[name] for name in eval_steps}  # jax sorts the keys of a dict
+    counted, stated = int(next(iter(by_name.values()))["examples"]), experiment.source.eval_examples
+    if group.count == 1 and not experiment.source.unreadable and counted != stated:
+        raise DataError(
+            f"data set {experiment.config.data.name}: {counted} test images came, and eval_examples states {stated}; "
+            "correct eval_examples, eval_batches or its mask"
+        )
     if not all(int(counted["examples"]) for counted in by_name.values()):
         raise DataError(f"none of the {experiment.source.eval_examples} test images can be read")
     return by_name
@@ -190,6 +198,9 @@ def _weights(experiment: Experiment, directory: pathlib.Path | None, group: Sing
     if begun.is_random:
         raise ConfigError(f"--workdir={directory} has no checkpoint yet; train first, without --mode=eval")
     start.print_header(experiment, directory)
+    recorded = None if directory is None else read_data_identity(directory)
+    if recorded is not None and recorded["fingerprint"] != experiment.data["fingerprint"]:
+        console.say("note: these are other images than those of the run; it may have trained on some of them")
     return begun.state, f"weights of {given}" if begun.record is None else f"step {int(begun.state.step)}"
 
 

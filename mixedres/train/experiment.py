@@ -18,7 +18,7 @@ from mixedres._internal.mesh import AXIS
 from mixedres._internal.types import Batch, Record
 from mixedres.config import flatten
 from mixedres.data import Batch as HostBatch
-from mixedres.data import Shard, Source, check_images, check_labels, identity
+from mixedres.data import Shard, Source, check_batch, identity
 from mixedres.precision import Precision
 from mixedres.train import optimizers, step
 from mixedres.train.gradients import StepOptions
@@ -95,13 +95,13 @@ class Experiment:
         """Returns the rows of every batch that this process reads, which are the rows of its devices."""
         return Shard(jax.process_index(), jax.process_count())
 
-    def shard_batch(self, batch: HostBatch) -> Batch:
+    def shard_batch(self, batch: HostBatch, *, has_mask: bool = False) -> Batch:
         """Returns the global batch on the devices of all processes, from the part that this process read.
 
-        Raises DataError for a label out of range, and for images of another shape or dtype than the source states.
+        Raises DataError as `mixedres.data.check_batch`; `has_mask` is for batches of an evaluation.
         """
-        check_images(batch, self.source, self.config.data.name)
-        check_labels(batch, self.source.num_classes, self.config.data.name)
+        rows = len(self.shard.rows(self.batch_size))
+        check_batch(batch, self.source, self.config.data.name, rows, has_mask=has_mask)
         place = partial(jax.make_array_from_process_local_data, self.batch_sharding)
         return {name: place(array) for name, array in batch.items()}
 

@@ -169,7 +169,7 @@ class Loop:
         group, better = self.parts.group, False
         if self._is_evaluation(done) and not self._is_evaluated(done):
             better = self._evaluate(done)
-        ended = self._is_evaluated(done) and (done == self.parts.experiment.total_steps or self._is_good_enough())
+        ended = self._is_evaluated(done) and (done == self.parts.experiment.total_steps or bool(self.stopped_by()))
         self._stopping |= self.parts.stops_alone()  # perhaps since the evaluation
         if better or ended or self._is_checkpoint(done) or self._stopping:
             self._save(done)
@@ -211,13 +211,14 @@ class Loop:
     def _is_evaluated(self, done: int) -> bool:
         return self.evaluated is not None and self.evaluated["step"] == done
 
-    def _is_good_enough(self) -> bool:
-        """Returns whether the newest evaluation ends the run, by `stop_at_top1` or by `patience`."""
+    def stopped_by(self) -> str | None:
+        """Returns the key with which the newest evaluation ends the run early: 'stop_at_top1', 'patience' or None."""
         experiment = self.parts.experiment
-        if self.evaluated is None or self.best is None:
-            return False
-        wanted, waited = experiment.config.stop_at_top1, int(self.evaluated["step"] - self.best["step"])
-        return (wanted is not None and bool(self.evaluated["top1"] >= wanted)) or 0 < experiment.patience <= waited
+        if self.evaluated is None or self.best is None or self.evaluated["step"] == experiment.total_steps:
+            return None
+        if (wanted := experiment.config.stop_at_top1) is not None and self.evaluated["top1"] >= wanted:
+            return "stop_at_top1"
+        return "patience" if 0 < experiment.patience <= self.evaluated["step"] - self.best["step"] else None
 
     def _save(self, done: int) -> None:
         experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log

@@ -172,6 +172,7 @@ def _open_log(
         unreadable=experiment.source.unreadable,
         state=record.get("log"),
         resources=Resources(experiment.config.log_resources_every if group.is_primary else 0, experiment.devices),
+        shows_top5=experiment.source.num_classes > 5,
     )
 
 
@@ -210,6 +211,7 @@ def _batches(parts: Parts, first_step: int) -> data.Prefetch[data.Batch, dict[st
     batches = experiment.source.train_batches(
         experiment.batch_size, seed=experiment.config.seed, first_step=first_step, shard=experiment.shard
     )
+    batches = data.endless(batches, experiment.config.data.name)
     return data.Prefetch(batches, experiment.shard_batch, give_up=parts.stops_alone)
 
 
@@ -251,6 +253,7 @@ def _summary(
             "steps": done,
             "first_step": first_step,  # rates and seconds below count the steps since then
             "epochs": done / experiment.steps_per_epoch,
+            "stopped_by": loop.stopped_by(),
             "examples_per_second": here * experiment.batch_size / seconds if here else None,
             "step_time_ms": 1e3 * seconds / here if here else None,
             "compile_seconds": compile_seconds,
@@ -298,6 +301,9 @@ def _closing_lines(
     last, best, train = document["eval"], document["best"], document["train"]
     has_better = best is not None and best["top1"] > last["top1"]
     result = f"done: test top-1 {last['top1']:.2%} of {last['examples']} images"
+    if key := train["stopped_by"]:
+        early = f"{train['epochs']:.4g} of {experiment.total_steps / experiment.steps_per_epoch:.4g} epochs"
+        result = f"stopped by {key}={experiment.config[key]} after {early}: {result.removeprefix('done: ')}"
     if has_better:
         result += f"; the best was {best['top1']:.2%} after epoch {best['step'] / experiment.steps_per_epoch:.4g}"
     peaks = document["resources"]
@@ -311,6 +317,6 @@ def _closing_lines(
     ]
     place = shlex.quote(os.path.relpath(directory) if directory.is_relative_to(os.getcwd()) else str(directory))
     checkpoint = f"{place}@best (or {place}, the last step)" if has_better else place
-    following = f"next: python -m mixedres.predict --from={checkpoint} IMAGES"
+    following = f"next: mixedres predict --from={checkpoint} IMAGES"
     lines = [f"{', '.join(filter(None, cost))}; {directory / workdir.SUMMARY}", words, following]
     return [result, *(f"  {line}" for line in lines if line)]

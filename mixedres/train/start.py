@@ -23,7 +23,7 @@ from mixedres._internal.files import expanded
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Claim, ownership, workdir
-from mixedres.config import flatten, unflatten
+from mixedres.config import KEYS, flatten, unflatten
 from mixedres.data import InputSpec, get_preprocessing
 from mixedres.train import checks, steps
 from mixedres.train.distributed import SingleProcess
@@ -32,6 +32,11 @@ from mixedres.train.step import TrainState
 
 # Seconds until all hosts see a new file; NFS may cache for a minute that the file does not exist.
 SHARED_WITHIN = 90.0
+# Keys that the first lines of a run show if they are set: they change what is trained, or when the run ends.
+_WORTH_A_LINE = (
+    *("init_from", "trainable", "batch_norm.frozen", "data.augment", "data.erasing", "mixup", "ema_decay"),
+    *("patience", "stop_at_top1"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +116,14 @@ def print_header(experiment: Experiment, directory: pathlib.Path | None) -> None
     )
     if source.note:
         console.say(f"  data: {source.note}")
+    flat, defaults = flatten(config), {key.path: key.default for key in KEYS}
+    if also := [f"{key}={flat[key]}" for key in _WORTH_A_LINE if flat[key] != defaults[key]]:
+        console.say(f"  with {', '.join(also)}")
     if experiment.warmup_steps >= experiment.total_steps:
-        console.say(f"  note: the run ends within the warm-up of {experiment.warmup_steps:,} steps")
+        console.say(
+            f"  note: the run ends within the warm-up of {experiment.warmup_steps:,} steps; set config.schedule.warmup "
+            "or more epochs"
+        )
 
 
 def _in_words(experiment: Experiment) -> str:
@@ -306,7 +317,7 @@ def load_weights(given: str, like: Variables, model: models.Network, spec: Input
         before = found.num_classes if found and found.num_classes else "none"
         note += f"; the head is new: {model.num_classes} classes instead of {before}"
     if spec is not None:
-        note += _other_normalization(file, spec)
+        note += _other_normalization(file, spec) + _other_size(file, spec)
     return InitialWeights(variables, has_head, note)
 
 
@@ -320,6 +331,14 @@ def _other_normalization(file: checkpoints.WeightsFile, spec: InputSpec) -> str:
     fits = [name for name in ("official", "torch") if _alike(theirs, get_preprocessing(name).normalization(3))]
     advice = f"; set config.data.preprocessing={fits[0]}" if fits else ""
     return f"; they are for images with other means or deviations than config.data.preprocessing gives here{advice}"
+
+
+def _other_size(file: checkpoints.WeightsFile, spec: InputSpec) -> str:
+    """Returns a note if the weights were trained on images of another size, else ''."""
+    before, now = file.input and file.input["shape"][0], spec.shape[0]
+    if before in (None, now):
+        return ""
+    return f"; trained on {before} pixels, and config.data.image_size gives {now}"
 
 
 def _alike(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:

@@ -121,6 +121,7 @@ class RunLog:
         unreadable: Mapping[str, str] = MappingProxyType({}),
         state: Record | None = None,
         resources: Resources | None = None,
+        shows_top5: bool = True,
     ):
         """Starts the log, which passes metrics to `writers` and lines to `progress`.
 
@@ -132,6 +133,7 @@ class RunLog:
           unreadable: {name: reason}, which grows with every image that cannot be used.
           state: the result of `state` at the first step of this start; None at the start of a run.
           resources: sampler, closed with this log; None: no samples.
+          shows_top5: print top-5, which is 1 for up to five classes.
         """
         state = state or {}
         self.clock = Stopwatch()
@@ -142,7 +144,7 @@ class RunLog:
         self.resources = resources or Resources(0)
         self._writers, self._progress = writers, progress
         self._batch_size, self._log_every, self._learning_rate = batch_size, log_every, learning_rate
-        self._unreadable = unreadable
+        self._unreadable, self._shows_top5 = unreadable, shows_top5
         self._unreadable_printed, self._wait_printed, self._problem_printed = 0, False, False
         self._step = self._steps_here = self._line_steps = 0
         self._line_at, self._waited_at = 0.0, 0.0
@@ -221,9 +223,10 @@ class RunLog:
         self.epoch_loss = self._eval_average.mean()["loss"]
         self._eval_average = Average()
         self._advise()
+        top5 = f"  top-5 {result['top5']:.2%}" if self._shows_top5 else ""
         self.print(
             f"epoch {epoch:.4g}  step {step}  train loss {self.epoch_loss:.4f}  test loss {result['loss']:.4f}  "
-            f"top-1 {result['top1']:.2%}  top-5 {result['top5']:.2%}{self._speed()}{self._changes()}"
+            f"top-1 {result['top1']:.2%}{top5}{self._speed()}{self._changes()}"
         )
 
     def _speed(self) -> str:
