@@ -57,6 +57,7 @@ class Keep:
         raise ValueError(
             f"keep_float32={self.pattern!r} matches the path of no operation on float32 values; "
             + (f"they look like {nearest(self.pattern, paths)}" if paths else "none of them is in a jax.named_scope")
+            + "; name a part of your own with jax.named_scope"
         )
 
 

@@ -178,7 +178,12 @@ KEYS = (
     Key("init_from", str, None, "initial weights: a workdir, file, folder or TensorFlow checkpoint", NAMED),
     Key("trainable", str, "", "regular expression of the parameter paths to train, such as ^/head/; empty: all"),
     Key("allreduce_dtype", str, "param", "dtype in which devices average gradients", one_of("param", "compute")),
-    Key("model.name", str, "resnet50", "resnet18 to 200, cifar_resnet{6n+2}, auto (of init_from), a models.NETWORKS"),
+    Key(
+        "model.name",
+        str,
+        "resnet50",
+        "resnet18 to 200, cifar_resnet{6n+2}, a key of models.NETWORKS, or auto: as init_from",
+    ),
     Key("model.version", str, None, "1, 1.5 or 2; not set: 1.5, and 1 for cifar_resnet"),
     Key("model.padding", str, "pytorch", "padding of strided 3x3 convolutions: pytorch (1, 1) or tensorflow (0, 1)"),
     Key("model.pool_padding", str, "pytorch", "padding of the stem's max pool: pytorch (1, 1) or tensorflow (0, 1)"),

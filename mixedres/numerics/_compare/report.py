@@ -50,7 +50,7 @@ class Contributor:
     Attributes:
       row: the operation of the line with the largest share; casts of its operands and of its result belong to it.
       own: relative l2 error of the operations and casts together.
-      accumulated: largest relative l2 error of the line against the float32 program.
+      accumulated: relative l2 error of the operation against the float32 program.
       share: estimated fraction of the error of the results.
       infinite: number of elements that became infinite; 0 if not measured.
       zeros: number of elements that became zero; 0 if not measured.
@@ -69,10 +69,11 @@ class Contributor:
         top = max(rows, key=lambda row: (row.share, row.own))
         named = [row for row in rows if row.primitive == top.cast_of] or [row for row in rows if not row.cast_of]
         own = math.sqrt(sum(min(row.own, 1e150) ** 2 for row in rows))
+        shown = max(named, key=lambda row: (row.share, row.own)) if top.cast_of and named else top
         return cls(
-            max(named, key=lambda row: (row.share, row.own)) if top.cast_of and named else top,
+            shown,
             math.inf if own > 1e100 else own,
-            max(row.accumulated for row in rows),
+            shown.accumulated,
             sum(row.share for row in rows),
             max(row.infinite or 0 for row in rows),
             max(row.zeros or 0 for row in rows),
@@ -170,7 +171,8 @@ class ErrorReport:
         for row in dict.fromkeys(unnamed):
             high = ", or give the product precision=jax.lax.Precision.HIGHEST" if row.primitive in _PRODUCTS else ""
             keep = "wrap it in a jax.named_scope for keep_float32" if self.rewritten else "compute it in float32"
-            lines.append(f"{row.name}: {keep}{high}")
+            place = f"{row.name}{_backward(row)}{f' at {_short(row.source)}' if row.source else ''}"
+            lines.append(f"{place}: {keep}{high}")
         return tuple(lines)
 
     def to_text(self) -> str:

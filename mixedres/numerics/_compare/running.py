@@ -58,6 +58,11 @@ class _Half:
             for i, array in zip(varied, arrays, strict=True):
                 full[i] = array
             value = fn(jax.tree.unflatten(structure, full), *args[1:])
+            if not jax.tree_util.all_leaves([value]):
+                raise ValueError(
+                    f"of='grad' takes a function that returns a float scalar, got a {type(value).__name__}; if it "
+                    "returns (loss, aux), compare lambda *args: fn(*args)[0]"
+                )
             if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 raise ValueError(f"of='grad' takes a function that returns a float scalar, got {jnp.shape(value)}")
             return value * jnp.asarray(self.scale, jnp.float32)
