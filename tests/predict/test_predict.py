@@ -70,7 +70,7 @@ def test_person_reads_names_and_percentages(place, capsys):
     assert {line.split("%  ")[1] for line in lines[1:]} <= set(made.CLASSES)
 
 
-def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
+def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path, capsys):
     root = place / "images" / "val"
     first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
     assert predict.find_images(first) == [first]
@@ -79,9 +79,10 @@ def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
     assert predict.find_images(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
     assert predict.find_images(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
     (tmp_path / "empty").mkdir()
-    for name in (".hidden.jpg", "b.jpg", "a.txt"):
+    for name in (".hidden.jpg", "b.jpg", "a.txt", "empty/c.heic"):
         (tmp_path / name).touch()
     assert predict.find_images(str(tmp_path)) == [str(tmp_path / "b.jpg")]
+    assert capsys.readouterr().err == f"note: {tmp_path}: 1 .heic is not read: convert it to .jpg\n"
     assert predict.find_images(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
 
 

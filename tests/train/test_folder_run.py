@@ -70,7 +70,7 @@ def test_damaged_picture_ends_the_run_or_is_passed_over(photographs, tmp_path):
     stopped = run(*arguments, "--config.data.workers=2", cwd=tmp_path)  # nothing of theirs is said or left behind
     assert stopped.returncode == 1
     assert stopped.stderr.startswith("mixedres: ") and stopped.stderr.count("\n") == 1
-    for word in ("mixed", "example", ".jpg: ", "--config.data.on_error=skip", "mixedres check "):
+    for word in ("mixed", ".jpg: ", "--config.data.on_error=skip", "mixedres check "):
         assert word in stopped.stderr
     # The same directory: what to do with damaged pictures is no difference between two runs.
     passed = run(*arguments, "--config.data.on_error=skip", cwd=tmp_path)
