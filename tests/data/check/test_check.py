@@ -151,7 +151,8 @@ def test_start_of_run_refuses_damaged_files(dirty):
 
 
 def test_data_after_the_image_is_no_damage(tmp_path):
-    whole = {"jpg": encoded(pixels(0)), "png": encoded(pixels(0), "PNG"), "webp": encoded(pixels(0), "WEBP")}
+    kinds = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP"}
+    whole = {ending: encoded(pixels(0), kind) for ending, kind in kinds.items()}
     for kind, content in whole.items():
         path = tmp_path / "x" / f"1.{kind}"
         write(tmp_path, {f"x/1.{kind}": content})
