@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
         kilobytes = make_images(directory, IMAGES)
-        paths = folder.images_below(directory / "train")
+        paths, _ = folder.images_below(directory / "train")
         results = {"images": len(paths), "kilobytes": kilobytes, "rounds": options.rounds}
         for size in SIZES:
             results[f"{size} pixels"] = compare(paths, directory, size, options.rounds)

@@ -18,9 +18,11 @@ READER = "flatbuffers"
 _LOADER = '''\
 """Runs the network beside this file: python load.py cat.jpg dog.png ..., or python load.py IMAGES.npy.
 
-Needs jax alone for an array of {dtype} {shape}, and Pillow for photographs.
+Needs jax alone for an array of {dtype} {shape}, and Pillow for photographs. Without arguments it
+classifies a black image. The exit status is 1 if a file cannot be read; the others are classified.
 """
 import json, pathlib, sys
+if {{"-h", "--help"}} & {{*sys.argv[1:]}}: sys.exit(print(__doc__.strip()))
 import numpy as np, jax
 here = pathlib.Path(__file__).parent
 sys.path.append(str(here / "{reader}.zip"))  # where it is not installed, for jax.export
@@ -31,15 +33,21 @@ from jax import export
     return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 labels = json.loads((here / "{labels}").read_text(encoding="utf-8"))
-names = sys.argv[1:] or ["a black image"]
-try:
-    if not sys.argv[1:]: images = np.zeros((1, {height}, {width}, {channels}), np.{dtype})
-    elif sys.argv[1].endswith(".npy"):
-        images = np.load(sys.argv[1])
-        names = [f"{{sys.argv[1]}}, image {{index}}" for index in range(len(images))]
-    else: images = np.stack([read_photograph(path) for path in names])
-except ModuleNotFoundError: sys.exit("to read photographs, type: pip install pillow")
-except (OSError, ValueError) as error: sys.exit(printable(str(error)))
+names, images, status = [], [], 0
+if not sys.argv[1:]: names, images = ["a black image"], [np.zeros(({height}, {width}, {channels}), np.{dtype})]
+for path in sys.argv[1:]:
+    try:
+        found = np.load(path) if path.endswith(".npy") else [read_photograph(path)]
+        if found[0].shape != ({height}, {width}, {channels}) or found[0].dtype != np.{dtype}:
+            raise ValueError("the array is not {dtype} {shape}")
+        names += [f"{{path}}, image {{index}}" for index in range(len(found))] if path.endswith(".npy") else [path]
+        images.extend(found)
+    except ModuleNotFoundError: sys.exit("to read photographs, type: pip install pillow")
+    except Exception as error:  # Pillow raises many kinds of errors
+        reason = getattr(error, "strerror", None) or str(error).partition(path)[0].rstrip("' ") or type(error).__name__
+        status = print(printable(f"{{path}}: {{reason}}"), file=sys.stderr) or 1
+if not images: sys.exit(status)
+images = np.stack(images)
 try:
     network = export.deserialize(bytearray((here / "{model}").read_bytes())).call
     network = jax.jit(network{jit_options})
@@ -50,6 +58,7 @@ except Exception as error:
 for name, row in zip(names, found["probabilities"]):
     print(printable(name))
     for index in np.argsort(-row, kind="stable")[:5]: print(f"  {{row[index]:7.2%}}  {{printable(labels[index])}}")
+if status: sys.exit(status)
 '''
 
 # XLA computes float32 and bfloat16 faster on CPUs if it may call oneDNN; see mixedres.models.onednn.
@@ -79,7 +88,8 @@ def read_photograph(path):  # upright, the square in the middle, {height}x{width
     photo, size, shrink = Image.open(path), {width}, 1
     side = max(1, round({crop_pct:.6g} * min(photo.size)))
     while shrink < 8 and side >= 2 * shrink * size: shrink *= 2
-    upright = photo.size if photo.getexif().get(0x0112, 1) < 5 else photo.size[::-1]
+    turned = photo.format != "TIFF" and photo.getexif().get(0x0112, 1) > 4  # Pillow turns a TIFF
+    upright = photo.size[::-1] if turned else photo.size
     is_jpeg = photo.format == "JPEG"
     if is_jpeg: photo.draft("{mode}", [length // shrink for length in photo.size])
     if photo.mode.startswith("I"): photo = Image.fromarray(np.uint8(np.clip(np.asarray(photo) / 257 + 0.5, 0, 255)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
 import os
 import pathlib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mixedres._internal.cli import command_line, console, process
@@ -61,16 +62,22 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
         console.complain(f"note: {note}")
     gallery, by_name = Gallery(), {_normal(name): index for index, name in enumerate(names)}
     unreadable = 0
+    show = not options.out or options.json
     # The loss of an image on the page may need the probability of any class.
     top = len(names) if options.out else options.topk
-    prepared = prepare(classifier, len(paths), options.batch_size)
-    for prediction in predictions(prepared, paths, top):
+    found = predictions(prepare(classifier, len(paths), options.batch_size), paths, top)
+    for prediction in found if show else _counted(found, len(paths)):
         if prediction.error and len(paths) == 1 and not options.json:
             raise ConfigError(f"{prediction.path}: {prediction.error}")
-        _show(prediction._replace(top=prediction.top[: options.topk]), names, as_json=options.json)
+        if show:
+            _show(prediction._replace(top=prediction.top[: options.topk]), names, as_json=options.json)
         unreadable += bool(prediction.error)
         if options.out and prediction.square is not None:
             gallery.add(_tile(prediction, prediction.square, names, by_name))
+        elif options.out:
+            gallery.unreadable[prediction.path] = prediction.error
+    for path, error in () if show else gallery.unreadable.items():
+        console.complain(f"{_readable(path)}: {error}")
     if unreadable == len(paths):
         raise ConfigError(f"none of the {len(paths)} files could be classified")
     if options.out:
@@ -79,13 +86,23 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
         raise DataError(f"{unreadable} of the {len(paths)} files could not be classified")
 
 
+def _counted(found: Iterator[Prediction], total: int) -> Iterator[Prediction]:
+    """Yields predictions, and shows their number on the screen."""
+    from mixedres._internal.cli.progress import ImageProgress
+
+    with ImageProgress("classifying", total) as progress:
+        for prediction in found:
+            progress.add()
+            yield prediction
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("python -m mixedres.predict", DESCRIPTION)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders (searched to the bottom), globs")
     add_arguments(parser)
     parser.add_argument("--topk", type=int, default=5, help="classes to print per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON per image")
-    parser.add_argument("--out", type=command_line.path, help="HTML page to write, of all images and their classes")
+    parser.add_argument("--out", type=command_line.path, help="HTML page of all images to write, instead of text")
     parser.add_argument("--batch_size", type=int, help="images per batch (default 8 for a CPU, 64 for an accelerator)")
     options = parser.parse_intermixed_args(arguments)
     if not options.images:
@@ -95,17 +112,19 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         if given is not None and given < 1:
             raise ConfigError(f"--{name}={given} must be at least 1")
     if options.out:
+        from mixedres.predict.gallery import is_sheet
+
         if options.out.suffix.lower() != ".html":
             raise ConfigError(f"--out={options.out} must end in .html")
-        if os.path.lexists(options.out):
-            raise ConfigError(f"--out={options.out} exists; name another")
+        if os.path.lexists(options.out) and not is_sheet(options.out):
+            raise ConfigError(f"--out={options.out} exists, and predict did not write it; name another")
         if not os.access(options.out.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"--out={options.out} cannot be written; name a file in a writable folder")
     return options
 
 
 def _show(prediction: Prediction, names: Sequence[str], *, as_json: bool) -> None:
-    path, error = os.fsencode(prediction.path).decode(errors="backslashreplace"), prediction.error  # not all are UTF-8
+    path, error = _readable(prediction.path), prediction.error
     if as_json:
         top = [{"class": names[i], "index": i, "probability": probability} for i, probability in prediction.top]
         console.show(json.dumps({"file": path} | ({"error": error} if error else {"top": top})))
@@ -115,18 +134,23 @@ def _show(prediction: Prediction, names: Sequence[str], *, as_json: bool) -> Non
         console.complain(f"{path}: {error}")
 
 
+def _readable(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")  # not every path is UTF-8
+
+
 def _tile(prediction: Prediction, square: np.ndarray, names: Sequence[str], by_name: Mapping[str, int]) -> Tile:
     """Returns the tile of an image; the class of the image is the name of its folder, if that is a class."""
-    from mixedres.predict.gallery import Tile
+    from mixedres.predict.gallery import Tile, short_name
 
     path = os.path.abspath(prediction.path)
     top = [(names[index], probability) for index, probability in prediction.top]
     label = by_name.get(_normal(os.path.basename(os.path.dirname(path))))
+    tile = Tile(short_name(path), square, top, photograph=path, path=prediction.path)
     if label is None:
-        return Tile(os.path.basename(path), square, top, photograph=path)
+        return tile
     # The smallest float32: the loss of a probability that is rounded to 0 is 87.
     loss = -math.log(max(dict(prediction.top)[label], 2.0**-126))
-    return Tile(os.path.basename(path), square, top, names[label], loss, path)
+    return dataclasses.replace(tile, truth=names[label], loss=loss)
 
 
 def _normal(name: str) -> str:

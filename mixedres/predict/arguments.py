@@ -4,7 +4,7 @@ import argparse
 import glob
 import os
 
-from mixedres._internal.cli import command_line
+from mixedres._internal.cli import command_line, console
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.names import PREPROCESSINGS, PRESETS
 
@@ -24,17 +24,18 @@ def find_images(argument: str) -> list[str]:
     Raises:
       ConfigError: if there are no such files.
     """
-    from mixedres.data import IMAGE_EXTENSIONS, images_below
+    from mixedres.data import IMAGE_EXTENSIONS
 
     path = os.path.expanduser(argument)
     try:
         if os.path.isdir(path):
-            files, problem = images_below(path), f"holds no image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
+            files = _images_below(path)
+            problem = f"holds no image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
         elif os.path.exists(path):
             return [path]
         elif glob.has_magic(path):
             matches = sorted(glob.glob(path, recursive=True))
-            files = [file for match in matches for file in (images_below(match) if os.path.isdir(match) else [match])]
+            files = [file for match in matches for file in (_images_below(match) if os.path.isdir(match) else [match])]
             problem = "matches no file"
         else:
             files, problem = [], "does not exist; give files, folders or globs"
@@ -42,4 +43,14 @@ def find_images(argument: str) -> list[str]:
         raise ConfigError(f"{error.filename or argument} cannot be read ({error.strerror})") from None
     if not files:
         raise ConfigError(f"{argument} {problem}")
+    return files
+
+
+def _images_below(directory: str) -> list[str]:
+    """Returns the images below a folder, and prints a note if files of other image formats are left out."""
+    from mixedres.data import images_below
+
+    files, not_read = images_below(directory)
+    if not_read:
+        console.complain(f"note: {directory}: {not_read}")
     return files

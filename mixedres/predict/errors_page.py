@@ -10,7 +10,7 @@ import numpy as np
 from mixedres._internal.errors import reason
 from mixedres._internal.pages import escaped
 from mixedres.data import ImageResults, Source
-from mixedres.predict.gallery import Gallery, Tile
+from mixedres.predict.gallery import Gallery, Tile, short_name
 
 # Classes of a confusion matrix, and pairs of classes that take its place if there are more.
 MOST_IN_MATRIX, _MOST_PAIRS = 30, 50
@@ -41,16 +41,25 @@ def write_errors(path: pathlib.Path, results: ImageResults, source: Source, titl
     loss = results.loss.mean(dtype=float)
     lines = [
         f"top-1 {1 - wrong / total:.2%} ({total - wrong:,} of {total:,} right), loss {loss:.4f}",
-        f"below: the {len(results.images):,} errors with the largest losses, of {wrong:,}" if wrong else "no errors",
+        _described(wrong, len(results.images)),
     ]
     counts = count_confusions(results)
     shown = matrix if len(names) <= MOST_IN_MATRIX else pairs
     before = f"{shown(counts, names)}{class_table(counts, names)}<h2>Worst errors</h2>"
     try:
-        gallery.write(path, title, lines, before)
+        gallery.write(path, title, lines, before, of_errors=True)
     except OSError as error:
         return f"{path} could not be written ({reason(error)})"
     return f"errors: {path}"
+
+
+def _described(wrong: int, shown: int) -> str:
+    """Returns which of the errors the page shows."""
+    if not wrong:
+        return "no errors"
+    if shown < wrong:
+        return f"the {shown:,} errors with the largest losses, of {wrong:,}"
+    return f"all {wrong:,} errors, the largest loss first" if wrong > 1 else "the only error"
 
 
 def count_confusions(results: ImageResults) -> dict[tuple[int, int], int]:
@@ -134,11 +143,14 @@ def _tile(results: ImageResults, place: int, image: np.ndarray, names: Sequence[
     index = int(results.index[place])
     file = getattr(source, "eval_file_name", lambda index: "")(index)  # sources without files need not have it
     top = [(names[i], float(p)) for i, p in zip(results.top[place], results.probability[place], strict=True)]
+    truth = names[results.label[place]]
+    if truth not in dict(top):  # the loss is the negative logarithm of the probability
+        top.append((truth, float(np.exp(-results.loss[place]))))
     return Tile(
-        name=os.sep.join(file.split(os.sep)[-2:]) or f"image {index}",
+        name=short_name(file) or f"image {index}",
         square=image,
         top=top,
-        truth=names[results.label[place]],
+        truth=truth,
         loss=float(results.loss[place]),
         photograph=file if os.path.isfile(file) else None,
     )

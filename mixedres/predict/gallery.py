@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,9 @@ from mixedres.data import uri_of_photograph, uri_of_pixels
 # Images, and bytes of their HTML, that a page holds: a browser opens 64 MB in a few seconds. An image of 224 pixels and
 # its photograph take about 40 kB.
 MOST_TILES, MOST_BYTES = 2000, 2**26
+# Program in the head of a page of `predict`; a page with this name may be overwritten.
+_MAKER = "mixedres predict"
+_AS_READ = '<option value="">order as read</option>'
 # Classes of one tile.
 _MOST_CLASSES = 5
 
@@ -23,12 +27,13 @@ class Tile:
     """One image of a page.
 
     Attributes:
-      name: name of the file, or of the image.
+      name: last folder and name of the file, or name of the image.
       square: the network's input, (height, width, 1 or 3), from 0 to 255.
       top: names of classes with their probabilities, the most probable first.
       truth: name of the image's class; None if it is not known.
       loss: cross entropy of the image; None if the class is not known.
       photograph: path of the image's file; None if it has none.
+      path: path that appears over the name, as the user gave it; '' for none.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Tile:
     truth: str | None = None
     loss: float | None = None
     photograph: str | None = None
+    path: str = ""
 
     @property
     def verdict(self) -> str:
@@ -50,6 +56,7 @@ class Gallery:
     Attributes:
       total: number of images that were added, with those that the page has no room for.
       verdicts: number of images by verdict, of all that were added.
+      unreadable: {path of a file that could not be classified: reason}; the page lists them.
 
         gallery = Gallery()
         gallery.add(Tile("cat.jpg", pixels, [("cat", 0.9), ("dog", 0.1)], truth="cat", loss=0.105))
@@ -57,6 +64,7 @@ class Gallery:
     """
 
     def __init__(self) -> None:
+        self.unreadable: dict[str, str] = {}
         self.total, self.verdicts = 0, {"right": 0, "wrong": 0}
         self._tiles: list[str] = []
         self._bytes = 0
@@ -81,7 +89,9 @@ class Gallery:
             parts.append(f"the page shows the first {len(self._tiles):,} of {self.total:,} images")
         return "; ".join(parts)
 
-    def write(self, path: pathlib.Path, title: str, lines: Iterable[str], before: str = "") -> None:
+    def write(
+        self, path: pathlib.Path, title: str, lines: Iterable[str], before: str = "", *, of_errors: bool = False
+    ) -> None:
         """Writes the page, whole or not at all.
 
         Args:
@@ -89,17 +99,37 @@ class Gallery:
           title: the heading.
           lines: text below the heading.
           before: HTML between this text and the images.
+          of_errors: the page of an evaluation, whose images are errors, the largest loss first.
 
         Raises:
           OSError: if the page cannot be written.
         """
         text = "\n".join(f"<p>{escaped(line)}</p>" for line in lines)
-        tiles = "\n".join(self._tiles)
-        page = fill(
-            "mixedres.predict._page", {"title": escaped(title), "lines": text, "before": before, "tiles": tiles}
-        )
+        rows = "".join(f"<li>{escaped(f'{file}: {reason}')}</li>" for file, reason in self.unreadable.items())
+        if rows:
+            count = f"Not classified: {len(self.unreadable):,} file{'s' * (len(self.unreadable) > 1)}"
+            before += f"<details open><summary>{count}</summary><ul>{rows}</ul></details>"
+        by_loss = "largest loss first</option>"
+        order = f'<option value="">{by_loss}' if of_errors else f'{_AS_READ}<option value="-loss">{by_loss}'
+        maker = "mixedres eval" if of_errors else _MAKER
+        parts = {"title": escaped(title), "lines": text, "before": before, "order": order, "maker": maker}
+        page = fill("mixedres.predict._page", parts | {"tiles": "\n".join(self._tiles)})
         with write_whole(path) as partial:
             partial.write_text(page, encoding="utf-8")
+
+
+def is_sheet(path: pathlib.Path) -> bool:
+    """Returns whether a file is a page of `predict`, by the program that its head names."""
+    if not path.is_file() or path.is_symlink():
+        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return f'<meta name="generator" content="{_MAKER}">'.encode() in file.read(1024)
+    return False
+
+
+def short_name(path: str) -> str:
+    """Returns the last folder and the name of a file."""
+    return os.sep.join(path.split(os.sep)[-2:])
 
 
 def _html(tile: Tile) -> str:
@@ -112,14 +142,18 @@ def _html(tile: Tile) -> str:
     if tile.truth is not None:
         loss = "" if tile.loss is None else f", loss {tile.loss:.3g}"
         verdict = f'<p class="verdict"><b>{tile.verdict}</b>: it is {escaped(tile.truth)}{loss}</p>'
+    shown = [*tile.top[:_MOST_CLASSES]]
+    if tile.truth is not None and tile.truth not in dict(shown):
+        shown += [(name, probability) for name, probability in tile.top if name == tile.truth]
     bars = "".join(
         f'<li style="--p:{probability:.2%}" title="{escaped(name)}"><span>{escaped(name)}</span>'
         f"<b>{probability:.1%}</b></li>"
-        for name, probability in tile.top[:_MOST_CLASSES]
+        for name, probability in shown
     )
+    title = f' title="{escaped(tile.path)}"' if tile.path else ""
     return (
         f'<article class="{tile.verdict}" {attributes}><div class="pair">{_pictures(tile)}</div>'
-        f"<h3>{escaped(tile.name)}</h3>{verdict}<ol>{bars}</ol></article>"
+        f"<h3{title}>{escaped(tile.name)}</h3>{verdict}<ol>{bars}</ol></article>"
     )
 
 

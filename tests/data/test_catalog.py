@@ -200,9 +200,9 @@ def test_sources_have_notes_for_the_start_of_a_run(tmp_path):
     assert note() == classes
     assert note(num_classes=5) == f"{classes}; the network has 5 outputs for 3 classes (data.num_classes)"
     assert note(eval_split="train") == f"{classes}; the test examples are the training examples"
-    for name in ("a.bmp", "b.BMP", "c.gif", "notes.txt"):
+    for name in ("a.heic", "b.HEIC", "c.avif", "notes.txt"):
         (tmp_path / "train" / "cat" / name).touch()
-    assert note() == f"{classes}; 3 images in formats that are not read (.bmp, .gif) are left out"
+    assert note() == f"{classes}; 1 .avif, 2 .heic are not read: convert them to .jpg"
 
 
 def test_fingerprint_depends_on_data_and_not_on_place(tmp_path):

@@ -133,7 +133,12 @@ def reader(folder):
 
 def check_reader(folder, spec, directory, most):
     """Compares `read_photograph` with the prediction's own pixels; `most` is the largest difference."""
-    for size, kind, orientation in (((90, 71), "PNG", 1), ((20, 18), "PNG", 1), ((91, 120), "JPEG", 6)):
+    for size, kind, orientation in (
+        ((90, 71), "PNG", 1),
+        ((20, 18), "PNG", 1),
+        ((91, 120), "JPEG", 6),
+        ((91, 120), "TIFF", 6),
+    ):
         tags = Image.Exif()
         tags[0x0112] = orientation
         path = directory / f"cat.{kind}"
@@ -151,9 +156,18 @@ def test_loader_reads_photographs(place, tmp_path):
     given = [sys.executable, tmp_path / "to" / "load.py", *paths]
     shown = subprocess.run(given, capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[::4] == paths
-    for arguments, words in ((["none.jpg"], "No such file or directory: 'none.jpg'"), ([__file__], "cannot identify")):
-        failed = subprocess.run([*given[:2], *arguments], capture_output=True, text=True)
-        assert failed.returncode == 1 and words in failed.stderr and failed.stderr.count("\n") == 1
+    cut, array = tmp_path / "cut.jpg", tmp_path / "x.npy"
+    cut.write_bytes(pathlib.Path(paths[0]).read_bytes()[:-99])
+    np.save(array, np.zeros((1, 9, 9, 3), np.uint8))
+    wrong = ["none.jpg", __file__, tmp_path, cut, paths[0], array]
+    failed = subprocess.run([*given[:2], *map(str, wrong)], capture_output=True, text=True)
+    reasons = ["No such file or directory", "cannot identify image file", "Is a directory", "Truncated File Read"]
+    reasons.append("the array is not uint8 (n, 24, 24, 3)")
+    for path, reason, line in zip([*wrong[:4], array], reasons, failed.stderr.splitlines()[:5], strict=True):
+        assert line.startswith(f"{path}: {reason}")
+    assert failed.returncode == 1 and failed.stdout.splitlines() == shown[:4]
+    helped = subprocess.run([*given[:2], "--help"], capture_output=True, text=True)
+    assert helped.returncode == 0 and helped.stdout.startswith("Runs the network beside this file: python load.py")
     parser = argparse.ArgumentParser()
     options.add_arguments(parser)
     chosen = classifier.read_classifier(parser.parse_args([f"--from={place / 'run'}", "--precision=fp32"]))

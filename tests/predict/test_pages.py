@@ -1,5 +1,6 @@
 """The pages: names as they are, room for a bounded number of images, confusions and worst errors."""
 
+import dataclasses
 import html
 import re
 
@@ -108,6 +109,7 @@ def test_errors_page_has_matrix_classes_and_worst_errors(tmp_path):
     np.testing.assert_allclose(shares, expected / expected.sum(1, keepdims=True), atol=5e-4)
     right, wrong = (labels == predicted).sum(), (labels != predicted).sum()
     assert f"top-1 {right / 60:.2%} ({right} of 60 right), loss {losses.mean():.4f}" in text
+    assert f"<p>all {wrong} errors, the largest loss first</p>" in text and "order as read" not in text
     assert text.count("<article") == wrong and "image 0<" not in text and "&lt;c&gt;" in text and "<c>" not in text
 
 
@@ -119,6 +121,8 @@ def test_pairs_replace_the_matrix_of_many_classes(tmp_path):
     text = (tmp_path / "errors.html").read_text()
     count, total = ((labels == 7) & (predicted == 8)).sum(), (labels == 7).sum()
     first = f'<td>7</td><td>8</td><td class="n">{count}</td><td class="n">{count / total:.1%}</td>'
+    wrong = (labels != predicted).sum()
+    assert f"<p>the 200 errors with the largest losses, of {wrong:,}</p>" in text
     assert first in text and text.count("<article") == data.results.MOST_ERRORS and "Confusion matrix" not in text
 
 
@@ -129,3 +133,21 @@ def test_page_that_cannot_be_written_is_no_error(tmp_path):
     words = predict.write_errors(tmp_path / "errors.html", found, source(2), "t")
     assert words == f"{tmp_path / 'errors.html'} could not be written (Is a directory)"
     assert errors_page.count_confusions(found)
+
+
+def test_true_class_outside_the_shown_classes_has_its_probability(tmp_path):
+    found = results(*made(1, 8, seed=2))
+    label = int(found.label[0])
+    top = np.array([[other for other in range(8) if other != label][:5]])
+    found = dataclasses.replace(
+        found,
+        predicted=top[:, 0],
+        top=top,
+        probability=np.float32([[0.4, 0.2, 0.1, 0.1, 0.1]]),
+        loss=np.float32([3.0]),
+        images={0: SQUARE},
+    )
+    predict.write_errors(tmp_path / "errors.html", found, source(8), "t")
+    bars = re.findall(r'<li style="--p:([0-9.]+)%" title="(.)">', (tmp_path / "errors.html").read_text())
+    assert len(bars) == 6 and bars[-1] == (f"{100 * np.exp(-3):.2f}", str(label))
+    assert "<p>the only error</p>" in (tmp_path / "errors.html").read_text()

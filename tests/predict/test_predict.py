@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import html
 import io
 import json
 import os
@@ -70,7 +71,7 @@ def test_person_reads_names_and_percentages(place, capsys):
     assert {line.split("%  ")[1] for line in lines[1:]} <= set(made.CLASSES)
 
 
-def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
+def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path, capsys):
     root = place / "images" / "val"
     first, *rest = sorted(str(path) for path in (root / made.CLASSES[1]).iterdir())
     assert predict.find_images(first) == [first]
@@ -79,9 +80,10 @@ def test_files_folders_and_globs_each_once_and_in_order(place, tmp_path):
     assert predict.find_images(f"{root}/{made.CLASSES[1][:-1]}?") == [first, *rest]  # a folder that a glob matches
     assert predict.find_images(f"{root}/**/{first.rsplit('/', 1)[1]}") == [first]
     (tmp_path / "empty").mkdir()
-    for name in (".hidden.jpg", "b.jpg", "a.txt"):
+    for name in (".hidden.jpg", "b.jpg", "a.txt", "empty/c.heic"):
         (tmp_path / name).touch()
     assert predict.find_images(str(tmp_path)) == [str(tmp_path / "b.jpg")]
+    assert capsys.readouterr().err == f"note: {tmp_path}: 1 .heic is not read: convert it to .jpg\n"
     assert predict.find_images(f"{tmp_path}/[!a]*") == [str(tmp_path / "b.jpg")]  # and a folder without a picture
 
 
@@ -102,7 +104,7 @@ def test_nothing_but_damaged_files_is_a_mistake(place, tmp_path, capsys):
         (tmp_path / name).write_text("no picture")
     status, lines, errors = said(capsys, f"--from={place / 'run'}", tmp_path, f"--out={tmp_path / 'sheet.html'}")
     assert (status, lines) == (2, []) and "none of the 2 files could be classified" in errors
-    assert not (tmp_path / "sheet.html").exists()
+    assert not (tmp_path / "sheet.html").exists() and "a.jpg: it is not an image" in errors
     status, _, errors = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg")
     assert status == 2 and errors.count("\n") == 1 and "a.jpg: it is not an image" in errors
     status, lines, _ = said(capsys, f"--from={place / 'run'}", tmp_path / "a.jpg", "--json")
@@ -129,11 +131,34 @@ def test_sheet_shows_photograph_input_and_truth(place, tmp_path, capsys):
         np.testing.assert_array_equal(seen, crops.center_crop(content, spec))
         upright = np.asarray(ImageOps.exif_transpose(Image.open(guess["file"])).convert("RGB"), float)
         assert np.abs(photograph - upright).mean() < 8  # one more JPEG
+    names = re.findall(r'data-name="([^"]+)"', out.read_text())
+    assert [*map(html.unescape, names)] == ["/".join(guess["file"].split("/")[-2:]) for guess in guesses]
+    assert f'<h3 title="{guesses[0]["file"]}">{names[0]}</h3>' in out.read_text()
     losses = [float(loss) for loss in re.findall(r'data-loss="([^"]+)"', out.read_text())]
     for loss, guess in zip(losses, guesses, strict=True):
         label = pathlib.Path(guess["file"]).parent.name
         shares = [top["probability"] for top in guess["top"] if top["class"] == label]
         assert loss == pytest.approx(-np.log(shares[0]), rel=1e-4)
+
+
+def test_sheet_lists_unreadable_files_and_replaces_a_sheet(place, tmp_path, capsys):
+    shutil.copytree(place / "images" / "val" / made.CLASSES[0], tmp_path / "some")
+    (tmp_path / "some" / "<b>.jpg").write_text("no picture")
+    out, given = tmp_path / "sheet.html", (f"--from={place / 'run'}", tmp_path / "some")
+    count = len(list((tmp_path / "some").iterdir()))
+    for _ in range(2):
+        status, lines, errors = said(capsys, *given, f"--out={out}")
+        assert (status, lines) == (1, [])
+        bad, summary, last = errors.splitlines()
+        assert bad == f"{tmp_path}/some/<b>.jpg: it is not an image in a known format"
+        assert summary == f"{count - 1} images: {out}"
+        assert last.endswith(f"1 of the {count} files could not be classified")
+        text = out.read_text()
+        assert "Not classified: 1 file<" in text
+        assert f"<li>{tmp_path}/some/&lt;b&gt;.jpg: it is not an image in a known format</li>" in text
+    out.write_text("<!doctype html> mixedres predict")
+    status, _, errors = said(capsys, *given, f"--out={out}")
+    assert status == 2 and "exists, and predict did not write it; name another" in errors
 
 
 def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
@@ -162,12 +187,12 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
         ([], "no image is given"),
         (["nothing.jpg"], "nothing.jpg does not exist"),
         (["*.jpg"], "*.jpg matches no file"),
-        (["empty"], "empty holds no image (.jfif, .jpeg, .jpg, .png, .webp)"),
+        (["empty"], "empty holds no image (.bmp, "),
         (["{picture}", "--topk=0"], "--topk=0 must be at least 1"),
         (["{picture}", "--batch_size=-1"], "--batch_size=-1 must be at least 1"),
         (["{picture}", "--out=sheet.gif"], "must end in .html"),
         (["{picture}", "--out=none/sheet.html"], "cannot be written"),
-        (["{picture}", "--out=there.html"], "exists; name another"),
+        (["{picture}", "--out=there.html"], "exists, and predict did not write it; name another"),
         (["{picture}", "--precision=fp8"], "invalid choice: 'fp8'"),
         (["{picture}", "--image_size=0"], "--image_size=0 must be from 1 to 8192"),
         (["{picture}", "--labels=labels.txt"], "1 class names for a network of 3 classes"),

@@ -8,7 +8,7 @@ from mixedres._internal.errors import ConfigError, DataError
 
 _DESCRIPTION = """\
 Checks a folder of photographs as --config.data.name=folder reads it: decodes every file, and reports damaged files,
-the images of each class, equal images (above all in training and evaluation), sizes, modes and what is left out.
+the images of each class, equal images (above all in both parts), sizes, modes and what is left out.
 
   python -m mixedres.data.check photos/
   python -m mixedres.data.check photos/ --json > report.json

@@ -12,12 +12,14 @@ from mixedres._internal.errors import listed
 from mixedres._internal.formats import stamped
 from mixedres._internal.types import Record
 from mixedres.data.check.inspection import Facts, hash_of_pixels, inspect_files
-from mixedres.data.datasets.folder import ImageFolder
+from mixedres.data.datasets.folder import ImageFolder, shown_name
 from mixedres.data.examples import Dataset
 
 PARTS = ("train", "eval")
 # A class with fewer training images is listed: such a class is hardly learned from scratch.
 FEW_IMAGES = 20
+# Batch size of configs/folder.py.
+_RECIPE_BATCH = 64
 # Twins, and classes, that the text lists; the JSON document has all.
 _MOST_LISTED = 50
 
@@ -52,7 +54,7 @@ class FolderReport:
 
     @property
     def between_parts(self) -> list[Record]:
-        """Returns the twins of which one is in the training part and one in the part for evaluation."""
+        """Returns the twins of which one is in the training part and one in the test part."""
         return [group for group in self.twins if len({image["part"] for image in group["images"]}) > 1]
 
     @property
@@ -90,7 +92,7 @@ class FolderReport:
         yield f"{self.root}: {total:,} images; {self.note}"
         yield from _table(self.classes)
         if self.few:
-            names = listed([f"{name} ({count})" for name, count in self.few.items()], 10)
+            names = listed([f"{shown_name(name)} ({count})" for name, count in self.few.items()], 10)
             yield f"classes with fewer than {FEW_IMAGES} training images: {names}"
         if self.damaged:
             yield f"{_count(len(self.damaged), 'damaged file')}:"
@@ -106,14 +108,13 @@ class FolderReport:
             flags = "".join(f" --{name}={shlex.quote(str(value))}" for name, value in division.items())
             yield f"next: repair or remove these files, then type: mixedres check {shlex.quote(directory)}{flags}"
         else:
-            flags = "".join(f" --config.data.{name}={shlex.quote(str(value))}" for name, value in division.items())
-            yield f"next: mixedres train --config=folder:fp16 --config.data.dir={shlex.quote(directory)}{flags}"
+            yield from _next(directory, division, sum(self.classes["train"].values()))
 
     def _twins(self) -> Iterator[str]:
         both, others = self.between_parts, self.between_classes
         within = [group for group in self.twins if group not in both and group not in others]
         for groups, words in (
-            (both, "in the training part and in the part for evaluation, which makes the accuracy look better"),
+            (both, "in the training part and in the test part, which makes the accuracy look better"),
             ([group for group in others if group not in both], "in two classes, of which one is wrong"),
             (within, "more than once in one part"),
         ):
@@ -187,18 +188,31 @@ def _find_twins(root: str, images: Sequence[Image], facts: Sequence[Facts]) -> l
 def _table(classes: dict[str, dict[str, int]]) -> Iterator[str]:
     names = sorted(classes["train"], key=lambda name: classes["train"][name]) if _many(classes) else classes["train"]
     shown = [*names][: _MOST_LISTED // 2] + [*names][-_MOST_LISTED // 2 :] if _many(classes) else [*names]
-    width = max(8, *(len(name) for name in shown))
-    yield f"  {'class':<{width}}  {'training':>9}  {'evaluation':>10}"
+    width = max(8, *(len(shown_name(name)) for name in shown))
+    yield f"  {'class':<{width}}  {'training':>9}  {'test':>9}"
     for name in shown:
-        yield f"  {name:<{width}}  {classes['train'][name]:>9,}  {classes['eval'][name]:>10,}"
+        yield f"  {shown_name(name):<{width}}  {classes['train'][name]:>9,}  {classes['eval'][name]:>9,}"
     if _many(classes):
         yield f"  (the smallest and the largest of {len(classes['train']):,} classes; --json lists all)"
     sums = [sum(counts.values()) for counts in classes.values()]
-    yield f"  {'all':<{width}}  {sums[0]:>9,}  {sums[1]:>10,}"
+    yield f"  {'all':<{width}}  {sums[0]:>9,}  {sums[1]:>9,}"
 
 
 def _many(classes: dict[str, dict[str, int]]) -> bool:
     return len(classes["train"]) > _MOST_LISTED
+
+
+def _next(directory: str, division: Mapping[str, object], images: int) -> Iterator[str]:
+    """Yields the commands that train on the folder, on a GPU and without one; a batch has no more than all images."""
+    flags = f" --config.data.dir={shlex.quote(directory)}"
+    flags += "".join(f" --config.data.{name}={shlex.quote(str(value))}" for name, value in division.items())
+    fitting = 2 ** (images.bit_length() - 1)
+    size = "" if images >= _RECIPE_BATCH else f" --config.batch_size={fitting}"
+    yield f"next: mixedres train --config=folder:fp16{flags}{size}"
+    yield (
+        f"without a GPU: mixedres train --config=folder:fp16,model=cifar_resnet8{flags} --config.data.image_size=32 "
+        f"--config.batch_size={min(32, fitting)}"
+    )
 
 
 def _counts(counts: dict[str, int]) -> str:

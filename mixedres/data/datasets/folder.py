@@ -15,10 +15,10 @@ from mixedres._internal.errors import listed
 from mixedres._internal.files import expanded, read_regular
 from mixedres.data.examples import MAX_BYTES, Dataset, Example, hash_of_sizes
 
-# Suffixes of the files that are read as images, in lower case.
-IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp"})
-# Image formats that are not read; a note counts their files.
-_NOT_READ = frozenset({".avif", ".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff"})
+# Suffixes of the files that are read as images, in lower case: the formats of `mixedres.data.images.decoding`.
+IMAGE_EXTENSIONS = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Image formats that are not read; notes and errors count their files.
+_NOT_READ = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef"})
 # Names of the parts, compared without case; the first that exists is taken.
 TRAIN_FOLDERS = ("train", "training")
 EVAL_FOLDERS = ("val", "validation", "valid", "test", "testing", "eval", "evaluation")
@@ -81,12 +81,17 @@ class _LeftOut:
 
     def notes(self) -> Iterator[str]:
         if self.formats:
-            endings = ", ".join(sorted(self.formats))
-            yield f"{self.formats.total()} images in formats that are not read ({endings}) are left out"
+            yield self.not_read()
         if self.folders:
             yield f"folders of the system are left out: {', '.join(sorted(self.folders))}"
         if self.loose:
-            yield f"{self.loose} images beside the class folders are left out"
+            yield f"{self.loose} image{'s' * (self.loose > 1)} beside the class folders left out"
+
+    def not_read(self) -> str:
+        """Returns the images in formats that are not read, as '2 .heic are not read: convert them to .jpg'."""
+        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(self.formats.items()))
+        one = self.formats.total() == 1
+        return f"{counts} {'is' if one else 'are'} not read: convert {'it' if one else 'them'} to .jpg"
 
     def folders_of(self, parent: pathlib.Path, names: Iterable[str]) -> list[str]:
         """Returns the names of folders that may hold images, sorted: no hidden folders and none of the system."""
@@ -104,21 +109,20 @@ def scan(
 ) -> Dataset:
     """Finds the images under `directory`, at any depth below the folder of their class, without hidden files.
 
-    Without a folder for evaluation, `eval_fraction` of every class is held out: the images with the lowest MD5 hashes
+    Without a test folder, `eval_fraction` of every class is held out: the images with the lowest MD5 hashes
     of `split_seed` and path. So every machine holds out the same images, and new images hardly move old images.
 
     Args:
       directory: holds folders named after the parts (one of `TRAIN_FOLDERS` and one of `EVAL_FOLDERS`, in any case) or
         after the classes. If it holds one folder alone, that folder is taken instead, as an archive unpacks to.
       train_split: folder of the training part; None: the first of `TRAIN_FOLDERS` that exists.
-      eval_split: folder of the part for evaluation; None: the first of `EVAL_FOLDERS` that exists.
+      eval_split: folder of the test part; None: the first of `EVAL_FOLDERS` that exists.
       eval_fraction: fraction of every class to hold out, in (0, 1).
       split_seed: another seed holds out other images.
 
     Raises:
       ValueError: for a folder that does not exist, has no images, one class or a class without images, for two classes
-        with one name in two Unicode spellings, and for a class of the evaluation part that the training part does not
-        have.
+        with one name in two Unicode spellings, and for a class of the test part that the training part does not have.
     """
     root = expanded(os.fspath(directory)).absolute()
     if not root.is_dir():
@@ -138,12 +142,24 @@ def scan(
         data_set = _one_folder(root, train_folder or "", eval_fraction, split_seed, left_out)
     if len(data_set.class_names) == 1:
         raise ValueError(
-            f"{root / (train_folder or '')} has one class, {data_set.class_names[0]}; a classifier needs two or more "
-            "class folders, as in cat/1.jpg and dog/1.jpg"
+            f"{root / (train_folder or '')} has one class, {_listed(data_set.class_names)}; a classifier needs two or "
+            "more class folders, as in cat/1.jpg and dog/1.jpg"
         )
     assert isinstance(data_set.train, ImageFolder)
-    notes = [data_set.note, *notes, *left_out.notes(), _note_of_bits(data_set.train)]
+    notes = [data_set.note, *notes, _note_of_untested(data_set), *left_out.notes(), _note_of_bits(data_set.train)]
     return dataclasses.replace(data_set, note="; ".join(filter(None, notes)))
+
+
+def _note_of_untested(data_set: Dataset) -> str:
+    """Returns a note that names the classes without a test image."""
+    assert isinstance(data_set.eval, ImageFolder)
+    tested = set(data_set.eval.labels.tolist())
+    names = [name for label, name in enumerate(data_set.class_names) if label not in tested]
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"class {_listed(names)} has no test image, so its accuracy stays unknown"
+    return f"{len(names)} classes have no test image, so their accuracy stays unknown: {_listed(names)}"
 
 
 def _note_of_bits(images: ImageFolder) -> str:
@@ -194,7 +210,7 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, left_o
         close = next((lower[name.lower()] for name in unknown if name.lower() in lower), None)
         raise ValueError(
             f"{root / eval_folder} has {_count_classes(unknown)} that {root / train_folder} does not have: "
-            f"{listed(unknown, 5)}; the training part must have all classes of the evaluation"
+            f"{_listed(unknown)}; the training part must have all classes of the test part"
             + (f" (there is a {close})" if close else "")
         )
     names = tuple(train)
@@ -203,15 +219,13 @@ def _two_folders(root: pathlib.Path, train_folder: str, eval_folder: str, left_o
         _images(root, eval_folder, test, names),
         names,
         apply_exif=True,
-        note=f"{_count_classes(names)} ({listed(names, 5)})",
+        note=f"{_count_classes(names)} ({_listed(names)})",
     )
 
 
 def _one_folder(root: pathlib.Path, folder: str, eval_fraction: float, split_seed: int, left_out: _LeftOut) -> Dataset:
     if not 0 < eval_fraction < 1:
-        raise ValueError(
-            f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {eval_fraction}"
-        )
+        raise ValueError(f"eval_fraction must be > 0 and < 1 for a folder without a test part, got {eval_fraction}")
     classes = _classes(root, folder, left_out)
     names = tuple(classes)
     train, held_out = {}, {}
@@ -222,7 +236,7 @@ def _one_folder(root: pathlib.Path, folder: str, eval_fraction: float, split_see
     if not any(held_out.values()):
         raise ValueError(f"{root / folder} has one image a class, which leaves none to test with")
     note = (
-        f"{_count_classes(names)} ({listed(names, 5)}); {eval_fraction:.0%} of every class held out for testing "
+        f"{_count_classes(names)} ({_listed(names)}); {eval_fraction:.0%} of every class held out for testing "
         f"(data.eval_fraction={eval_fraction:g}, data.split_seed={split_seed})"
     )
     return Dataset(
@@ -234,10 +248,15 @@ def _one_folder(root: pathlib.Path, folder: str, eval_fraction: float, split_see
     )
 
 
-def images_below(directory: str | os.PathLike[str]) -> list[str]:
-    """Returns the paths of all images at any depth below `directory`, sorted, without hidden files."""
-    root = pathlib.Path(directory)
-    return [str(root / path) for path in sorted(_below(root, root, _LeftOut()))]
+def images_below(directory: str | os.PathLike[str]) -> tuple[list[str], str]:
+    """Finds all images at any depth below `directory`, without hidden files.
+
+    Returns:
+      the paths, sorted, and the files in image formats that are not read, in words; '' if there are none.
+    """
+    root, left_out = pathlib.Path(directory), _LeftOut()
+    paths = [str(root / path) for path in sorted(_below(root, root, left_out))]
+    return paths, left_out.not_read() if left_out.formats else ""
 
 
 def _part(root: pathlib.Path, asked: str | None, usual: tuple[str, ...]) -> str | None:
@@ -270,9 +289,13 @@ def _classes(root: pathlib.Path, folder: str, left_out: _LeftOut, hint: str = ""
     classes = {name: sorted(_below(root, start / name, left_out)) for name in names}
     empty = [name for name, paths in classes.items() if not paths]
     if empty:
+        unread = _LeftOut()
+        for name in empty:
+            _below(root, start / name, unread)
         raise ValueError(
             f"{start} has {len(empty)} class folder{'s' if len(empty) > 1 else ''} without an image "
-            f"({', '.join(sorted(IMAGE_EXTENSIONS))}): {listed(empty, 5)}; fill or remove them"
+            f"({', '.join(sorted(IMAGE_EXTENSIONS))}): {_listed(empty)}; "
+            + (unread.not_read() if unread.formats else "fill or remove them")
         )
     return classes
 
@@ -288,7 +311,8 @@ def _below(root: pathlib.Path, directory: pathlib.Path, left_out: _LeftOut) -> l
         folders[:] = left_out.folders_of(pathlib.Path(parent), folders)
         inside = pathlib.Path(parent).relative_to(root).as_posix()
         paths += [f"{inside}/{name}" for name in files if _is_image(name)]
-        left_out.formats.update(ending for name in files if (ending := os.path.splitext(name)[1].lower()) in _NOT_READ)
+        endings = (os.path.splitext(name)[1].lower() for name in files if not name.startswith("."))
+        left_out.formats.update(ending for ending in endings if ending in _NOT_READ)
     return paths
 
 
@@ -311,6 +335,15 @@ def _images(
     paths = [path for paths_of_class in classes.values() for path in paths_of_class]
     labels = [label[name] for name, paths_of_class in classes.items() for _ in paths_of_class]
     return ImageFolder(f"{root / folder}{part and f' ({part})'}", root, paths, np.asarray(labels, np.int32))
+
+
+def shown_name(name: str) -> str:
+    """Returns the name of a class for a text: in quotes if it begins or ends with a blank."""
+    return name if name == name.strip() else repr(name)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return listed([*map(shown_name, names)], 5)
 
 
 def _count_classes(names: Collection[str]) -> str:

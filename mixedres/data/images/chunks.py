@@ -10,6 +10,7 @@ any number of threads, workers and hosts, and a run continues at any step withou
 
 import dataclasses
 import functools
+import os
 import shlex
 from typing import NotRequired, TypedDict
 
@@ -90,8 +91,9 @@ class ImageReader:
         Raises:
           DataError: if `on_error` is 'raise'.
         """
-        file_name = self.examples.file_name(index)
-        name = f"{self.examples.name}, example {index}" + (f", {file_name}" if file_name else "")
+        name = self.examples.file_name(index)
+        if not os.path.isabs(name):  # the name in a record, or none
+            name = f"{self.examples.name}, example {index}" + (f", {name}" if name else "")
         name = printable(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))  # not all are UTF-8
         unreadable[name] = reason(error)
         if self.on_error == "raise":

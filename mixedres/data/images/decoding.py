@@ -21,8 +21,8 @@ MIN_SIDE = 4
 # Most pixels of an image: more are a mistake or an attack (Pillow's limit).
 MAX_PIXELS = 2 * 89_478_485
 # Memory that decoding takes at most, in bytes a pixel (measured): libjpeg holds the coefficients of a progressive
-# image, and Pillow converts.
-_BYTES_JPEG, _BYTES_PILLOW = 6, 11
+# image, and Pillow converts (14 for a TIFF and a GIF of 169,000,000 pixels, 11 for a PNG).
+_BYTES_JPEG, _BYTES_PILLOW = 6, 14
 # Most pixels a byte of a JPEG, twice what is possible: each block of 64 pixels has at least one bit, for a DC
 # coefficient that did not change. A file with more is damaged, and would take half a minute to decode.
 _MOST_PIXELS_A_BYTE = 2 * 8 * 64
@@ -196,6 +196,8 @@ def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _read_orientation(data: bytes) -> int:
+    if data[:4] in (b"II*\0", b"MM\0*"):  # Pillow turns a TIFF upright
+        return 1
     # Most images have no EXIF data, and asking Pillow costs much more than this search.
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
         return 1

@@ -7,12 +7,12 @@ control('verdict').hidden = new Set(tiles.map(tile => tile.className)).size < 2;
 for (const option of [...control('sort').options]) if (option.value.endsWith('loss') && !hasTruth) option.remove();
 
 function filter() {
-  const words = control('words').value.toLowerCase(), wanted = control('class').value;
+  const words = control('words').value.normalize().toLowerCase(), wanted = control('class').value;
   const verdict = control('verdict').value;
   let count = 0;
   for (const tile of tiles) {
     const {name, truth, predicted} = tile.dataset;
-    tile.hidden = !(name.toLowerCase().includes(words) && (!wanted || truth === wanted || predicted === wanted)
+    tile.hidden = !(name.normalize().toLowerCase().includes(words) && (!wanted || truth === wanted || predicted === wanted)
       && (!verdict || tile.classList.contains(verdict)));
     count += !tile.hidden;
   }

@@ -61,7 +61,7 @@ def dirty(tmp_path):
             "train/dog/wrong.jpg": photo[1],
             "val/cat/twin.jpg": photo[0],
             "val/dog/same.jpg": commented,
-            "val/dog/other.bmp": b"",
+            "val/dog/other.heic": b"",
             "val/dog/large.jpg": encoded(pixels(10, 64, 48)),
         },
     )
@@ -93,7 +93,7 @@ def test_check_finds_every_fault(dirty, capsys):
     assert report["modes"] == modes | {"RGB": 8}
     assert report["orientations"] == {"6": 1}
     assert report["sizes"] == {"smallest": [16, 12], "median": [16, 12], "largest": [48, 64]}
-    assert ".bmp" in report["note"] and report["few_images"] == {"cat": 5, "dog": 8}
+    assert "1 .heic is not read" in report["note"] and report["few_images"] == {"cat": 5, "dog": 8}
 
 
 def test_text_lists_faults_and_next_command(dirty, capsys):
@@ -115,11 +115,22 @@ def test_clean_folder_has_status_0(tmp_path, capsys):
     write(tmp_path, images)
     status, out, err = run(capsys, tmp_path)
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == f"next: mixedres train --config=folder:fp16 --config.data.dir={tmp_path}"
+    assert out.splitlines()[-2:] == [
+        f"next: mixedres train --config=folder:fp16 --config.data.dir={tmp_path} --config.batch_size=8",
+        f"without a GPU: mixedres train --config=folder:fp16,model=cifar_resnet8 --config.data.dir={tmp_path} "
+        "--config.data.image_size=32 --config.batch_size=8",
+    ]
     _, out, _ = run(capsys, tmp_path, "--eval_fraction=0.4")
-    assert out.splitlines()[-1].endswith(f" --config.data.dir={tmp_path} --config.data.eval_fraction=0.4")
+    command = f"--config=folder:fp16 --config.data.dir={tmp_path} --config.data.eval_fraction=0.4 --config.batch_size=4"
+    assert out.splitlines()[-2] == f"next: mixedres train {command}" and out.splitlines()[1].split()[1:] == [
+        "training",
+        "test",
+    ]
     status, out, _ = run(capsys, tmp_path, "--json", "--eval_fraction=0.4")
     assert status == 0 and json.loads(out)["classes"] == {"train": {"a": 3, "b": 3}, "eval": {"a": 2, "b": 2}}
+    write(tmp_path, {f"{name}/x{n}.bmp": encoded(pixels((ord(name), n, 1)), "BMP") for name in "ab" for n in range(40)})
+    *_, first, second = run(capsys, tmp_path)[1].splitlines()
+    assert "batch_size" not in first and second.endswith(" --config.batch_size=32")
 
 
 def test_mistake_has_status_2_and_one_line(tmp_path, capsys):
@@ -140,7 +151,8 @@ def test_start_of_run_refuses_damaged_files(dirty):
 
 
 def test_data_after_the_image_is_no_damage(tmp_path):
-    whole = {"jpg": encoded(pixels(0)), "png": encoded(pixels(0), "PNG"), "webp": encoded(pixels(0), "WEBP")}
+    kinds = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP"}
+    whole = {ending: encoded(pixels(0), kind) for ending, kind in kinds.items()}
     for kind, content in whole.items():
         path = tmp_path / "x" / f"1.{kind}"
         write(tmp_path, {f"x/1.{kind}": content})

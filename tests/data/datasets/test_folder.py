@@ -45,7 +45,11 @@ def test_train_and_val_folders_become_two_parts(tmp_path, train, test):
     paths = (f"{train}/a/9.jpg", f"{train}/b/1.jpg", f"{train}/b/2.jpg", f"{train}/c/1.jpg")
     assert pairs(data_set.train) == list(zip(paths, (0, 1, 1, 2), strict=True))
     assert pairs(data_set.eval) == [(f"{test}/b/3.jpg", 1), (f"{test}/c/4.jpg", 2)]
-    assert (data_set.channels, data_set.apply_exif, data_set.note) == (3, True, "3 classes (a, b, c)")
+    assert (data_set.channels, data_set.apply_exif, data_set.note) == (
+        3,
+        True,
+        "3 classes (a, b, c); class a has no test image, so its accuracy stays unknown",
+    )
     assert data_set.train.name == f"{tmp_path}/{train}" and data_set.eval.name == f"{tmp_path}/{test}"
 
 
@@ -72,11 +76,11 @@ def test_relative_place_and_the_home_directory(tmp_path, monkeypatch):
 
 
 KINDS = ["1.jpg", "2.JPG", "3.jpeg", "4.JPEG", "5.jfif", "6.png", "7.PnG", "8.webp"]
-KINDS += ["with space.jpg", "müßig.jpg", "a.b.jpg"]
+KINDS += ["9.tif", "a.TIFF", "b.bmp", "c.gif", "with space.jpg", "müßig.jpg", "a.b.jpg"]
 
 
 def test_file_names_that_count_as_images(tmp_path):
-    others = [".hidden.jpg", "9.gif", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
+    others = [".hidden.jpg", "9.heic", "readme.txt", "jpg", "x.jpg.part", "Thumbs.db", ".DS_Store", "y.tar.gz"]
     fill(tmp_path, *(f"train/ä b/{name}" for name in KINDS + others), "train/c/1.jpg", "val/c/1.jpg")
     fill(tmp_path, "train/.cache/1.jpg", "train/c/.thumbnails/1.jpg", "train/loose.jpg", "loose.jpg", "val/.x/1.jpg")
     data_set = folder.scan(tmp_path)
@@ -187,6 +191,12 @@ def test_class_of_one_image_is_only_for_training(tmp_path):
     data_set = folder.scan(tmp_path)
     assert names(data_set, "train")["a"] == ["a/000.jpg"]
     assert set(names(data_set, "eval")) == {"b"}
+    assert data_set.note.endswith("; class a has no test image, so its accuracy stays unknown")
+    one_folder(tmp_path, {" ": 1})
+    assert folder.scan(tmp_path).note.startswith("3 classes (' ', a, b); ")
+    assert folder.scan(tmp_path).note.endswith(
+        "; 2 classes have no test image, so their accuracy stays unknown: ' ', a"
+    )
     text = f"{tmp_path / 'c'} has one image a class, which leaves none to test with"
     one_folder(tmp_path / "c", {"a": 1, "b": 1})
     assert made.message(folder.scan, tmp_path / "c") == text
@@ -201,10 +211,12 @@ def test_missing_folder_is_refused(tmp_path):
 
 def test_classes_without_images(tmp_path):
     fill(tmp_path, "a/1.jpg", "b/readme.txt")
-    extensions = ".jfif, .jpeg, .jpg, .png, .webp"
+    extensions = ".bmp, .gif, .jfif, .jpeg, .jpg, .png, .ppm, .tif, .tiff, .webp"
     assert made.message(folder.scan, tmp_path) == (
         f"{tmp_path} has 1 class folder without an image ({extensions}): b; fill or remove them"
     )
+    fill(tmp_path, "b/1.heic", "b/.2.heic", "b/x/2.HEIC", "b/3.nef")
+    assert made.message(folder.scan, tmp_path).endswith("): b; 2 .heic, 1 .nef are not read: convert them to .jpg")
     for index in range(7):
         (tmp_path / f"c{index}").mkdir()
     assert "8 class folders" in made.message(
@@ -213,7 +225,7 @@ def test_classes_without_images(tmp_path):
 
 
 LOOSE = "has images but no class folders; put the images in one folder a class, as in"
-AMONG = "the training part must have all classes of the evaluation"
+AMONG = "the training part must have all classes of the test part"
 SECOND = "a classifier needs two or more class folders, as in cat/1.jpg and dog/1.jpg"
 REFUSED = {
     "": "{0} has no class folders; put the images in one folder a class, as in {0}/cat/1.jpg",
@@ -247,6 +259,7 @@ def test_folder_unpacked_twice_is_entered(tmp_path):
     assert (data_set.train.root, data_set.class_names) == (tmp_path / "data" / "data", ("a", "b"))
     assert data_set.note == (
         f"2 classes (a, b); {tmp_path} has one folder alone, so {tmp_path}/data/data is taken; "
+        "class b has no test image, so its accuracy stays unknown; "
         "folders of the system are left out: __MACOSX"
     )
 
@@ -254,13 +267,13 @@ def test_folder_unpacked_twice_is_entered(tmp_path):
 def test_folders_of_systems_and_loose_images_are_left_out(tmp_path):
     one_folder(tmp_path, {"a": 5, "b": 5})
     system = ("@eaDir/1.jpg", "a/@eaDir/2.jpg", "lost+found/x/1.jpg", "$RECYCLE.BIN/3.jpg", "__MACOSX/a/._1.jpg")
-    fill(tmp_path, *system, "loose.jpg", "another.png", "a/1.tiff")
+    fill(tmp_path, *system, "loose.jpg", "a/1.avif")
     data_set = folder.scan(tmp_path)
     assert data_set.class_names == ("a", "b") and len(data_set.train) + len(data_set.eval) == 10
     assert data_set.note.split("; ")[2:] == [
-        "1 images in formats that are not read (.tiff) are left out",
+        "1 .avif is not read: convert it to .jpg",
         "folders of the system are left out: $RECYCLE.BIN, @eaDir, __MACOSX, lost+found",
-        "2 images beside the class folders are left out",
+        "1 image beside the class folders left out",
     ]
 
 
@@ -302,7 +315,7 @@ def test_missing_part_lists_the_folders(tmp_path, option):
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
 def test_fraction_that_leaves_no_image_is_refused(tmp_path, share):
     one_folder(tmp_path, {"a": 4})
-    text = f"eval_fraction must be > 0 and < 1 for a folder without a part for evaluation, got {share}"
+    text = f"eval_fraction must be > 0 and < 1 for a folder without a test part, got {share}"
     assert text in made.message(folder.scan, tmp_path, eval_fraction=share)
 
 
