@@ -40,8 +40,8 @@ STRIPES = {"image_shape": (8, 8, 1), "num_classes": 2, "train_examples": 64, "ev
 
 
 @pytest.fixture(scope="module")
-def stripes(tmp_path_factory):
-    """A run on a data set of one's own, with its workdir."""
+def stripes(tmp_path_factory, place):
+    """A run on a data set of one's own, with its workdir; `place`, whose network is whole, is made before."""
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch, blocks=1)
         directory = tmp_path_factory.mktemp("stripes") / "run"
