@@ -21,8 +21,8 @@ MIN_SIDE = 4
 # Most pixels of an image: more are a mistake or an attack (Pillow's limit).
 MAX_PIXELS = 2 * 89_478_485
 # Memory that decoding takes at most, in bytes a pixel (measured): libjpeg holds the coefficients of a progressive
-# image, and Pillow converts (14 for a TIFF and a GIF of 169,000,000 pixels, 11 for a PNG).
-_BYTES_JPEG, _BYTES_PILLOW = 6, 14
+# image, and Pillow converts. 60,000 mutants of TIFF, GIF, BMP and PPM took at most 24, those of many strips.
+_BYTES_JPEG, _BYTES_PILLOW, _BYTES_TIFF = 6, 14, 24
 # Most pixels a byte of a JPEG, twice what is possible: each block of 64 pixels has at least one bit, for a DC
 # coefficient that did not change. A file with more is damaged, and would take half a minute to decode.
 _MOST_PIXELS_A_BYTE = 2 * 8 * 64
@@ -176,12 +176,16 @@ def decode_image(
             buffer = BUFFERS.get("decoded", (channels * count,), np.uint8) if reuse else None
             decoded = simplejpeg.decode_jpeg(data, colorspace, fastdct=fast_dct, buffer=buffer, **smallest)
             return _turned(decoded, head.orientation)
-    with _memory(_BYTES_PILLOW * count):
+    with _memory((_BYTES_TIFF if _is_tiff(data) else _BYTES_PILLOW) * count):
         pixels = _turned(_decode_with_pillow(data, channels), head.orientation)
         if shrink > 1:
             size = (-(-head.width // shrink), -(-head.height // shrink))
             pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], channels)
         return pixels
+
+
+def _is_tiff(data: bytes) -> bool:
+    return data[:2] in (b"II", b"MM")  # no other format that is allowed begins so
 
 
 def _memory(size: int) -> contextlib.AbstractContextManager[None]:
@@ -196,7 +200,7 @@ def _turned(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _read_orientation(data: bytes) -> int:
-    if data[:4] in (b"II*\0", b"MM\0*"):  # Pillow turns a TIFF upright
+    if _is_tiff(data):  # Pillow turns it upright
         return 1
     # Most images have no EXIF data, and asking Pillow costs much more than this search.
     if not any(mark in data for mark in (b"Exif\0\0", b"eXIf", b"EXIF")):  # JPEG, PNG, WebP
