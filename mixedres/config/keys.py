@@ -218,7 +218,7 @@ KEYS = (
     Key("data.erasing", float, 0.0, "probability that a random rectangle becomes random pixels", UNIT),
     Key("data.train_split", str, None, "training split, such as 'train[:90%]', or folder; not set: train"),
     Key("data.eval_split", str, None, "evaluation split or folder; not set: validation, test or val"),
-    Key("data.eval_fraction", float, 0.2, "fraction held out of a folder without an evaluation part", FRACTION),
+    Key("data.eval_fraction", float, 0.2, "fraction held out of a folder without a test part", FRACTION),
     Key("data.split_seed", int, 0, "random seed of the images held out", NOT_NEGATIVE),
     free("data.threads", int, None, "decoding threads per decoding process; not set: one per CPU core", POSITIVE),
     free("data.workers", int, 0, "decoding processes; 0: threads of the main process decode", NOT_NEGATIVE),

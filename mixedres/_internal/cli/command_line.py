@@ -62,7 +62,7 @@ def add_division(parser: argparse.ArgumentParser) -> None:
     """Adds the options that divide a folder of images: those of `mixedres.data.datasets.folder.scan`."""
     parser.add_argument("--train_split", metavar="FOLDER", help="the folder of the training part (default train)")
     parser.add_argument(
-        "--eval_split", metavar="FOLDER", help="the folder of the evaluation part (default val, validation or test)"
+        "--eval_split", metavar="FOLDER", help="the folder of the test part (default val, validation or test)"
     )
     parser.add_argument(
         "--eval_fraction",
