@@ -12,8 +12,11 @@ import tomllib
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parent.parent
+# A word of inline code that fits on a line of a telephone. Browsers would break --config after the hyphens.
+WORD = re.compile(r"(?<!\S)\S{2,45}(?!\S)")
 # {page of the site: file of the repository}
 PAGES = {
     "contributing.md": "CONTRIBUTING.md",
@@ -43,6 +46,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Marks the words of inline code, which docs/extra.css keeps on one line."""
+
+    def marked(code: re.Match[str]) -> str:
+        words = WORD.sub(r'<span class="word">\g<0></span>', code[1])
+        return f"<code>{words}</code>"
+
+    return re.sub(r"(?<!</span>)(?<!<pre>)<code>([^<]*)</code>", marked, content)
+
+
+def on_post_template(content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Adds a link to the page that is shown for a wrong address."""
+    if template_name != "404.html":
+        return content
+    start = re.search('href="([^"]*)"[^>]*md-logo', content)
+    text = (
+        f'<p>There is no page at this address. <a href="{start[1]}">Start</a> links to all pages.</p>' if start else ""
+    )
+    return content.replace("404 - Not found</h1>", f"404 - Not found</h1>{text}")
+
+
 def notebook(files: Files, config: MkDocsConfig) -> str:
     """Returns the notebook as Markdown, and adds its pictures and reports as files beside the page."""
     parts = []
@@ -58,7 +82,7 @@ def notebook(files: Files, config: MkDocsConfig) -> str:
             elif report := re.search('srcdoc="([^"]*)"', data.get("text/html", "")):
                 name = f"live/notebook_{number}.html"
                 files.append(File.generated(config, name, content=html.unescape(report[1])))
-                parts.append(f'<iframe src="../{name}" width="100%" height="600" title="Report"></iframe>')
+                parts.append(f'<iframe src="../{name}" width="100%" height="900" title="Report"></iframe>')
             elif "text/markdown" in data:
                 parts.append(data["text/markdown"])
             else:

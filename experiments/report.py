@@ -36,11 +36,16 @@ PAIR_ROWS = (
 )
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #8884; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto;
+  width: fit-content; max-width: 100%;
+  background: linear-gradient(90deg, Canvas 40%, transparent) 0 / 3rem 100% no-repeat local,
+    linear-gradient(-90deg, Canvas 40%, transparent) 100% / 3rem 100% no-repeat local,
+    linear-gradient(-90deg, #8889, transparent) 100% / 1rem 100% no-repeat; }  /* a shadow where more is to the right */
+th, td { padding: .25rem .7rem; white-space: nowrap; border-bottom: 1px solid #8884; }
 th { text-align: left; } td + td { text-align: right; font-variant-numeric: tabular-nums; }
-svg { max-width: 100%; height: auto; background: #fff; } .note { color: #a33; }
+svg { max-width: 100%; height: auto; background: #fff; }
+@media (prefers-color-scheme: dark) { svg { filter: invert(.9) hue-rotate(180deg); } } .note { color: #a33; }
 footer { color: #778; margin-top: 2rem; }
 """
 

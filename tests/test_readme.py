@@ -111,26 +111,56 @@ def test_repeated_batches_of_the_docs_take_the_steps_of_float32():
 
 
 @pytest.mark.slow
-def test_tabs_of_the_docs_take_a_step():
-    """With Linen, NNX and Equinox the weights move, and the state is found and finite."""
+def test_tabs_of_the_docs_keep_statistics_of_a_skipped_step(tmp_path, monkeypatch):
+    """With Linen, NNX and Equinox a step moves weights and statistics; after an overflow forward, neither."""
     pytest.importorskip("equinox")
+    monkeypatch.chdir(tmp_path)
     names, batch = run(ROOT / "docs" / "precision.md"), {"x": normal(0, (32, 8)), "y": normal(99, (32, 2))}
-    variables = names["Network"]().init(jax.random.key(0), batch["x"], False)
-    params, stats = variables["params"], variables["batch_stats"]
-    new, new_stats, state, _ = names["linen_step"](params, stats, names["tx"].init(params), batch)
-    module, module_state, _ = names["eqx_step"](names["module"], names["module_state"], batch)
-    before = np.asarray(names["model"].kernel[...])
-    names["nnx_step"](names["model"], names["optimizer"], batch)
-    moved = [
-        (new["Dense_0"]["kernel"], params["Dense_0"]["kernel"]),
-        (new_stats["BatchNorm_0"]["mean"], stats["BatchNorm_0"]["mean"]),
-        (module.layers[0].weight, names["module"].layers[0].weight),
-        (names["model"].kernel[...], before),
-    ]
-    assert all(np.abs(np.asarray(after) - np.asarray(old)).max() > 0 for after, old in moved)
-    for found in (state, module_state, names["optimizer"]):
-        names["check"](found)
-        assert bool(precision.find_state(found).grads_finite)
+    variables, nnx = names["Network"]().init(jax.random.key(0), batch["x"], False), names["nnx"]
+    params = variables["params"]
+
+    def nnx_values():
+        return nnx.as_pure((nnx.state(names["model"], nnx.Param), nnx.state(names["model"], nnx.BatchStat)))
+
+    def equinox_values(module, stats):
+        return [leaf for leaf in jax.tree.leaves((module, stats)) if hasattr(leaf, "dtype")]
+
+    def move(batch):
+        """Returns the trees before and after a step of each tab, and what has the optimizer's state."""
+        linen = names["linen_step"](params, variables["batch_stats"], names["tx"].init(params), batch)
+        before = nnx_values()
+        names["nnx_step"](names["model"], names["optimizer"], batch)
+        module = names["eqx_step"](names["module"], names["stats"], names["module_state"], batch)
+        yield (params, variables["batch_stats"]), linen[:2], linen[2]
+        yield before, nnx_values(), names["optimizer"]
+        yield equinox_values(names["module"], names["stats"]), equinox_values(*module[:2]), module[2]
+
+    for x, finite in ((batch["x"], True), (jnp.asarray(batch["x"]).at[0].set(1e5), False)):
+        for before, after, holder in move({"x": x, "y": batch["y"]}):
+            moved = [np.abs(np.asarray(b, float) - a).max() > 0 for a, b in pairs(before, after)]
+            assert (all(moved[-2:]) and sum(moved) >= 4) if finite else not any(moved)  # mean and variance are last
+            names["check"](holder)
+            assert bool(precision.find_state(holder).grads_finite) == finite
+
+
+def pairs(*trees):
+    return zip(*map(jax.tree.leaves, trees), strict=True)
+
+
+@pytest.mark.slow
+def test_states_and_microbatches_of_the_docs(tmp_path):
+    """A scan over microbatches takes the step of the whole batch; a restored state has the same bits."""
+    names = run(ROOT / "docs" / "precision.md", without_tabs=True)
+    params, batch = {"w": normal(0, (8, 2))}, {"x": normal(1, (32, 8)), "y": normal(2, (32, 2))}
+    state = names["tx"].init(params)
+    whole = names["step"](params, state, batch)
+    parts = names["accumulate"](params, state, jax.tree.map(lambda x: x.reshape(4, 8, -1), batch))
+    np.testing.assert_allclose(parts[2], whole[2], rtol=1e-3)
+    for left, right in pairs(parts[1].inner_state, whole[1].inner_state):
+        np.testing.assert_allclose(left, right, rtol=1e-2, atol=1e-4)
+    names["save"](tmp_path / "run.npz", whole[:2])
+    for left, right in pairs(names["restore"](tmp_path / "run.npz", (params, state)), whole[:2]):
+        assert left.dtype == right.dtype and (np.asarray(left) == right).all()
 
 
 def test_input_costs_equal_the_results_file():

@@ -15,7 +15,7 @@ padding: .2rem .6rem; background: #e69f0018; } .bar { display: flex; height: 22p
 border-radius: 4px; overflow: hidden; } .bar span { display: block; min-width: 2px; }
 fieldset { border: 0; padding: 0; margin: .5rem 1.2rem .5rem 0; display: inline-block; } legend { float: left;
 margin-right: .5rem; color: var(--soft); } label { margin-right: .7rem; white-space: nowrap; }
-input[type=search] { font: inherit; padding: .2rem .5rem; width: 22rem; }
+input[type=search] { font: inherit; padding: .2rem .5rem; width: 22rem; max-width: 95%; }
 table { border-collapse: collapse; width: 100%; } th { text-align: left; color: var(--soft); font-weight: 600;
 position: sticky; top: 0; background: Canvas; } th, td { padding: .22rem .5rem; border-bottom: 1px solid var(--line);
 vertical-align: top; } td.op, td.source { font-family: ui-monospace, monospace; font-size: 12.5px; }
@@ -23,6 +23,10 @@ td.path, td.source { color: var(--soft); overflow-wrap: anywhere; } tr.half { ba
 tr.none { color: var(--soft); } .chip { display: inline-block; padding: 0 .5em; border-radius: 3px; color: #fff; }
 .allow { background: #00704f; } .infer { background: #0072b2; } .deny { background: #b03a00; }
 .clear { background: #5d6675; } .unlisted { background: #8a4f7d; }
+@media (max-width: 60rem) { table, tbody { display: block; } thead { display: none; }
+tr { display: grid; grid-template-columns: 1fr 7rem 6rem; border-bottom: 1px solid var(--line); padding: .2rem 0; }
+tr[hidden] { display: none; } td { border: 0; padding: .1rem .5rem; overflow-wrap: anywhere; }
+td:nth-child(n+4) { grid-column: 1 / -1; } td:empty { display: none; } }
 """
 _SCRIPT = """
 const rows = [...document.querySelectorAll('tbody tr')], shown = document.getElementById('shown');

@@ -203,10 +203,23 @@ class ErrorReport:
 
 
 _HEAD = ("share", "own", "accumulated", "operation", "inf", "zero", "path", "source")
-ROW_HEAD = (
-    *("share", "own", "accumulated", "largest own", "largest", "inf", "zero", "subnormal", "cancels", "dtype", "shape"),
-    *("operation", "path", "source"),
-)
+# The names of the columns of the page, and what they mean.
+ROW_HEAD = {
+    "share": "estimated fraction of the results' error that begins here; with own 0, a selection took other elements",
+    "operation": "primitive; a cast names the primitive that it belongs to",
+    "path": "modules and named scopes",
+    "source": "line of the code",
+    "own": "error of the operation alone, against float32 with the same operands; l2 norm relative to the array",
+    "accumulated": "error against the float32 program, in the same unit",
+    "largest own": "largest error of an element by the operation alone, as a fraction of the array's root mean square",
+    "largest": "largest error of an element against the float32 program, in the same unit",
+    "inf": "elements that are finite in float32 alone",
+    "zero": "elements that were rounded to zero",
+    "subnormal": "elements with fewer digits, below the smallest normal number",
+    "cancels": "norm of the operands over the norm of the sum or difference",
+    "dtype": "in the half program",
+    "shape": "on one device",
+}
 
 
 def _cells(one: Contributor) -> tuple[str, ...]:
@@ -221,8 +234,8 @@ def _row_cells(row: OperationRow) -> Iterable[str]:
     errors = map(_number, (row.own, row.accumulated, row.largest_own, row.largest))
     counts = map(_count, (row.infinite, row.zeros, row.subnormal))
     cancels = f"{row.cancellation:.3g}" if row.cancellation > 1 else ""
-    about = (cancels, row.dtype.name, shape, f"{row.name}{_backward(row)}", row.path, _short(row.source))
-    return (f"{100 * row.share:.1f} %", *errors, *counts, *about)
+    about = (f"{row.name}{_backward(row)}", row.path, _short(row.source))
+    return (f"{100 * row.share:.1f} %", *about, *errors, *counts, cancels, row.dtype.name, shape)
 
 
 def _backward(row: OperationRow) -> str:

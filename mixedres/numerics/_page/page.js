@@ -320,7 +320,8 @@ function start() {
   drawMaps();
   setLog2Scale(data.recommended_log2_scale);
 }
-// The heat map: tables whose rows are layers; float16's windows lie over them, tints below.
+// The heat map: tables whose rows are layers; float16's windows lie over them, tints below. The verdict comes before the
+// heat map, so that a narrow screen shows it.
 
 const GROUPS = [["activation", "gradient"], ["parameter", "weight gradient"]]; // which share rows
 const COLUMNS = {
@@ -374,17 +375,17 @@ function buildMap(panels, names, fitting, colors) {
   let left = names;
   const parts = [], heads = [make("th", { scope: "col", className: "names" }, GROUPS[0].includes(panels[0].kind) ? "layer" : "parameter")];
   for (const panel of panels) {
-    const width = (panel.axis.high - panel.axis.low) * pixels;
-    const place = { left: `${left}px`, width: `${width}px` };
+    const width = (panel.axis.high - panel.axis.low) * pixels, sizes = panel.columns.map(([, size]) => size);
+    const verdict = sizes.pop(), place = { left: `${left + verdict}px`, width: `${width}px` };
     Object.assign(panel, {
       pixels, under: make("div", { className: "layer below", style: place }), over: make("div", { className: "layer above", style: place }),
-      head: make("div", { className: "panel" }),
+      head: make("div", { className: "panel" }), verdict,
     });
     parts.push(panel.under, panel.over);
-    columns.push(width, ...panel.columns.map(([, size]) => size));
-    heads.push(make("th", { className: "heat", scope: "col" }, panel.head),
-      ...panel.columns.map(([title], i) => make("th", { scope: "col", className: "",
-        style: i === panel.columns.length - 1 ? { textAlign: "left", paddingLeft: "12px" } : {} }, ...broken(title))));
+    columns.push(verdict, width, ...sizes);
+    const titles = panel.columns.map(([title]) => make("th", { scope: "col" }, ...broken(title)));
+    titles[titles.length - 1].className = "verdict";
+    heads.push(titles.pop(), make("th", { className: "heat", scope: "col" }, panel.head), ...titles);
     left += width + panel.text;
   }
   const lines = align(panels.map(panel => panel.rows)).map(line => buildLine(line, panels, colors));
@@ -407,10 +408,8 @@ function broken(title) {
 }
 
 function buildLine(line, panels, colors) {
-  const cut = line.name.lastIndexOf("/") + 1;
-  const name = make("div", { className: "name", title: line.name },
-    make("span", { className: "head" }, line.name.slice(0, cut)), make("span", { className: "tail" }, line.name.slice(cut)));
-  if (!cut) name.firstChild.remove();
+  const parts = line.name.split(/(?<=\/)/).flatMap(part => [part, make("wbr")]);
+  const name = make("div", { className: "name" }, ...parts);
   const element = make("tr", { tabIndex: -1 }, make("th", { scope: "row" }, name)), cells = [];
   if (line.rows.some(row => row && row.keep)) {
     element.firstChild.append(make("b", { className: "keep-mark", title: "keep in float32" }, " f32"));
@@ -425,7 +424,7 @@ function buildLine(line, panels, colors) {
     const texts = panel.columns.map(([title]) => make("td", { className: title.startsWith("verdict") ? "verdict" : "" }));
     texts[0].textContent = percent(row.size ? row.zeros / row.size : 0);
     setLost(texts[1], now);
-    element.append(make("td", {}, heat), ...texts);
+    element.append(texts[texts.length - 1], make("td", {}, heat), ...texts.slice(0, -1));
     cells.push({ row, panel, now, heat, texts });
   });
   return { name: line.name, block: line.name.split("/")[0], lower: line.name.toLowerCase(), element, cells };
@@ -504,7 +503,7 @@ function drawWindows(panel) {
        ["recommended", `recommended ${power(data.recommended_log2_scale)}`, data.recommended_log2_scale],
        ["slider", `slider ${power(log2Scale)}`, log2Scale]]
     : [["fixed", "float16", 0]];
-  const title = make("div", { className: "title" }, NAMES[panel.kind], make("small", {}, "log₂ |x|, unscaled"));
+  const title = make("div", { className: "title", style: { left: `${12 - panel.verdict}px` } }, NAMES[panel.kind], make("small", {}, "log₂ |x|, unscaled"));
   const head = [title], over = [], under = [];
   windows.forEach(([name, text, s], lane) => {
     const w = windowAt(s, data.rules), top = `${21 + (windows.length === 1 ? 2 : lane) * 13}px`;
