@@ -1,17 +1,14 @@
 """Runs from Python: the same numbers as the commands, for paths, arrays and data sets of one's own."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import mixedres
 from mixedres import checkpoints, data, main, train
 from mixedres._internal.errors import ConfigError, DataError
 from mixedres.checkpoints import workdir
-from mixedres.predict import __main__ as predict_command
 from mixedres.train import checks
 from tests.train import run_cases
 from tests.train.run_cases import tiny
@@ -40,8 +37,8 @@ STRIPES = {"image_shape": (8, 8, 1), "num_classes": 2, "train_examples": 64, "ev
 
 
 @pytest.fixture(scope="module")
-def stripes(tmp_path_factory, place):
-    """A run on a data set of one's own, with its workdir; `place`, whose network is whole, is made before."""
+def stripes(tmp_path_factory):
+    """A run on a data set of one's own, with its workdir."""
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch, blocks=1)
         directory = tmp_path_factory.mktemp("stripes") / "run"
@@ -87,18 +84,6 @@ def test_checkpoints_have_names(stripes):
 def leaves(tree):
     for value in tree.values():
         yield from leaves(value) if isinstance(value, dict) else (value,)
-
-
-def test_named_checkpoint_is_evaluated_by_the_command(place, capsys):
-    """The page of errors is the named checkpoint's."""
-    steps = checkpoints.checkpoint_steps(place / "run")
-    command = ["mixedres", "--mode=eval", f"--config.data.dir={place / 'images'}"]
-    assert main.main([*command, f"--workdir={place / 'run'}@{steps[0]}"]) == 0
-    assert f"weights of {place / 'run'}@{steps[0]}: test top-1" in capsys.readouterr().out
-    assert main.main([*command, f"--workdir={place / 'run'}@7"]) == 2
-    assert "has no checkpoint of step 7" in capsys.readouterr().err
-    assert main.main(["mixedres", "--config=digits", f"--workdir={place / 'run'}@best"]) == 2
-    assert "a run goes on from its newest" in capsys.readouterr().err
 
 
 def test_finished_run_is_only_read(stripes, capsys):
@@ -165,24 +150,6 @@ def test_command_and_function_train_the_same_bits(tmp_path, capsys):
     assert main.main(["mixedres", name, *flags, f"--workdir={tmp_path / 'b'}"]) == 0
     assert workdir.read_summary(tmp_path / "b")["fingerprint"] == run.summary["fingerprint"]
     assert f"next: mixedres predict --from={tmp_path / 'b'}" in capsys.readouterr().out
-
-
-def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    run, pixels = mixedres.load(place / "run"), [rng.integers(0, 256, (50, 70, 3), np.uint8) for _ in range(3)]
-    for index, image in enumerate(pixels):
-        Image.fromarray(image).save(tmp_path / f"{index}.png")
-    (tmp_path / "broken.jpg").write_bytes(b"no image")
-    files = run.predict(tmp_path, top=3)
-    arrays = run.predict(pixels, top=3)
-    assert [one.top for one in files[:3]] == [one.top for one in arrays] and len(run._prepared) <= 2
-    assert files[3].error and not files[3].top and run.predict([]) == []
-    assert "give uint8" in run.predict(np.zeros((9, 9, 2), np.float32))[0].error
-    assert predict_command.main(["predict", f"--from={place / 'run'}", str(tmp_path / "0.png"), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["top"]
-    assert [(one["class"], one["probability"]) for one in shown][:3] == files[0].top
-    with pytest.raises(ConfigError, match=r"class names for a network of"):
-        mixedres.load(place / "run", class_names=["one"])
 
 
 def test_network_of_the_weights_is_taken(stripes, tmp_path):

@@ -135,7 +135,7 @@ def test_incomplete_files_are_one_line_and_nothing_is_written(names, given, word
 def test_missing_tensorflow_names_the_extra(name, given, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     (tmp_path / name).touch()
-    with pytest.raises(checkpoints.WeightsError, match=r"install it .*: pip install '\.\[tf\]'$"):
+    with pytest.raises(checkpoints.WeightsError, match=r"type in .*: pip install -e '\.\[tf\]'$"):
         checkpoints.read_weights(tmp_path / given)
 
 

@@ -132,7 +132,7 @@ def test_doctor_takes_overrides_of_the_config(preset, found, lines):
         ([*TINY, "--workdir=x", "--init"], "not allowed with argument"),
         ([*TINY, "--steps=0,x"], "--steps=0,x must be numbers of training steps, such as 0,100,1000"),
         ([*TINY, "--steps="], "must be numbers of training steps"),
-        ([*TINY, "--compare=fp8"], "--compare: 'fp8' is unknown; use some of fp32,tf32,bf16,"),
+        ([*TINY, "--compare=fp8"], "--compare: precision 'fp8' is unknown; use one of fp32, tf32, bf16,"),
         ([*TINY, "--out=page.txt"], "--out=page.txt must end in .html"),
         ([*TINY, "--out=no/page.html"], "there is no directory"),
         ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),

@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mixedres import checkpoints, data
+import mixedres
+from mixedres import checkpoints, data, main
+from mixedres._internal.errors import ConfigError
 from mixedres.checkpoints import load
 from mixedres.data.images import crops
 from mixedres.export import __main__ as export_command
@@ -304,3 +306,33 @@ def test_closed_pipe_and_full_disk_end_without_traceback(place):
         done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == status and "Traceback" not in done.stderr and words in done.stderr, done.stderr
         assert "Exception ignored" not in done.stderr
+
+
+def test_arrays_and_files_have_the_same_predictions(place, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    run, pixels = mixedres.load(place / "run"), [rng.integers(0, 256, (50, 70, 3), np.uint8) for _ in range(3)]
+    for index, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{index}.png")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    files = run.predict(tmp_path, top=3)
+    arrays = run.predict(pixels, top=3)
+    assert [one.top for one in files[:3]] == [one.top for one in arrays] and len(run._prepared) <= 2
+    assert files[3].error and not files[3].top and run.predict([]) == []
+    assert "give uint8" in run.predict(np.zeros((9, 9, 2), np.float32))[0].error
+    assert predict.main(["predict", f"--from={place / 'run'}", str(tmp_path / "0.png"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["top"]
+    assert [(one["class"], one["probability"]) for one in shown][:3] == files[0].top
+    with pytest.raises(ConfigError, match=r"class names for a network of"):
+        mixedres.load(place / "run", class_names=["one"])
+
+
+def test_named_checkpoint_is_evaluated_by_the_command(place, capsys):
+    """The page of errors is the named checkpoint's."""
+    steps = checkpoints.checkpoint_steps(place / "run")
+    command = ["mixedres", "--mode=eval", f"--config.data.dir={place / 'images'}"]
+    assert main.main([*command, f"--workdir={place / 'run'}@{steps[0]}"]) == 0
+    assert f"weights of {place / 'run'}@{steps[0]}: test top-1" in capsys.readouterr().out
+    assert main.main([*command, f"--workdir={place / 'run'}@7"]) == 2
+    assert "has no checkpoint of step 7" in capsys.readouterr().err
+    assert main.main(["mixedres", "--config=digits", f"--workdir={place / 'run'}@best"]) == 2
+    assert "a run goes on from its newest" in capsys.readouterr().err

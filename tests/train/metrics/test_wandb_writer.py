@@ -120,7 +120,7 @@ def test_end_comes_after_the_summary_and_tells_a_failure(fails, wandb, tmp_path,
 
 def test_refused_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(wandb_writer.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install '.\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[wandb\]'"):
         run.fit(run_cases.tiny(wandb="project"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
