@@ -82,7 +82,7 @@ def notebook(files: Files, config: MkDocsConfig) -> str:
             elif report := re.search('srcdoc="([^"]*)"', data.get("text/html", "")):
                 name = f"live/notebook_{number}.html"
                 files.append(File.generated(config, name, content=html.unescape(report[1])))
-                parts.append(f'<iframe src="../{name}" width="100%" height="900" title="Report"></iframe>')
+                parts.append(f'<iframe src="../{name}" width="100%" height="1100" title="Report"></iframe>')
             elif "text/markdown" in data:
                 parts.append(data["text/markdown"])
             else:
