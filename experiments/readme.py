@@ -42,7 +42,7 @@ def summary() -> str:
     text = (
         f"A ResNet-20 on cluttered digits ({_where(result)}). 95 % of float32 runs change by less than the gray band, "
         f"{low:+.2f} to {high:+.2f} points, if only the order of sums changes, so smaller differences mean nothing. "
-        "A run is a seed; machine time sufficed for 23 to 40 seeds, and a preset is compared on its own seeds."
+        "A run is a seed. Presets have 23 to 40 of them, and each is compared with float32 on its own seeds."
     )
     return "\n".join([*runs.markdown(head, cells), "", text])
 
