@@ -150,7 +150,7 @@ def test_recorded_config_sets_nothing_on_this_machine(tmp_path):
     defaults = base.flatten(base.defaults())
     assert base.flatten(config) == trained | {path: defaults[path] for path in given} | {"model.fused": "false"}
     (note,) = checkpoints.left_to_command_line(tmp_path, config)
-    assert "--config.data.dir=/d" in note and "compilation_cache" not in note
+    assert "--config.data.dir='/d" in note and "compilation_cache" not in note
     config.data.dir, config.data.threads, config.data.max_pixels = "/mine", 1, 1
     assert checkpoints.left_to_command_line(tmp_path, config) == []
 

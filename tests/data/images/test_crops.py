@@ -16,7 +16,7 @@ from tests.data import made
 @pytest.mark.parametrize("channels", [1, 3])
 def test_center_crop_equals_the_evaluation_loader(family, channels, tmp_path):
     made.write_folder(tmp_path, count=20)
-    paths = folder.images_below(tmp_path)
+    paths, _ = folder.images_below(tmp_path)
     chosen = preprocessing.get_preprocessing(family)
     images = folder.ImageFolder("", tmp_path, paths, np.zeros(20, np.int32))
     loaded = chunks.ImageReader(images, (24, 24, channels), chosen, 1, apply_exif=True, on_error="raise")
