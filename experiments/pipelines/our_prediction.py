@@ -14,7 +14,7 @@ import pathlib
 import time
 
 from mixedres.predict import add_arguments, read_classifier
-from mixedres.predict.inference import default_batch_size, predictions
+from mixedres.predict.inference import default_batch_size, predictions, prepare
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
     given = [f"--from={options.weights}", f"--precision={options.dtype}", "--preprocessing=torch", "--image_size=224"]
     classifier = read_classifier(prediction_parser.parse_args(given))
     files = sorted(map(str, options.folder.rglob("*.jpg")))[: options.count]
-    found = predictions(classifier, files * (1000 // len(files) + 1), len(classifier.class_names), None)
+    files *= 1000 // len(files) + 1
+    found = predictions(prepare(classifier, len(files)), files, len(classifier.class_names))
     first, *_ = itertools.islice(found, default_batch_size())
     wall, cpu = time.perf_counter(), time.process_time()
     count = sum(1 for _ in itertools.islice(found, options.count))

@@ -39,7 +39,7 @@ from mixedres._internal import environment
 from mixedres.data.datasets import folder
 from mixedres.data.images import loader, preprocessing, worker_processes
 from mixedres.predict.classifier import Classifier
-from mixedres.predict.inference import predictions
+from mixedres.predict.inference import predictions, prepare
 
 IMAGES, SIZES, BATCH = 1000, (16, 32), 64
 # Images and dtypes of the comparison with torchvision and timm.
@@ -68,7 +68,7 @@ def load(paths: list[str], directory: pathlib.Path, size: int) -> Iterator[int]:
 
 def say(paths: list[str], chosen: Classifier) -> Iterator[int]:
     """All of them through prediction; how many have come, after every batch."""
-    for count, found in enumerate(predictions(chosen, paths, 5, BATCH), start=1):
+    for count, found in enumerate(predictions(prepare(chosen, len(paths), BATCH), paths, 5), start=1):
         assert not found.error
         if count % BATCH == 0 or count == len(paths):
             yield count

@@ -75,18 +75,20 @@ def test_worker_processes_make_the_batches_of_threads(root, tmp_path):
 
 def test_unreadable_images_are_reported_from_workers(root, tmp_path):
     [path] = (root / "train").glob("*/013.jpg")
-    path.write_bytes(path.read_bytes()[:-40])
     code = """
+        strict = opened(sys.argv[1], workers=1)  # the file is damaged after the look at the start
+        with open(sys.argv[2], "r+b") as file:
+            file.truncate(os.path.getsize(sys.argv[2]) - 40)
         source = opened(sys.argv[1], workers=1, on_error="skip")
         take(source, 2)  # both epochs have it, or the one that follows
         result = {"unreadable": list(source.unreadable)}
         try:
-            take(opened(sys.argv[1], workers=1), 2)
+            take(strict, 2)
         except DataError as error:
             result["error"] = str(error)
         print(json.dumps(result))
     """
-    result, stderr = run(tmp_path, code, root)
+    result, stderr = run(tmp_path, code, root, path)
     assert result["unreadable"] == [str(path)]
     assert result["error"].startswith(f"{path}: ") and "\n" not in result["error"], result["error"]
     assert "leaked" not in stderr
