@@ -79,7 +79,7 @@ def test_numerics_examples_print_their_reports(tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / "numerics.md"
     names = run(page)
     output = capsys.readouterr().out
-    assert (tmp_path / "doctor.html").exists() and "Take float16 at loss scale 2**" in output
+    assert (tmp_path / "report.html").exists() and "Take float16 at loss scale 2**" in output
     shown = re.search(r"```text\n(float16 is not fine.*?)```", page.read_text(), re.DOTALL)[1].splitlines()
     assert [line for line in shown if re.split(r" \.\.\.$| are off by", line)[0] not in output] == []
     assert not names["report"].is_fine and "first array that is not finite" in str(names["finding"])
