@@ -81,6 +81,9 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
     directory = place.absolute()
     if checkpoint is not None and flags.mode == "train":
         raise ConfigError(f"--workdir={name} names a checkpoint, and a run goes on from its newest; write {place}")
+    evaluated = directory if checkpoint is None else None  # the weights of a named checkpoint are evaluated alone
+    if checkpoint is not None:
+        flags.config.init_from = f"{directory}@{checkpoint}"
     # Imported here, and JAX, Orbax and the models later still, so that a mistake need not wait for them.
     from mixedres import checkpoints, run, train
 
@@ -93,11 +96,7 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
             run.train_in(flags.config, directory, clean=flags.clean)
             console.give_up()  # an error of the log ends no run
             return
-        if checkpoint is not None:
-            flags.config.init_from = str(directory) + f"@{checkpoint}"
-        # The run is no matter beside the weights of a named checkpoint.
-        named = checkpoint is not None
-        source, _ = train.checks.check_run(flags.config, directory, evaluates=True, clean=named)
+        source, _ = train.checks.check_run(flags.config, directory, evaluates=True, clean=evaluated is None)
     join = (flags.distributed, flags.coordinator, flags.num_processes, flags.process_id, flags.process_timeout)
     with train.distributed.join(*join) as group, contextlib.ExitStack() as quiet:
         if not group.is_primary:
@@ -108,11 +107,10 @@ def train_or_evaluate(arguments: Sequence[str]) -> None:
         if presets is not None or flags.mode == "eval":
             signals.raise_interrupts()
         if presets is not None:
-            held = None if checkpoint else directory
-            train.compare_presets(flags.config, held, presets, group=group, source=source)
+            train.compare_presets(flags.config, evaluated, presets, group=group, source=source)
         elif flags.mode == "eval":
-            held, write = None if checkpoint else directory, run.errors_page(directory)
-            train.evaluate(flags.config, held, group=group, source=source, on_results=write)
+            write = run.errors_page(directory)
+            train.evaluate(flags.config, evaluated, group=group, source=source, on_results=write)
         else:
             train.fit(flags.config, directory, clean=flags.clean, group=group, source=source)
             console.give_up()  # an error of the log ends no run

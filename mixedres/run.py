@@ -247,6 +247,7 @@ def train_in(
     Args and errors: as for `mixedres.train.fit`.
     """
     config.validate(chosen)
+    chosen = train.checks.with_network(chosen, None if clean else directory)  # once: it may read the weights
     source, finished = train.checks.check_run(chosen, directory, source=source, clean=clean)
     if finished is not None:
         return train.checks.say_finished(directory, finished)
@@ -291,9 +292,8 @@ def _check_source(source: data.Source) -> None:
 
 def _with(chosen: ConfigDict, overrides: Mapping[str, Any] | None) -> ConfigDict:
     """Returns a copy of a config with some keys set; 'model' means 'model.name', as after the colon of --config."""
-    flat = config.flatten(chosen)
-    given = {f"{key}.name" if f"{key}.name" in flat else key: value for key, value in (overrides or {}).items()}
-    return config.unflatten(flat | {key: _plain(value) for key, value in given.items()})
+    given = {config.key_path(name): _plain(value) for name, value in (overrides or {}).items()}
+    return config.unflatten(config.flatten(chosen) | given)
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,17 @@ from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
 from mixedres.config.older import as_begun, upgraded
-from mixedres.config.values import check_key, complete, defaults, finish, flatten, split, unflatten, validate
+from mixedres.config.values import (
+    check_key,
+    complete,
+    defaults,
+    finish,
+    flatten,
+    key_path,
+    split,
+    unflatten,
+    validate,
+)
 
 if TYPE_CHECKING:
     from mixedres.config.precision import precision_of
@@ -27,6 +37,7 @@ __all__ = [
     "duration_in_steps",
     "finish",
     "flatten",
+    "key_path",
     "load_config",
     "override_machine",
     "parse_flags",

@@ -70,8 +70,13 @@ def finish(config: ConfigDict, preset: str, overrides: dict[str, str]) -> Config
         raise ConfigError(f"--config=FILE:PRESET: {unknown_preset(preset)}")
     config.precision.name = preset
     for name, text in overrides.items():
-        override(config, f"{name}.name" if f"{name}.name" in _BY_PATH else name, text)
+        override(config, key_path(name), text)
     return config
+
+
+def key_path(name: str) -> str:
+    """Returns the path of a key; a section's name alone means its `name`: 'model' -> 'model.name'."""
+    return f"{name}.name" if f"{name}.name" in _BY_PATH else name
 
 
 def override(config: ConfigDict, path: str, text: str) -> None:

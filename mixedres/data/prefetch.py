@@ -1,11 +1,13 @@
-"""Moving of batches to the device ahead of time, with the time that the device waits for a batch."""
+"""Work ahead of time: batches that are moved to the device, and results of threads."""
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 Host = TypeVar("Host")
@@ -15,6 +17,22 @@ Device = TypeVar("Device")
 _POLL = 0.001
 # Seconds that `close` waits for a batch in preparation; a read that hangs must not block the process.
 _PATIENCE = 5.0
+
+
+def map_ahead(function: Callable[[Host], Device], items: Iterable[Host], threads: int, ahead: int) -> Iterator[Device]:
+    """Yields ``function(item)`` of each item, in order; threads compute up to `ahead` results for each of them."""
+    waiting: collections.deque[Future[Device]] = collections.deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > ahead * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 class GaveUp(Exception):

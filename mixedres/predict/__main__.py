@@ -112,12 +112,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         if given is not None and given < 1:
             raise ConfigError(f"--{name}={given} must be at least 1")
     if options.out:
-        from mixedres.predict.gallery import is_sheet
-
         if options.out.suffix.lower() != ".html":
             raise ConfigError(f"--out={options.out} must end in .html")
-        if os.path.lexists(options.out) and not is_sheet(options.out):
-            raise ConfigError(f"--out={options.out} exists, and predict did not write it; name another")
+        if os.path.lexists(options.out):
+            from mixedres.predict.gallery import is_sheet  # which imports OpenCV
+
+            if not is_sheet(options.out):
+                raise ConfigError(f"--out={options.out} exists, and predict did not write it; name another")
         if not os.access(options.out.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"--out={options.out} cannot be written; name a file in a writable folder")
     return options

@@ -204,9 +204,11 @@ class Loop:
 
     def _ends_unless_better(self, done: int) -> bool:
         """Returns whether the run ends with an evaluation after `done` steps, unless the evaluation is the best."""
-        experiment = self.parts.experiment
-        waited = done - (self.best or {"step": done})["step"]
-        return done == experiment.total_steps or 0 < experiment.patience <= waited
+        return done == self.parts.experiment.total_steps or self._is_out_of_patience(done)
+
+    def _is_out_of_patience(self, step: int) -> bool:
+        patience = self.parts.experiment.patience
+        return self.best is not None and bool(0 < patience <= step - self.best["step"])
 
     def _is_evaluated(self, done: int) -> bool:
         return self.evaluated is not None and self.evaluated["step"] == done
@@ -214,11 +216,11 @@ class Loop:
     def stopped_by(self) -> str | None:
         """Returns the key with which the newest evaluation ends the run early: 'stop_at_top1', 'patience' or None."""
         experiment = self.parts.experiment
-        if self.evaluated is None or self.best is None or self.evaluated["step"] == experiment.total_steps:
+        if self.evaluated is None or self.evaluated["step"] == experiment.total_steps:
             return None
         if (wanted := experiment.config.stop_at_top1) is not None and self.evaluated["top1"] >= wanted:
             return "stop_at_top1"
-        return "patience" if 0 < experiment.patience <= self.evaluated["step"] - self.best["step"] else None
+        return "patience" if self._is_out_of_patience(self.evaluated["step"]) else None
 
     def _save(self, done: int) -> None:
         experiment, group, log = self.parts.experiment, self.parts.group, self.parts.log

@@ -1,9 +1,8 @@
 """Center crops of image files, decoded by threads a few images ahead."""
 
-import collections
+import functools
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import cv2
 import numpy as np
@@ -13,6 +12,7 @@ from mixedres._internal.files import read_regular
 from mixedres.data.examples import MAX_BYTES
 from mixedres.data.images import decoding, squares
 from mixedres.data.input_spec import InputSpec
+from mixedres.data.prefetch import map_ahead
 
 # Images that each thread may be ahead: enough that no thread waits for another thread's large image.
 _AHEAD = 8
@@ -49,18 +49,7 @@ def center_crops(
       threads: number of decoding threads.
     """
     cv2.setNumThreads(0)  # every image has a thread of ours already
-    waiting: collections.deque[Future[np.ndarray | str]] = collections.deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
-        try:
-            for image in images:
-                waiting.append(pool.submit(_read_crop, image, spec))
-                if len(waiting) > _AHEAD * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    return map_ahead(functools.partial(_read_crop, spec=spec), images, threads, _AHEAD)
 
 
 def _read_crop(image: str | os.PathLike[str] | np.ndarray, spec: InputSpec) -> np.ndarray | str:

@@ -61,9 +61,7 @@ def crop_and_resize(
       ValueError: if the image cannot be decoded.
     """
     size, _, channels = out.shape
-    shrink = 1
-    while shrink < 8 and min(box.height, box.width) >= 2 * shrink * size:
-        shrink *= 2
+    shrink = decoding.shrink_for(min(box.height, box.width), size)
     pixels = decoding.decode_image(data, head, channels=channels, shrink=shrink)
     part = pixels[_shrunk(box.y, box.height, shrink), _shrunk(box.x, box.width, shrink)]
     if interpolation == cv2.INTER_AREA and min(part.shape[:2]) < size:

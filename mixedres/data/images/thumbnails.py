@@ -32,10 +32,8 @@ def uri_of_photograph(path: str, side: int = 320) -> str:
     """
     data = read_regular(path, MAX_BYTES)
     head = decoding.read_header(data, apply_exif=True)
-    longest, shrink = max(head.height, head.width), 1
-    while shrink < 8 and longest >= 2 * shrink * side:
-        shrink *= 2
-    pixels = decoding.decode_image(data, head, shrink=shrink)
+    longest = max(head.height, head.width)
+    pixels = decoding.decode_image(data, head, shrink=decoding.shrink_for(longest, side))
     if longest > side:
         size = max(1, round(head.width * side / longest)), max(1, round(head.height * side / longest))
         pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
