@@ -25,9 +25,9 @@ official and estimator compute the same as TensorFlow's programs, to float32 rou
 docs/imagenet.md lists the differences, such as the random draws. data.preprocessing=official_fast takes less processor
 time than their preprocessing.
 
-DATA_DIR holds imagenet2012 as TensorFlow Datasets or ``python -m mixedres.data.prepare imagenet2012`` wrote it, in
-ArrayRecord or TFRecord files, or train-?????-of-01024 and validation-?????-of-00128 of TensorFlow's models. For an
-unpacked copy, train/n01440764/*.JPEG and val/n01440764/*.JPEG, use --config.data.name=folder.
+DATA_DIR holds imagenet2012 as TensorFlow Datasets wrote it, in ArrayRecord or TFRecord files, or
+train-?????-of-01024 and validation-?????-of-00128 of TensorFlow's models. For an unpacked copy,
+train/n01440764/*.JPEG and val/n01440764/*.JPEG, use --config.data.name=folder.
 
 Hardware: any number of GPUs; 8 GPUs have the batch of 2048. Not run here on the real images yet.
 """

@@ -16,7 +16,6 @@ import argparse
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
@@ -68,8 +67,6 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory) / "images"
         kilobytes = make_images(folder, 1024)
-        prepare = [sys.executable, "-m", "mixedres.data.prepare", "folder", f"--from={folder}", "--name=images"]
-        subprocess.run([*prepare, f"--data_dir={directory}/array_record"], check=True, capture_output=True)
         commands = contenders(folder, options)
         rounds: dict[str, list[dict]] = {name: [] for name in commands}
         for order in orders(list(commands), options.rounds):

@@ -15,7 +15,7 @@ mixedres COMMAND ...
   doctor    examines the numerics of a network   = python -m mixedres.doctor
   replay    explains a step that was not finite  = python -m mixedres.replay
   check     checks a folder of photographs       = python -m mixedres.data.check
-  prepare   writes a data set once               = python -m mixedres.data.prepare
+  prepare   writes a smaller copy of a folder    = python -m mixedres.data.prepare
 
 mixedres COMMAND --help says more.
 """
@@ -28,7 +28,7 @@ _COMMANDS = {
     "doctor": ("mixedres.doctor.__main__", ()),
     "replay": ("mixedres.replay", ()),
     "check": ("mixedres.data.check.__main__", ()),
-    "prepare": ("mixedres.data.prepare.__main__", ()),
+    "prepare": ("mixedres.data.prepare", ()),
 }
 
 

@@ -122,7 +122,7 @@ DATA = (
     Case("a folder without images", (*FOLDERS, "--config.data.dir=empty"), ("empty",)),
     Case("a class without images", (*FOLDERS, "--config.data.dir=images"), ("cat",), remove_images),
     Case("a file for a folder", (*FOLDERS, "--config.data.dir=notes.txt"), ("notes.txt",)),
-    Case("ImageNet that is not there", (f"{IMAGENET}:fp16", "--config.data.dir=empty"), ("imagenet2012", "prepare")),
+    Case("ImageNet that is not there", (f"{IMAGENET}:fp16", "--config.data.dir=empty"), ("imagenet2012", "tfds build")),
     Case(
         "CIFAR-10 that is not there",
         (f"{CIFAR10}:fp16", "--config.data.dir=empty"),

@@ -1,4 +1,4 @@
-"""mixedres: ArrayRecord, read and decoded by Grain's threads or processes."""
+"""mixedres: files, read and decoded by Grain's threads or processes."""
 
 from experiments.pipelines import measure
 from mixedres import data
@@ -10,8 +10,8 @@ def main() -> None:
 
     def start():
         source = data.load(
-            "tfds:images",
-            dir=str(options.folder.parent / "array_record"),
+            "folder",
+            dir=str(options.folder),
             image_size=measure.SIZE,
             batch_size=measure.BATCH,
             flip=True,

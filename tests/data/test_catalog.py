@@ -115,7 +115,7 @@ def test_synthetic_data_need_sizes(options):
 def test_missing_imagenet_says_how_to_get_it(tmp_path):
     text = message("imagenet2012", dir=str(tmp_path))
     assert f"no {tmp_path}/imagenet2012/VERSION/dataset_info.json." in text
-    command = "python -m mixedres.data.prepare imagenet2012 --manual_dir=THAT_DIRECTORY"
+    command = "tfds build imagenet2012 --manual_dir=THAT_DIRECTORY --file_format=array_record"
     assert f"{command} --data_dir={tmp_path}; or name another place with --config.data.dir=DIR or TFDS_DATA_DIR" in text
     assert "image-net.org" in text and "ILSVRC2012_img_train.tar" in text and "ILSVRC2012_img_val.tar" in text
 

@@ -5,8 +5,6 @@ import pathlib
 import re
 
 NAME = "imagenet2012"
-# The files that image-net.org gives, by split.
-TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 COUNTS = {"train": 1_281_167, "validation": 50_000}
 
 # The layout that TensorFlow's models repository writes: the features with image, label and file name; the first label
@@ -19,15 +17,9 @@ _MODELS_FILE = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 @functools.cache
 def class_names() -> tuple[str, ...]:
     """Returns the 1000 WordNet ids such as 'n01440764', by label."""
-    return tuple(read_lines("labels.txt"))
-
-
-def read_lines(name: str) -> list[str]:
-    """Returns the lines of a text file that TensorFlow Datasets has for ImageNet."""
     import tensorflow_datasets as tfds
 
-    text: str = tfds.core.tfds_path(f"datasets/imagenet2012/{name}").read_text()
-    return text.split()
+    return tuple(tfds.core.tfds_path("datasets/imagenet2012/labels.txt").read_text().split())
 
 
 def models_files(directory: pathlib.Path) -> dict[str, list[pathlib.Path]]:

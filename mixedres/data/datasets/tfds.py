@@ -119,8 +119,8 @@ def _missing(name: str, root: pathlib.Path, version: str) -> str:
     if name == imagenet.NAME:
         return (
             f"{looked}. Register at image-net.org, download ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar to one "
-            f"directory, and run: python -m mixedres.data.prepare {imagenet.NAME} --manual_dir=THAT_DIRECTORY "
-            f"--data_dir={root}; {elsewhere}"
+            f"directory, and run where TensorFlow is installed: tfds build {imagenet.NAME} --manual_dir=THAT_DIRECTORY "
+            f"--file_format=array_record --data_dir={root}; {elsewhere}"
         )
     return (
         f"{looked}. Write it once with TensorFlow Datasets, where TensorFlow is installed: tfds build {name} "

@@ -1,0 +1,160 @@
+"""The command that writes a copy of a folder of images with a small short side, which is read faster."""
+
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import pathlib
+import shlex
+from collections.abc import Callable, Sequence
+
+from mixedres._internal.cli import command_line, console, process, signals
+from mixedres._internal.errors import ConfigError, DataError
+from mixedres._internal.files import read_json, write_json
+from mixedres._internal.formats import stamped, without_stamp
+from mixedres._internal.types import Record
+
+_DESCRIPTION = """\
+Writes a copy of a folder of images in which the short side of each image has at most N pixels. The copy has the same
+folders and file names, so that a run on it trains and tests on the same images. Larger images become JPEG, whatever
+their names end in. Other images keep their bytes, but images that EXIF data rotate are stored upright.
+
+  python -m mixedres.data.prepare --from=IMAGES --to=SMALL --short_side=480
+  python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir=SMALL
+
+The same command continues an interrupted copy.
+"""
+_SAME_COMMAND = "the same command continues where this one stopped"
+# The options of a copy, in its directory.
+_OPTIONS = ".prepare.json"
+# Images that a process copies at a time.
+_TASK = 16
+
+
+def copy_folder(arguments: Sequence[str]) -> None:
+    """Runs the command with these arguments.
+
+    Raises:
+      ConfigError: for a mistake in the arguments; nothing has been written then.
+      DataError: if an image cannot be read.
+    """
+    options = _parser().parse_args(arguments)
+    source, target = options.source, options.target
+    chosen = {"short_side": options.short_side, "quality": options.quality}
+    _check(source, target, chosen)
+    # Imported here so that --help and a mistake in the command need not wait for the image libraries.
+    from mixedres._internal.cli.progress import ImageProgress
+    from mixedres.data.datasets.folder import images_below
+
+    paths, not_read = images_below(source)
+    if not paths:
+        raise ConfigError(f"--from={source} holds no image; name a folder of images")
+    target.mkdir(parents=True, exist_ok=True)
+    write_json(target / _OPTIONS, stamped(chosen))
+    pairs = [(path, str(target / os.path.relpath(path, source))) for path in paths]
+    missing = [pair for pair in pairs if not _is_copied(*pair)]
+    signals.raise_interrupts()
+    with ImageProgress("copying", len(pairs), len(pairs) - len(missing)) as progress:
+        left_out = _copy_all(missing, chosen, options.processes, options.on_error == "skip", progress.add)
+    notes = ", ".join(filter(None, (f"{left_out:,} left out" if left_out else "", not_read)))
+    console.show(
+        f"wrote {target}: {len(pairs) - left_out:,} images{notes and f' ({notes})'}; train on them with "
+        f"python -m mixedres.main --config=configs/folder.py:fp16 --config.data.dir={shlex.quote(str(target))}"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line, of which `argv[0]` is the program; returns the exit status."""
+    return command_line.run("mixedres", copy_folder, argv[1:], continues=_SAME_COMMAND)
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser("python -m mixedres.data.prepare", _DESCRIPTION)
+    parser.add_argument("--from", dest="source", metavar="DIR", type=_directory, required=True, help="the folder")
+    parser.add_argument("--to", dest="target", metavar="DIR", type=_directory, required=True, help="the copy")
+    parser.add_argument("--short_side", metavar="N", type=_between(16, 65500), help="short side of the copies, pixels")
+    parser.add_argument("--quality", metavar="Q", type=_between(1, 100), default=90, help="JPEG quality (default 90)")
+    parser.add_argument(
+        "--processes", metavar="N", type=_between(1, 1024), help="processes that copy (default: one per CPU core)"
+    )
+    skips = ["stop", "skip"]
+    parser.add_argument("--on_error", choices=skips, default="stop", help="at an unreadable image (default stop)")
+    return parser
+
+
+def _directory(text: str) -> pathlib.Path:
+    if not text:
+        raise ConfigError("a directory has no name; name a folder, such as --from=IMAGES --to=SMALL")
+    return command_line.path(text).absolute()
+
+
+def _between(lowest: int, highest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
+            raise ConfigError(f"{text!r} is not a whole number from {lowest} to {highest}; --help says more")
+        return int(text)
+
+    return parse
+
+
+def _check(source: pathlib.Path, target: pathlib.Path, chosen: Record) -> None:
+    """Raises ConfigError if a copy from `source` to `target` with the `chosen` options cannot begin or go on."""
+    if chosen["short_side"] is None:
+        raise ConfigError(
+            "--short_side is missing; write such as --short_side=480. Images of full size need no copy: train with "
+            "--config.data.name=folder, or pack a data set where TensorFlow is installed: tfds build NAME "
+            "--file_format=array_record --data_dir=DATA"
+        )
+    if not source.is_dir():
+        raise ConfigError(f"--from={source} is no directory; name a folder of images")
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"--to={target} is a file; name a new directory")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"--to={target} lies in {source}, where it would become one of its classes; name another")
+    before = read_json(target / _OPTIONS)
+    if before is None and target.exists() and any(target.iterdir()):
+        raise ConfigError(f"--to={target} holds other files; name a new directory")
+    if before is not None and without_stamp(before) != chosen:
+        flags = " ".join(f"--{key}={value}" for key, value in without_stamp(before).items())
+        raise ConfigError(f"--to={target} holds copies made with {flags}; give the same, or name a new directory")
+
+
+def _is_copied(image: str, copy: str) -> bool:
+    """Returns whether an earlier start wrote the copy, and the image did not change since."""
+    try:
+        return os.path.getmtime(copy) >= os.path.getmtime(image)
+    except OSError:
+        return False
+
+
+def _copy_all(
+    pairs: Sequence[tuple[str, str]], chosen: Record, processes: int | None, skips: bool, count: Callable[[int], None]
+) -> int:
+    """Copies (image, copy) in several processes, and returns the number of images that were left out.
+
+    Raises:
+      DataError: at the first unreadable image, unless it `skips` such images.
+    """
+    from mixedres.data.images.smaller import copy_images
+    from mixedres.data.images.worker_processes import available_cpus, initialize_worker, signals_blocked
+
+    tasks = [pairs[start : start + _TASK] for start in range(0, len(pairs), _TASK)]
+    spawning, left_out = multiprocessing.get_context("spawn"), 0
+    number = processes or available_cpus()
+    with concurrent.futures.ProcessPoolExecutor(number, spawning, initialize_worker, (0, number)) as pool:
+        try:
+            with signals_blocked():
+                found = pool.map(functools.partial(copy_images, **chosen), tasks)
+            for task, problems in zip(tasks, found, strict=True):
+                count(len(task))
+                left_out += len(problems)
+                if problems and not skips:
+                    raise DataError(f"{problems[0]}; --on_error=skip leaves such images out; {_SAME_COMMAND}")
+                console.complain(*(f"mixedres: left out {problem}" for problem in problems))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return left_out
+
+
+if __name__ == "__main__":
+    process.start(main)

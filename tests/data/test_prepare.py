@@ -1,0 +1,151 @@
+"""Smaller copies of a folder: their pixels, what is copied unchanged, and what a second start does."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixedres.data import prepare
+from mixedres.data.datasets import folder
+from mixedres.data.images import decoding, smaller
+from tests.data import made
+
+ARRAY = made.photo(40, 56, 11)
+
+
+def seen(encoded):
+    """The pixels as a viewer shows them."""
+    return decoding.decode_image(encoded, decoding.read_header(encoded, apply_exif=True)).astype(int)
+
+
+def copy(root, *more, short_side=16):
+    """The exit status of the command that copies ``root/images`` to ``root/small``."""
+    size = [f"--short_side={short_side}"] if short_side else []
+    return prepare.main(["prepare", f"--from={root}/images", f"--to={root}/small", "--processes=1", *size, *more])
+
+
+def image_folder(root):
+    files = {
+        f"{part}/{name}/{index}.jpg": made.encoded(made.photo(24, 30, index), quality=92)
+        for part, count in (("train", 6), ("val", 3))
+        for name in ("cats", "dögs")
+        for index in range(count)
+    }
+    made.write_files(root / "images", files)
+    return files
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        made.encoded(ARRAY, progressive=True),
+        made.encoded(made.photo(24, 30, 12, channels=1)),
+        made.encoded(ARRAY, "PNG"),
+        made.encoded(ARRAY, "PNG", mode="P"),
+        made.turned(ARRAY, 1),
+    ],
+)
+def test_upright_plain_file_is_unchanged(encoded):
+    assert smaller.upright(encoded) == encoded
+
+
+@pytest.mark.parametrize(
+    ("encoded", "kind", "tolerance"),
+    [
+        (made.turned(ARRAY, 6, quality=95), "JPEG", 12),
+        (made.turned(ARRAY, 6, "PNG"), "PNG", 0),
+        (made.encoded(ARRAY, mode="CMYK", quality=95), "JPEG", 12),
+        (made.encoded(ARRAY, "WEBP", lossless=True), "JPEG", 12),
+        (made.encoded(ARRAY, "BMP"), "PNG", 0),
+    ],
+)
+def test_other_file_is_stored_upright(encoded, kind, tolerance):
+    found = smaller.upright(encoded)
+    assert Image.open(io.BytesIO(found)).format == kind
+    assert decoding.read_header(found, apply_exif=True).orientation == 1
+    assert seen(found).shape == seen(encoded).shape
+    assert np.abs(seen(found) - seen(encoded)).max() <= tolerance
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(64, 128, (32, 64)), (150, 100, (48, 32)), (33, 33, (32, 32))])
+def test_short_side_is_filtered_by_lanczos(height, width, size):
+    array = made.photo(height, width, 5)
+    found = smaller.shortened(made.encoded(array, "PNG"), short_side=32, quality=95)
+    assert decoding.read_header(found)[:2] == size
+    assert Image.open(io.BytesIO(found)).layer[0][1:3] == (2, 2)  # luma has twice the samples of chroma each way
+    reference = np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.LANCZOS)).astype(int)
+    assert np.abs(seen(found) - reference).mean() < 2.5
+
+
+def test_gray_and_small_images_stay_as_they_are():
+    gray = made.encoded(made.photo(64, 30, 12, channels=1), quality=95)
+    assert decoding.read_header(smaller.shortened(gray, short_side=16, quality=90)).colorspace == "Gray"
+    assert smaller.shortened(gray, short_side=30, quality=90) == gray
+
+
+@pytest.mark.parametrize(
+    "encoded", [b"", b"text", made.encoded(ARRAY, quality=95)[:900], made.encoded(ARRAY, "PNG")[:-200]]
+)
+def test_damaged_image_is_refused(encoded):
+    with pytest.raises(ValueError):
+        smaller.upright(encoded)
+
+
+def test_copy_has_the_images_of_the_folder(tmp_path, capsys):
+    files = image_folder(tmp_path)
+    assert copy(tmp_path) == 0
+    assert f"wrote {tmp_path}/small: 18 images; train on them with " in capsys.readouterr().out
+    before, after = (folder.scan(tmp_path / name) for name in ("images", "small"))
+    assert (before.train.paths, before.eval.paths) == (after.train.paths, after.eval.paths)
+    for name, encoded in files.items():
+        expected = smaller.shortened(encoded, short_side=16, quality=90)
+        assert (tmp_path / "small" / name).read_bytes() == expected
+
+
+def test_second_start_copies_only_missing_and_changed_images(tmp_path):
+    files = image_folder(tmp_path)
+    assert copy(tmp_path) == 0
+    copies = {name: tmp_path / "small" / name for name in files}
+    first, second, *others = copies
+    copies[first].unlink()
+    (tmp_path / "images" / second).write_bytes(made.encoded(ARRAY))
+    before = {name: copies[name].stat().st_mtime_ns for name in others}
+    assert copy(tmp_path) == 0
+    assert {name: copies[name].stat().st_mtime_ns for name in others} == before
+    assert copies[first].exists() and seen(copies[second].read_bytes()).shape[:2] == (16, 22)
+
+
+def test_unreadable_image_stops_or_is_left_out(tmp_path, capsys):
+    image_folder(tmp_path)
+    (tmp_path / "images/train/cats/2.jpg").write_bytes(b"text")
+    assert copy(tmp_path) == 1
+    assert "images/train/cats/2.jpg: " in capsys.readouterr().err
+    assert copy(tmp_path, "--on_error=skip") == 0
+    output = capsys.readouterr()
+    assert "17 images (1 left out)" in output.out and output.err.startswith("mixedres: left out ")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((), "--short_side is missing; write such as --short_side=480"),
+        (("--short_side=8",), "'8' is not a whole number from 16 to 65500"),
+        (("--short_side=64", "--quality=0"), "'0' is not a whole number from 1 to 100"),
+        (("--short_side=64", "--from=nowhere"), "nowhere is no directory"),
+        (("--short_side=64", "--to=images/small"), "it would become one of its classes"),
+        (("--short_side=64", "--to=other"), "holds other files; name a new directory"),
+        (("--short_side=64", "--to=made"), "made with --short_side=32 --quality=90; give the same"),
+        (("--short_side=64", "--from=empty"), "holds no image"),
+    ],
+)
+def test_mistake_is_one_line_and_writes_nothing(tmp_path, monkeypatch, capsys, more, words):
+    image_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    made.write_files(tmp_path, {"other/notes.txt": b"", "empty/cats/notes.txt": b""})
+    made.write_files(tmp_path, {"made/.prepare.json": b'{"format": 2, "short_side": 32, "quality": 90}'})
+    before = sorted(tmp_path.rglob("*"))
+    assert copy(tmp_path, *more, short_side=None) == 2
+    line = capsys.readouterr().err
+    assert words in line and line.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
