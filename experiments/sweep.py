@@ -109,7 +109,7 @@ def check_earlier(tasks: Iterable[Task]) -> None:
         if not (task.directory / workdir.CONFIG).exists():
             continue
         config = task.run.config()
-        flat = flatten(config) | checkpoints.values_to_continue(task.directory, config)
+        flat = flatten(config)
         if flat["batch_size"] is None:  # the number of devices decides it, and need not be the one of this machine
             flat["batch_size"] = (checkpoints.read_config(task.directory) or flat)["batch_size"]
         workdir.check_same(task.directory, flat)

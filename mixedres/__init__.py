@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mixedres.amp import autocast, explain
     from mixedres.run import Run, fit, load
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ConfigError",
     "MixedresError",

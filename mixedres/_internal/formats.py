@@ -4,9 +4,10 @@ from mixedres import __version__
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.types import Json, Record
 
-# Raise this number when an older version could not read a new file; then teach `mixedres.config.upgraded` or
-# `mixedres.checkpoints.documents` what changed. Files without a number were written before there was one.
-FORMAT = 1
+# Raise this number when an older version could not read a new file; then teach `mixedres.checkpoints.documents`, or
+# for a key of a config `mixedres.config.keys.RETIRED`, what changed. Format 1 is that of 0.2.0, the first version whose
+# files later versions read.
+FORMAT = 2
 _KEYS = ("format", "mixedres")
 
 
@@ -14,7 +15,7 @@ def stamped(record: Record) -> Record:
     """Returns a record with the number of the format and the version of mixedres.
 
     >>> stamped({"step": 1})["format"]
-    1
+    2
     """
     return {"format": FORMAT, "mixedres": __version__} | record
 

@@ -17,7 +17,6 @@ from mixedres.checkpoints.recorded import (
     portable,
     read_config,
     read_data_identity,
-    values_to_continue,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ __all__ = [
     "read_record",
     "read_weights",
     "to_tensors",
-    "values_to_continue",
     "variables",
     "workdir",
     "write_weights",

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from mixedres._internal.errors import ConfigError
-from mixedres._internal.formats import check_format
+from mixedres._internal.formats import check_format, without_stamp
 from mixedres._internal.types import Json, Record
-from mixedres.config import complete, upgraded
+from mixedres.config import complete
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -120,8 +120,6 @@ def read_record(value: Json, where: object) -> Record:
     Raises:
       ConfigError: as for `check`, and if the config is invalid.
     """
-    if isinstance(value, dict) and "owed" in value:  # the name of older versions
-        value = value | {"pending_eval": value["owed"]}
     record = check(value, CheckpointRecord, where)
     return record | {"config": read_flat(record["config"], where)}
 
@@ -134,15 +132,6 @@ def read_flat(recorded: Mapping[str, Json], where: object) -> Record:
     """
     check_format(recorded, where)
     try:
-        return complete(upgraded(recorded))
+        return complete(without_stamp(dict(recorded)))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def upgraded_data(value: Json) -> Json:
-    """Returns the content of a `data.json` in today's names."""
-    spec = value.get("input") if isinstance(value, dict) else None
-    if isinstance(spec, dict) and "central" in spec:
-        spec = {"crop_pct": spec["central"]} | {key: part for key, part in spec.items() if key != "central"}
-        return value | {"input": spec}
-    return value

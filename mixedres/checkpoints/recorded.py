@@ -16,8 +16,8 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import checksums_hold, parse_json, read_json
 from mixedres._internal.formats import without_stamp
 from mixedres._internal.types import Json, Record
-from mixedres.checkpoints.documents import DataIdentity, check, read_flat, upgraded_data
-from mixedres.config import KEYS, as_begun, flatten, unflatten
+from mixedres.checkpoints.documents import DataIdentity, check, read_flat
+from mixedres.config import KEYS, flatten, unflatten
 
 # Names in the directory of a run.
 CONFIG, DATA, CHECKPOINTS = "config.json", "data.json", "checkpoints"
@@ -53,7 +53,7 @@ def read_data_identity(workdir: pathlib.Path) -> Record | None:
         data = _record_of_checkpoint(workdir).get("data")
     if not _is_data(data):
         return None
-    return without_stamp(check(upgraded_data(data), DataIdentity, workdir / DATA))
+    return without_stamp(check(data, DataIdentity, workdir / DATA))
 
 
 def checkpoint_steps(workdir: pathlib.Path) -> list[int]:
@@ -74,12 +74,6 @@ def named_step(workdir: pathlib.Path, name: str) -> int:
     there = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
     what = "no evaluation yet that was the best" if step is None else f"no checkpoint of step {step}"
     raise ConfigError(f"{workdir} has {what}; {there}. Write {workdir} for the newest")
-
-
-def values_to_continue(workdir: pathlib.Path, config: ConfigDict) -> Record:
-    """Returns the keys of `config` that have to differ to continue the run of an older version; see `as_begun`."""
-    found = _recorded_config(workdir)
-    return {} if found is None else as_begun(flatten(config), found)
 
 
 def left_to_command_line(workdir: pathlib.Path, config: ConfigDict) -> list[str]:

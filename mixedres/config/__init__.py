@@ -6,7 +6,6 @@ from mixedres._internal.errors import ConfigError
 from mixedres._internal.lazy import importer
 from mixedres.config.flags import Flags, config_of_run, load_config, override_machine, parse_flags
 from mixedres.config.keys import FREE, GROW, KEYS, Key, duration_in_steps, profile_window
-from mixedres.config.older import as_begun, upgraded
 from mixedres.config.values import (
     check_key,
     complete,
@@ -29,7 +28,6 @@ __all__ = [
     "ConfigError",
     "Flags",
     "Key",
-    "as_begun",
     "check_key",
     "complete",
     "config_of_run",
@@ -45,7 +43,6 @@ __all__ = [
     "profile_window",
     "split",
     "unflatten",
-    "upgraded",
     "validate",
 ]
 

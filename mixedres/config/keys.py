@@ -152,6 +152,29 @@ WINDOW = Range(_is_window, "STEP:COUNT, whole numbers with STEP >= 0 and COUNT >
 DURATION = Range(_is_duration, "a number of epochs such as 5, '5 epochs' or '500 steps'")
 
 
+@dataclasses.dataclass(frozen=True)
+class Retired:
+    """Key that a version after 0.2.0 no longer has.
+
+    Attributes:
+      instead: what took the place of the key, and what to type; the end of the line that refuses the key.
+      ignored: whether a recorded config with the key is read without it, because the key changed no number.
+    """
+
+    instead: str
+    ignored: bool = False
+
+
+# The only place that knows keys of earlier versions. A run that recorded a key outside this table and `KEYS` cannot be
+# read, so a key that leaves goes here.
+RETIRED = {
+    "data.eval_share": Retired("it was renamed before 0.2.0; set data.eval_fraction"),
+    "optimizer.lr_batch_size": Retired("it was renamed before 0.2.0; set optimizer.lr_reference_batch"),
+    "stop_after_skipped": Retired("it was renamed before 0.2.0; set max_consecutive_skips"),
+    "train_only": Retired("it was renamed before 0.2.0; set trainable"),
+}
+
+
 free, grow = functools.partial(Key, resume=FREE), functools.partial(Key, resume=GROW)
 KEYS = (
     Key("seed", int, 0, "random seed of initial weights, data order and augmentation", NOT_NEGATIVE),

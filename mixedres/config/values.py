@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_dict
 from mixedres._internal.errors import ConfigError
 from mixedres._internal.files import as_json
 from mixedres._internal.names import PRESETS, unknown_preset
-from mixedres.config.keys import KEYS
+from mixedres.config.keys import KEYS, RETIRED
 
 BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 _BY_PATH = {key.path: key for key in KEYS}
@@ -135,7 +135,9 @@ def _nearest(path: str) -> str:
 
 
 def check_key(path: str) -> None:
-    """Raises `ConfigError` unless `path` is a key."""
+    """Raises `ConfigError` unless `path` is a key; for a retired key the message says what took its place."""
+    if path in RETIRED:
+        raise ConfigError(f"config key {path!r} is retired: {RETIRED[path].instead}")
     if path not in _BY_PATH:
         raise ConfigError(f"config key {path!r} is unknown; {_nearest(path)} (--help=all lists them)")
 
@@ -181,12 +183,13 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 
 def complete(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a flat config that was read as JSON with every key; keys that `flat` lacks have their defaults.
+    """Returns a flat config that was read as JSON with today's keys; keys that `flat` lacks have their defaults.
 
     Raises:
-      ConfigError: for an unknown key and for an invalid value.
+      ConfigError: for an unknown key, a key that was retired and is not ignored, and for an invalid value.
     """
-    config = unflatten(flat)
+    ignored = {path for path, key in RETIRED.items() if key.ignored}
+    config = unflatten({path: value for path, value in flat.items() if path not in ignored})
     validate(config)
     whole: dict[str, Any] = as_json(flatten(config))
     return whole

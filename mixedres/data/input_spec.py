@@ -76,14 +76,10 @@ class InputSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Json]) -> InputSpec:
-        """Returns the spec that `to_json` made; raises ValueError for anything else.
-
-        Older files have a boolean `antialias` for 'area' or 'linear'.
-        """
+        """Returns the spec that `to_json` made; raises ValueError for anything else."""
         try:
             lists = {key: None if record[key] is None else tuple(map(float, record[key])) for key in ("mean", "std")}
             height, width, channels = map(int, record["shape"])
-            resize = ("area" if record["antialias"] else "linear") if "antialias" in record else record["resize"]
-            return cls((height, width, channels), **lists, crop_pct=record["crop_pct"], resize=resize)
+            return cls((height, width, channels), **lists, crop_pct=record["crop_pct"], resize=record["resize"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{record!r} does not say how images become squares ({error})") from None

@@ -16,7 +16,7 @@ from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, WeightsError, config_errors
 from mixedres._internal.files import check_weights_exist, expanded, split_checkpoint
 from mixedres._internal.types import Record
-from mixedres.checkpoints import checkpoint_steps, ownership, read_config, values_to_continue, workdir
+from mixedres.checkpoints import checkpoint_steps, ownership, read_config, workdir
 from mixedres.config import KEYS, flatten, unflatten
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def check_run(
     """
     ownership.check_name(directory)
     config = with_network(config, None if clean else directory)
-    config = unflatten(flatten(config) | values_to_continue(directory, config)) if not clean else config
     source, flat = check_config(config, source), flatten(config)
     identity = None if source is None else data.identity(source)
     if config.init_from and (clean or not checkpoint_steps(directory)):

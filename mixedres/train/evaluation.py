@@ -47,7 +47,7 @@ def evaluate(
     Raises:
       ConfigError: for a mistake in the config, and if there are no weights.
     """
-    experiment = build(config if directory is None else start.config_to_continue(config, directory), source)
+    experiment = build(config if directory is None else checks.with_network(config, directory), source)
     with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         step = compile_step(experiment, state)
@@ -81,7 +81,7 @@ def compare_presets(
       number of images whose predicted class differs from the baseline's, 'nonfinite' the number of images for which the
       network returns an infinity or NaN.
     """
-    experiment = build(config if directory is None else start.config_to_continue(config, directory), source)
+    experiment = build(config if directory is None else checks.with_network(config, directory), source)
     with compilation_cache(config.compilation_cache):
         state, description = _weights(experiment, directory, group)
         names = list(dict.fromkeys((BASELINE, *presets)))

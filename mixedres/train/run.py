@@ -75,7 +75,7 @@ def fit(
       data.DataError: if the data cannot be read any further.
       Stopped: after a signal of `signals.SIGNALS`, such as SIGTERM.
     """
-    config = checks.with_network(config, None) if clean else start.config_to_continue(config, directory)
+    config = checks.with_network(config, None if clean else directory)
     experiment = build(config, source)
     window = profiler.traced_steps(experiment)
     wandb_writer.check_installed(config.wandb)

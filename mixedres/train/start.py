@@ -12,7 +12,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from mixedres import __version__, checkpoints, models
 from mixedres._internal import coordination, environment, jax_compat
@@ -23,9 +22,9 @@ from mixedres._internal.files import expanded
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Claim, ownership, workdir
-from mixedres.config import KEYS, flatten, unflatten
+from mixedres.config import KEYS, flatten
 from mixedres.data import InputSpec, get_preprocessing
-from mixedres.train import checks, steps
+from mixedres.train import steps
 from mixedres.train.distributed import SingleProcess
 from mixedres.train.experiment import Experiment
 from mixedres.train.step import TrainState
@@ -84,21 +83,6 @@ class Start:
     def is_random(self) -> bool:
         """Returns whether the weights are random."""
         return self.record is None and self.initial is None
-
-
-def config_to_continue(config: ConfigDict, directory: pathlib.Path) -> ConfigDict:
-    """Returns the config with which a run in `directory` goes on: with a network for ``model.name=auto``.
-
-    If an older version began the run, the config has the values that it implied; they are printed.
-    """
-    ownership.check_name(directory)
-    config = checks.with_network(config, directory)
-    values = checkpoints.values_to_continue(directory, config)
-    if not values:
-        return config
-    given = ", ".join(f"config.{key}={value}" for key, value in values.items())
-    console.say(f"note: an older version of mixedres began the run in {directory}; it goes on with {given}, as then")
-    return unflatten(flatten(config) | values)
 
 
 def print_header(experiment: Experiment, directory: pathlib.Path | None) -> None:

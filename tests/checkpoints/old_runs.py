@@ -1,10 +1,10 @@
-"""Small runs as earlier versions wrote them: tests/data/runs/COMMIT/run, and what that version computed from it.
+"""Small runs as earlier versions wrote them: tests/data/runs/VERSION/run, and what that version computed from it.
 
-python -m tests.checkpoints.old_runs COMMIT PYTHON [NAME]
+python -m tests.checkpoints.old_runs COMMIT PYTHON VERSION
 
-makes them anew, in tests/data/runs/NAME: PYTHON runs the code of COMMIT on `images`. The weights have few values and
-are frozen but for the head, so that a checkpoint has few bytes; archives of arrays are compressed afterwards. Before a
-change of `FORMAT` in mixedres/_internal/formats.py, make a run of the last commit that has the old number.
+makes them anew: PYTHON runs the code of COMMIT on `images`. The weights have few values and are frozen but for the
+head, so that a checkpoint has few bytes; archives of arrays are compressed afterwards. Before a change of `FORMAT` in
+mixedres/_internal/formats.py, make a run of the last commit that has the old number.
 """
 
 import json
@@ -23,10 +23,7 @@ from tests import ROOT
 
 RUNS = ROOT / "tests" / "data" / "runs"
 CLASSES = ("ebony", "maple", "äsche")
-# What the commit calls keys that have another name today.
-OLD_NAMES = {"96c347b": {"trainable": "train_only", "data.eval_fraction": "data.eval_share"}}
-# The run of the newest format.
-TODAY = "format-1"
+VERSIONS = sorted(path.name for path in RUNS.iterdir())
 STEPS, MORE = 4, 8
 
 
@@ -41,8 +38,8 @@ def images(folder):
             (folder / name / f"{index}.png").write_bytes(cv2.imencode(".png", pixels.astype(np.uint8))[1].tobytes())
 
 
-def options(folder, commit="", steps=STEPS, **more):
-    """The command line of the run, in the names of a commit."""
+def options(folder, steps=STEPS, **more):
+    """The command line of the run."""
     keys = {
         "data.dir": folder,
         "data.image_size": 32,
@@ -59,9 +56,8 @@ def options(folder, commit="", steps=STEPS, **more):
         "log_resources_every": 0,
         "num_devices": 1,
     }
-    names = OLD_NAMES.get(commit, {})
-    pairs = {names.get(key, key): value for key, value in (keys | more).items()}
-    return ["--config=configs/folder.py:fp16,model=cifar_resnet8", *(f"--config.{k}={v}" for k, v in pairs.items())]
+    pairs = (f"--config.{key}={value}" for key, value in (keys | more).items())
+    return ["--config=configs/folder.py:fp16,model=cifar_resnet8", *pairs]
 
 
 def _weights(path, python):
@@ -89,9 +85,9 @@ def _compressed(path):
     np.savez_compressed(path, **arrays)
 
 
-def make(commit, python, name=None):
+def make(commit, python, version):
     """Makes a run and its facts in tests/data/runs."""
-    place = RUNS / (name or commit)
+    place = RUNS / version
     shutil.rmtree(place, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
@@ -112,14 +108,13 @@ def make(commit, python, name=None):
         def train(run, status=0, **more):
             more = {"init_from": "weights.safetensors", "compilation_cache": "none"} | more
             os.replace(work / "weights.safetensors", code / "weights.safetensors")
-            call("main", *options(folder, commit, **more), f"--workdir={run}", status=status)
+            call("main", *options(folder, **more), f"--workdir={run}", status=status)
             os.replace(code / "weights.safetensors", work / "weights.safetensors")
 
         train(work / "run")
         shutil.copytree(work / "run", work / "longer")
         train(work / "longer", steps=MORE)
-        skips = {"96c347b": "stop_after_skipped"}.get(commit, "max_consecutive_skips")
-        train(work / "halted", 3, **{"precision.loss_scale": 1e38, skips: 1})
+        train(work / "halted", 3, **{"precision.loss_scale": 1e38, "max_consecutive_skips": 1})
         predicted = call("predict", f"--from={work / 'run'}", folder / CLASSES[0] / "0.png", "--json")
         summaries = [json.loads((work / run / "summary.json").read_text()) for run in ("run", "longer")]
         facts = {
@@ -131,7 +126,7 @@ def make(commit, python, name=None):
         for path in (work / "halted" / "nonfinite").glob("*.npz"):
             _compressed(path)
         place.mkdir(parents=True)
-        ignored = shutil.ignore_patterns("events.*", ".lock", "compiled")
+        ignored = shutil.ignore_patterns("events.*", ".lock", "errors.html")
         shutil.copytree(work / "run", place / "run", ignore=ignored)
         shutil.copytree(work / "halted" / "nonfinite", place / "run" / "nonfinite")
         (place / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")

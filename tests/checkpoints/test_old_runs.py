@@ -13,31 +13,11 @@ from mixedres._internal import formats
 from mixedres._internal.errors import ConfigError, MixedresError
 from mixedres._internal.files import as_json
 from mixedres.checkpoints import documents
-from mixedres.config import KEYS, as_begun, upgraded
+from mixedres.config import KEYS, keys
 from tests.checkpoints import old_runs
 
-OLDEST = "96c347b"
-# Runs that have today's keys.
-NEW = ("4cd8a23", old_runs.TODAY)
-COMMITS = sorted(path.name for path in old_runs.RUNS.iterdir())
-every_commit = pytest.mark.parametrize("commit", COMMITS)
-
-
-def facts(commit):
-    """Returns the results that the commit computed from its run."""
-    return json.loads((old_runs.RUNS / commit / "facts.json").read_text())
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """Returns a function that copies the run of a commit beside its images."""
-    old_runs.images(tmp_path / "images")
-
-    def copied(commit):
-        shutil.copytree(old_runs.RUNS / commit / "run", tmp_path / "run")
-        return tmp_path / "run"
-
-    return copied
+every_version = pytest.mark.parametrize("version", old_runs.VERSIONS)
+FIRST = old_runs.RUNS / "0.2.0" / "run"
 
 
 def run(*arguments, status=0):
@@ -45,31 +25,25 @@ def run(*arguments, status=0):
     assert command(["mixedres", *map(str, arguments)]) == status
 
 
-@every_commit
-def test_documents_of_old_run_are_read(commit):
-    folder = old_runs.RUNS / commit / "run"
+@every_version
+def test_documents_of_old_run_are_read(version):
+    folder = old_runs.RUNS / version / "run"
     config, data = checkpoints.read_config(folder), checkpoints.read_data_identity(folder)
-    assert {key: config[key] for key in ("trainable", "data.eval_fraction", "data.image_size")} == {
-        "trainable": "^/head/",
-        "data.eval_fraction": 0.25,
-        "data.image_size": 32,
-    }
-    assert config["data.preprocessing"] == ("official" if commit in NEW else "official_fast")
-    assert config["batch_norm.unbiased"] == (commit in NEW)
+    set_keys = {"trainable": "^/head/", "data.eval_fraction": 0.25, "data.preprocessing": "official"}
+    assert {key: config[key] for key in set_keys} == set_keys
     assert data["class_names"] == list(old_runs.CLASSES) and data["input"]["crop_pct"] == 0.875
     file = checkpoints.read_weights(folder)
     assert file.batches == old_runs.STEPS and tuple(file.input["shape"]) == (32, 32, 3)
-    resize = "official" if commit in NEW else "linear"
-    assert file.input["resize"] == resize and len(file.tensors) == 47
+    assert file.input["resize"] == "official" and len(file.tensors) == 47
 
 
-@pytest.mark.parametrize(
-    "commit",
-    [pytest.param(name, marks=pytest.mark.slow if name == OLDEST else pytest.mark.nightly) for name in COMMITS],
-)
-def test_old_run_goes_through_every_command(commit, copy, capsys):
-    place, known = copy(commit), facts(commit)
-    images = place.with_name("images")
+@pytest.mark.slow
+@every_version
+def test_old_run_goes_through_every_command(version, tmp_path, capsys):
+    place, images = tmp_path / "run", tmp_path / "images"
+    old_runs.images(images)
+    shutil.copytree(old_runs.RUNS / version / "run", place)
+    known = json.loads((old_runs.RUNS / version / "facts.json").read_text())
     picture = images / old_runs.CLASSES[0] / "0.png"
     here = f"--config.data.dir={images}"
 
@@ -114,11 +88,10 @@ def test_old_run_goes_through_every_command(commit, copy, capsys):
     ],
 )
 def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
-    run = old_runs.RUNS / old_runs.TODAY / "run"
-    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "nonfinite"))
+    shutil.copytree(FIRST, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "nonfinite"))
     tree = {"params": {"a": np.ones(3, np.float32)}, "batch_stats": {}, "ema": None, "step": np.asarray(4, np.int32)}
     saved = checkpoints.Checkpoints(tmp_path / "run" / "checkpoints")
-    saved.save(4, *change(tree, _record(run)))
+    saved.save(4, *change(tree, _record(FIRST)))
     saved.close()
     with pytest.raises(MixedresError, match=words) as raised:
         checkpoints.read_weights(tmp_path / "run")
@@ -126,20 +99,27 @@ def test_crafted_checkpoint_is_refused_in_one_line(change, words, tmp_path):
 
 
 def test_recorded_config_without_a_key_has_its_default():
-    record = _record(old_runs.RUNS / old_runs.TODAY / "run")
+    record = _record(FIRST)
     config = {key: value for key, value in record["config"].items() if key != "model.name"}
     defaults = as_json({key.path: key.default for key in KEYS})
     assert documents.read_record(record | {"config": config}, "")["config"] == defaults | config
 
 
-def test_same_command_continues_old_run_with_its_values():
-    recorded = {"data.preprocessing": "official", "train_only": "", "precision.name": "fp16"}
-    new = {"data.preprocessing": "official", "trainable": "", "batch_norm.unbiased": True, "precision.name": "fp16"}
-    as_then = {"data.preprocessing": "official_fast", "batch_norm.unbiased": False}
-    assert as_begun(new, recorded) == as_then
-    assert as_begun(new | {"data.preprocessing": "torch"}, recorded) == {"batch_norm.unbiased": False}
-    assert as_begun(new, formats.stamped(new | {"data.background": False})) == {}
-    assert upgraded(recorded) == as_then | {"trainable": "", "precision.name": "fp16"}
+@pytest.mark.parametrize("path", keys.RETIRED)
+def test_retired_key_is_refused_in_words(path):
+    assert path not in {key.path for key in KEYS}
+    with pytest.raises(ConfigError, match=f"'{path}' is retired: .*; set "):
+        documents.read_flat({"epochs": 1, "batch_size": 8, path: 1}, "config.json")
+
+
+def test_ignored_key_leaves_a_recorded_config_readable(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(keys.RETIRED, "log_colors", keys.Retired("lines have no colors", ignored=True))
+    shutil.copytree(FIRST, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"log_colors": True}))
+    assert checkpoints.read_config(tmp_path / "run") == checkpoints.read_config(FIRST)
+    run("train", "--config=digits", "--config.log_colors=true", status=2)
+    assert capsys.readouterr().err == "mixedres: config key 'log_colors' is retired: lines have no colors\n"
 
 
 def newer(record):
@@ -155,12 +135,12 @@ def newer(record):
     ],
 )
 def test_newer_format_is_refused_in_words(read):
-    with pytest.raises(ConfigError, match=r"made by mixedres 9.9 in format 2; .* upgrade mixedres$"):
+    with pytest.raises(ConfigError, match=r"made by mixedres 9.9 in format 3; .* upgrade mixedres$"):
         read()
 
 
 def test_newer_config_of_run_is_refused_by_every_reader(tmp_path):
-    shutil.copytree(old_runs.RUNS / COMMITS[0] / "run", tmp_path / "run")
+    shutil.copytree(FIRST, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     path.write_text(json.dumps(newer(json.loads(path.read_text()))))
     for arguments in (["eval", f"--workdir={tmp_path / 'run'}"], ["doctor", f"--workdir={tmp_path / 'run'}"]):

@@ -110,20 +110,6 @@ def test_start_refused_after_the_claim_changes_nothing(tmp_path):
     assert [path.read_bytes() for path in kept] == before
 
 
-def test_keys_missing_in_an_old_run_count_as_they_were(tmp_path):
-    """Runs before the key of unbiased variances had biased ones, which are not the default now."""
-    claim(tmp_path)
-    old = json.loads((tmp_path / workdir.CONFIG).read_text())
-    for key in ("label_smoothing", "schedule.boundaries", "batch_norm.unbiased", "model.padding"):
-        del old[key]
-    (tmp_path / workdir.CONFIG).write_text(json.dumps(old))
-    with pytest.raises(ConfigError, match=r"\(batch_norm.unbiased: False there, True now\)"):
-        claim(tmp_path)
-    with pytest.raises(ConfigError, match=r"\(label_smoothing: 0\.0 there, 0\.1 now\)"):
-        claim(tmp_path, batch_norm__unbiased=False, label_smoothing=0.1)
-    claim(tmp_path, batch_norm__unbiased=False)
-
-
 def test_changed_config_and_a_grown_batch_are_listed(tmp_path):
     """The data position and the learning rate are those of a batch size."""
     config = run_cases.tiny(batch_size_per_device=4, num_devices=2)

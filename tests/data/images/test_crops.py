@@ -66,14 +66,6 @@ def test_input_spec_survives_json():
         assert InputSpec.from_json(spec.to_json()) == spec
 
 
-def test_spec_of_an_older_file():
-    for resize, antialias in (("area", True), ("linear", False)):
-        spec = InputSpec((8, 8, 1), resize=resize)
-        older = spec.to_json() | {"antialias": antialias}
-        del older["resize"]
-        assert InputSpec.from_json(older) == spec
-
-
 WRONG = {"shape": [(0, 0, 3)], "std": [None, (1.0, 0.0, 1.0)], "mean": [(1.0,), (float("nan"),) * 3]}
 WRONG |= {"crop_pct": [0.0, 1.5], "resize": ["nearest"]}
 
