@@ -10,7 +10,7 @@ import pathlib
 import pickle
 import tarfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,8 +59,8 @@ def load_cifar10(
 
     Args:
       data_dir: directory that holds cifar-10-batches-bin, cifar-10-binary.tar.gz, cifar-10-batches-py,
-        cifar-10-python.tar.gz or cifar10 (prepared by TensorFlow Datasets), of which the first is read; or one of the
-        two batches directories itself. None: the default directory of TensorFlow Datasets.
+        cifar-10-python.tar.gz or cifar10 (prepared by TensorFlow Datasets), of which the first is read. None: the
+        default directory of TensorFlow Datasets.
       image_size: 32 only.
       pad: see `InMemory`.
       flip: see `InMemory`.
@@ -81,15 +81,17 @@ def load_cifar10(
 
 
 def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
-    for folder, archive, suffix, parse in (
-        ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", ".bin", _binary),
-        ("cifar-10-batches-py", "cifar-10-python.tar.gz", "", _pickled),
-    ):
-        read = _reader(root, folder, archive, suffix)
-        if read is not None:
-            *train, test = [parse(read(name + suffix), name + suffix) for name in (*_TRAIN_FILES, "test_batch")]
-            images_, labels = zip(*train, strict=True)
-            return (np.concatenate(images_), np.concatenate(labels)), test
+    """Returns the training and the test images of the first form that `root` holds."""
+    for folder, archive, suffix, parse in _ARCHIVES:
+        if (root / folder).is_dir():
+            read: Read = functools.partial(_read_batch, root / folder)
+        elif (root / archive).is_file():
+            read = functools.partial(_read_packed, root / archive, _unpack(root / archive), folder)
+        else:
+            continue
+        *train, test = [parse(read(name + suffix), name + suffix) for name in (*_TRAIN_FILES, "test_batch")]
+        images, labels = zip(*train, strict=True)
+        return (np.concatenate(images), np.concatenate(labels)), test
     if any((root / "cifar10").glob("*/dataset_info.json")):
         data_set = open_data_set("cifar10", str(root))
         return _decode_all(data_set.train), _decode_all(data_set.eval)
@@ -100,44 +102,24 @@ def _arrays(root: pathlib.Path) -> tuple[Arrays, Arrays]:
     )
 
 
-def _reader(root: pathlib.Path, folder: str, archive: str, suffix: str) -> Read | None:
-    """Returns a reader of an unpacked archive or of the archive itself; None if neither exists."""
-    for place in (root, root / folder):
-        if (place / f"test_batch{suffix}").is_file():
-            return functools.partial(_read_batch, place)
-    return _archive_reader(root / archive, folder) if (root / archive).is_file() else None
-
-
-def _archive_reader(path: pathlib.Path, folder: str) -> Read:
+def _unpack(path: pathlib.Path) -> dict[str, bytes]:
+    """Returns the batches in an archive, {name: bytes}; raises ValueError for an archive that is not whole."""
     try:
-        with tarfile.open(fileobj=io.BytesIO(_unpack(path))) as tar:
+        with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+            unpacked = file.read(_MOST_UNPACKED + 1)  # to the end, where the checksum is
+        if len(unpacked) > _MOST_UNPACKED:
+            raise ValueError(f"it has more than {_MOST_UNPACKED:,} bytes")
+        with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
             members = [member for member in tar.getmembers() if member.isreg() and "_batch" in member.name]
-            held = {member.name: file.read() for member in members if (file := tar.extractfile(member)) is not None}
+            return {member.name: held.read() for member in members if (held := tar.extractfile(member)) is not None}
     except Exception as error:  # the libraries raise many types of errors
         raise ValueError(f"{path} is damaged ({one_line(error)}); download it again") from error
 
-    def read(name: str) -> bytes:
-        if f"{folder}/{name}" not in held:
-            raise ValueError(f"{path} has no {folder}/{name}; download it again")
-        return held[f"{folder}/{name}"]
 
-    return read
-
-
-def _unpack(path: pathlib.Path) -> bytes:
-    """Returns the tar file inside a .gz, read to its end, where the checksum is.
-
-    Raises:
-      ValueError: if the tar file is larger than the data set.
-    """
-    parts, size = [], 0
-    with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
-        while part := file.read(2**20):
-            parts.append(part)
-            size += len(part)
-            if size > _MOST_UNPACKED:
-                raise ValueError(f"it has more than {_MOST_UNPACKED:,} bytes")
-    return b"".join(parts)
+def _read_packed(path: pathlib.Path, held: Mapping[str, bytes], folder: str, name: str) -> bytes:
+    if f"{folder}/{name}" not in held:
+        raise ValueError(f"{path} has no {folder}/{name}; download it again")
+    return held[f"{folder}/{name}"]
 
 
 def _read_batch(folder: pathlib.Path, name: str) -> bytes:
@@ -191,3 +173,10 @@ def _decode_all(examples: Examples) -> Arrays:
             raise ValueError(f"{examples.name} is not CIFAR-10: it has an image of {head.width}x{head.height} pixels")
         pixels[index] = decoding.decode_image(image, head)
     return pixels, labels
+
+
+# The official archives: folder inside, name, ending of the batches, and reader of a batch.
+_ARCHIVES = (
+    ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", ".bin", _binary),
+    ("cifar-10-batches-py", "cifar-10-python.tar.gz", "", _pickled),
+)
