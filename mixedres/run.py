@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -19,7 +19,7 @@ from mixedres._internal.files import expanded, split_checkpoint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import workdir as names
 
-__all__ = ["Prediction", "Run", "fit", "load"]
+__all__ = ["Run", "fit", "load"]
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,24 +28,6 @@ if TYPE_CHECKING:
     from mixedres import models
 
     Image = str | os.PathLike[str] | np.ndarray | PIL.Image.Image
-
-
-class Prediction(NamedTuple):
-    """Prediction for an image.
-
-    Attributes:
-      image: path of the file; for an array, its number in the call.
-      name: name of the most probable class; '' if the image could not be classified.
-      probability: probability of this class, from 0 to 1.
-      top: pairs of class name and probability, the most probable first.
-      error: reason in one line why the image could not be classified, or ''.
-    """
-
-    image: str
-    name: str
-    probability: float
-    top: list[tuple[str, float]]
-    error: str = ""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -101,7 +83,7 @@ class Run:
         """Returns the content of summary.json; None if the run is not finished."""
         return names.read_summary(self._workdir)
 
-    def predict(self, images: Image | Sequence[Image], *, top: int = 5) -> list[Prediction]:
+    def predict(self, images: Image | Sequence[Image], *, top: int = 5) -> list[networks.Prediction]:
         """Classifies images, in the precision of the run, on all devices of this process.
 
         Args:
@@ -122,15 +104,7 @@ class Run:
         if any(isinstance(image, str) for image in given):
             self.classifier.check_takes_files(self.path)
         found = networks.predictions(self._prepare(len(given)), given, top)
-        return [
-            Prediction(
-                image if isinstance(image, str) else str(index),
-                *((self.class_names[one.top[0][0]], one.top[0][1]) if one.top else ("", 0.0)),
-                [(self.class_names[label], probability) for label, probability in one.top],
-                one.error,
-            )
-            for index, (image, one) in enumerate(zip(given, found, strict=True))
-        ]
+        return [one._replace(square=None) for one in found]
 
     def evaluate(self, overrides: Mapping[str, Any] | None = None, *, source: data.Source | None = None) -> Record:
         """Evaluates the weights on the test images of the run.

@@ -68,14 +68,14 @@ def _classify(options: argparse.Namespace, paths: Sequence[str]) -> None:
     found = predictions(prepare(classifier, len(paths), options.batch_size), paths, top)
     for prediction in found if show else _counted(found, len(paths)):
         if prediction.error and len(paths) == 1 and not options.json:
-            raise ConfigError(f"{prediction.path}: {prediction.error}")
+            raise ConfigError(f"{prediction.image}: {prediction.error}")
         if show:
-            _show(prediction._replace(top=prediction.top[: options.topk]), names, as_json=options.json)
+            _show(prediction, options.topk, as_json=options.json)
         unreadable += bool(prediction.error)
         if options.out and prediction.square is not None:
-            gallery.add(_tile(prediction, prediction.square, names, by_name))
+            gallery.add(_tile(prediction, prediction.square, by_name))
         elif options.out:
-            gallery.unreadable[prediction.path] = prediction.error
+            gallery.unreadable[prediction.image] = prediction.error
     for path, error in () if show else gallery.unreadable.items():
         console.complain(f"{_readable(path)}: {error}")
     if unreadable == len(paths):
@@ -124,13 +124,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _show(prediction: Prediction, names: Sequence[str], *, as_json: bool) -> None:
-    path, error = _readable(prediction.path), prediction.error
+def _show(prediction: Prediction, topk: int, *, as_json: bool) -> None:
+    path, error, top = _readable(prediction.image), prediction.error, prediction.top[:topk]
     if as_json:
-        top = [{"class": names[i], "index": i, "probability": probability} for i, probability in prediction.top]
-        console.show(json.dumps({"file": path} | ({"error": error} if error else {"top": top})))
+        named = zip(top, prediction.labels, strict=False)
+        rows = [{"class": name, "index": label, "probability": probability} for (name, probability), label in named]
+        console.show(json.dumps({"file": path} | ({"error": error} if error else {"top": rows})))
     elif not error:
-        console.show(path, *(f"  {probability:7.2%}  {names[i]}" for i, probability in prediction.top))
+        console.show(path, *(f"  {probability:7.2%}  {name}" for name, probability in top))
     if error:
         console.complain(f"{path}: {error}")
 
@@ -139,19 +140,18 @@ def _readable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")  # not every path is UTF-8
 
 
-def _tile(prediction: Prediction, square: np.ndarray, names: Sequence[str], by_name: Mapping[str, int]) -> Tile:
+def _tile(prediction: Prediction, square: np.ndarray, by_name: Mapping[str, int]) -> Tile:
     """Returns the tile of an image; the class of the image is the name of its folder, if that is a class."""
     from mixedres.predict.gallery import Tile, short_name
 
-    path = os.path.abspath(prediction.path)
-    top = [(names[index], probability) for index, probability in prediction.top]
+    path = os.path.abspath(prediction.image)
     label = by_name.get(_normal(os.path.basename(os.path.dirname(path))))
-    tile = Tile(short_name(path), square, top, photograph=path, path=prediction.path)
+    tile = Tile(short_name(path), square, prediction.top, photograph=path, path=prediction.image)
     if label is None:
         return tile
+    name, probability = prediction.top[prediction.labels.index(label)]
     # The smallest float32: the loss of a probability that is rounded to 0 is 87.
-    loss = -math.log(max(dict(prediction.top)[label], 2.0**-126))
-    return dataclasses.replace(tile, truth=names[label], loss=loss)
+    return dataclasses.replace(tile, truth=name, loss=-math.log(max(probability, 2.0**-126)))
 
 
 def _normal(name: str) -> str:

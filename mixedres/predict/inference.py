@@ -19,19 +19,31 @@ from mixedres.predict.classifier import Classifier
 
 
 class Prediction(NamedTuple):
-    """Prediction for a file.
+    """Prediction for an image.
 
     Attributes:
-      path: path of the file; '' for an array.
-      top: pairs of class and probability, the most probable first.
-      square: the network's input; None if the file could not be classified.
-      error: reason in one line why the file could not be classified, or ''.
+      image: path of the file; for an array, its number in the call.
+      top: pairs of class name and probability, the most probable first; [] if the image could not be classified.
+      labels: the outputs of the network that `top` names.
+      square: the network's input; None if the image could not be classified, and in the result of `Run.predict`.
+      error: reason in one line why the image could not be classified, or ''.
     """
 
-    path: str
-    top: list[tuple[int, float]]
+    image: str
+    top: list[tuple[str, float]]
+    labels: list[int]
     square: np.ndarray | None = None
     error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the most probable class; '' if the image could not be classified."""
+        return self.top[0][0] if self.top else ""
+
+    @property
+    def probability(self) -> float:
+        """Returns the probability of the most probable class; 0 if the image could not be classified."""
+        return self.top[0][1] if self.top else 0.0
 
 
 # Images of a batch for each device. On a CPU batches of 4 to 8 take the least time for an image: ResNet-50 in bfloat16
@@ -101,20 +113,21 @@ def predictions(prepared: Prepared, images: Sequence[str | np.ndarray], top: int
         return batch, jax.device_put(whole, split)
 
     decoded = center_crops(images, classifier.spec, available_cpus())
-    names = (image if isinstance(image, str) else "" for image in images)
+    names = (image if isinstance(image, str) else str(index) for index, image in enumerate(images))
     with Prefetch(_batched(decoded, batch_size), put) as ready:
         for batch, on_devices in ready:
             probabilities = np.asarray(compiled(variables, on_devices))
-            for path, square, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
+            for image, square, row in zip(itertools.islice(names, len(batch)), batch, probabilities, strict=False):
                 if isinstance(square, str):
-                    yield Prediction(path, [], error=square)
+                    yield Prediction(image, [], [], error=square)
                     continue
                 if not np.isfinite(row).all():
                     error = f"the network's output is not finite in {classifier.precision.name}; try --precision=fp32"
-                    yield Prediction(path, [], error=error)
+                    yield Prediction(image, [], [], error=error)
                     continue
-                order = np.argsort(-row, kind="stable")[:top]
-                yield Prediction(path, [(int(index), float(row[index])) for index in order], square)
+                labels = np.argsort(-row, kind="stable")[:top].tolist()
+                found = [(classifier.class_names[label], float(row[label])) for label in labels]
+                yield Prediction(image, found, labels, square)
 
 
 def compile_network(
