@@ -7,6 +7,7 @@ nor the trainer. Importing this package imports nothing heavy: each name is impo
 from typing import TYPE_CHECKING
 
 from mixedres._internal.lazy import importer
+from mixedres._internal.names import __version__ as __version__
 
 if TYPE_CHECKING:
     from mixedres import amp, config, data, models, numerics, precision, train
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from mixedres.amp import autocast, explain
     from mixedres.run import Run, fit, load
 
-__version__ = "0.3.0"
 __all__ = [
     "ConfigError",
     "MixedresError",

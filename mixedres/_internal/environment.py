@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mixedres import __version__
 from mixedres._internal.errors import MemoryShortage
+from mixedres._internal.names import __version__
 
 _PACKAGES = (
     "jax",

@@ -1,7 +1,7 @@
 """The format number of every file that mixedres writes, and the version that wrote the file."""
 
-from mixedres import __version__
 from mixedres._internal.errors import ConfigError
+from mixedres._internal.names import __version__
 from mixedres._internal.types import Json, Record
 
 # Raise this number when an older version could not read a new file; then teach `mixedres.checkpoints.documents`, or

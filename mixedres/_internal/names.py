@@ -1,6 +1,9 @@
-"""Tables of names that command lines offer; --help then waits neither for JAX nor for a missing package."""
+"""Version, and tables of names for command lines: --help then waits neither for JAX nor for a missing package."""
 
 from typing import NamedTuple
+
+# pyproject.toml and CITATION.cff repeat the version.
+__version__ = "0.3.0"
 
 
 class Preset(NamedTuple):

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixedres import __version__, checkpoints, models
+from mixedres import checkpoints, models
 from mixedres._internal import coordination, environment, jax_compat
 from mixedres._internal.cli import console
 from mixedres._internal.cli.compilation import compilation_cache
 from mixedres._internal.errors import ConfigError, MismatchError, OtherModelError, config_errors
 from mixedres._internal.files import expanded
+from mixedres._internal.names import __version__
 from mixedres._internal.tree import fingerprint
 from mixedres._internal.types import Record, Variables
 from mixedres.checkpoints import Claim, ownership, workdir

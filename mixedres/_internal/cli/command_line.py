@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import mixedres
 from mixedres._internal import environment, files
 from mixedres._internal.cli import console
 from mixedres._internal.errors import ConfigError, MixedresError, config_errors
-from mixedres._internal.names import PRESETS, unknown_preset
+from mixedres._internal.names import PRESETS, __version__, unknown_preset
 
 HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 # Extra of the package that brings a module; "train" brings the others.
@@ -152,10 +151,10 @@ def how_to_install(package: str) -> str:
 
     mixedres is on no registry. So the command names this checkout, or else the wheel that mixedres was installed from.
     """
-    extra, checkout = _EXTRAS.get(package, "train"), pathlib.Path(mixedres.__path__[0]).parent
+    extra, checkout = _EXTRAS.get(package, "train"), pathlib.Path(__file__).parents[3]
     if (checkout / "pyproject.toml").is_file():
         return f"type in {checkout}: pip install -e '.[{extra}]'"
-    return f"type: pip install 'mixedres-{mixedres.__version__}-py3-none-any.whl[{extra}]', with the path of that file"
+    return f"type: pip install 'mixedres-{__version__}-py3-none-any.whl[{extra}]', with the path of that file"
 
 
 def _fail(program: str, status: int, line: str) -> int:
