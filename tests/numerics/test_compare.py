@@ -40,16 +40,12 @@ def test_errors_agree_with_numpy(shape):
     found = row(report, "div")
     with np.errstate(all="ignore"):
         a, b = x.astype(np.float16), y.astype(np.float16)
-        half = (a / b).astype(np.float64)
-        alone = (a.astype(np.float32) / b.astype(np.float32)).astype(np.float64)
-        exact = x.astype(np.float64) / y
+        half, alone = a / b, a.astype(np.float32) / b.astype(np.float32)
     assert report.errors[""] == found.accumulated == np.inf  # 1e-9 became 0
     assert found.infinite == (~np.isfinite(half)).sum() == 2
-    finite = np.isfinite(half) & np.isfinite(alone)
     assert found.zeros == ((half == 0) & (alone != 0)).sum()
-    assert found.subnormal == ((np.abs(half) < 2.0**-14) & (half != 0)).sum()
     cast = [r for r in report.rows if r.primitive == "convert_element_type"][1]
-    assert (cast.zeros, cast.subnormal, cast.infinite, cast.cast_of) == (1, 1, 2, "")
+    assert (cast.zeros, cast.infinite, cast.cast_of) == (1, 2, "")
 
     kept = np.ones(shape, bool)
     kept[3, :4] = False
@@ -59,10 +55,7 @@ def test_errors_agree_with_numpy(shape):
     alone, exact = a.astype(np.float64) / b, x.astype(np.float64) / y
     np.testing.assert_allclose(found.own, np.linalg.norm(a / b - alone) / np.linalg.norm(exact), rtol=1e-3)
     np.testing.assert_allclose(found.accumulated, relative(a / b, exact), rtol=1e-3)
-    rms = np.sqrt(np.mean(exact**2))
-    np.testing.assert_allclose(found.largest, np.abs(a / b - exact).max() / rms, rtol=1e-3)
-    np.testing.assert_allclose(found.largest_own, np.abs(a / b - alone).max() / rms, rtol=1e-3)
-    assert finite.any() and report.jump is not None
+    assert report.jump is not None
 
 
 def test_hidden_infinity_of_a_divisor_is_named():

@@ -40,12 +40,8 @@ class OperationRow:
       shape: shape on one device.
       own: error of the operation alone: relative l2 error against float32 with the operands of the half program.
       accumulated: relative l2 error against the float32 program; infinite if infinities or NaNs are new.
-      largest_own: largest elementwise error of the operation alone, as a fraction of the root mean square of the array;
-        None if not measured.
-      largest: largest elementwise error against the float32 program, in the same unit; None if not measured.
-      infinite: number of elements that are finite in float32 alone; None if not measured.
-      zeros: number of elements that the operation rounded to zero; None if not measured.
-      subnormal: number of elements with fewer digits, because they are below the smallest normal number.
+      infinite: number of elements that are finite in float32 alone.
+      zeros: number of elements that the operation rounded to zero.
       cancellation: norm of the operands over the norm of the result, for sums and differences; else 1.
       share: estimated fraction of the results' error that begins in the operation.
       cast_of: for a cast, the primitive at the same line whose operand or result is cast; else ''.
@@ -61,11 +57,8 @@ class OperationRow:
     shape: tuple[int, ...]
     own: float
     accumulated: float
-    largest_own: float | None
-    largest: float | None
-    infinite: int | None
-    zeros: int | None
-    subnormal: int | None
+    infinite: int
+    zeros: int
     cancellation: float
     share: float
     cast_of: str = ""
@@ -106,8 +99,8 @@ class Analysis:
         """Takes the statistics of a `PairRecorder`, named results, and the half dtype."""
         self._statistics, self._eps = statistics, float(recorder.rounding(dtype))
         self._places = sorted(places(statistics.tensors), key=lambda place: place[0].order(place[1]))
-        # Sums over the devices; a largest error is of one device.
-        self._numbers = {place: self._over_devices(statistics.at(place)) for place in self._places}
+        with np.errstate(over="ignore", invalid="ignore"):  # sums over the devices
+            self._numbers = {place: statistics.at(place).astype(np.float64).sum(0) for place in self._places}
         measured = [(name, tensor) for name, tensor in results if tensor is not None]
         self.noise = tuple(name for name, tensor in measured if self._is_noise((tensor, ())))
         measured = [(name, tensor) for name, tensor in measured if name not in self.noise]
@@ -128,14 +121,6 @@ class Analysis:
         self.hidden = tuple((shown[array], shown[by]) for (array, _), (by, _) in pairs)
         jump = next((place for place in self._places if self._jumps(place)), None)
         self.jump = None if jump is None else dataclasses.replace(shown[jump[0]], iteration=jump[1])
-
-    @staticmethod
-    def _over_devices(numbers: np.ndarray) -> np.ndarray:
-        largest = [recorder.LARGEST, recorder.LARGEST_OWN]
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = numbers.astype(np.float64).sum(0)
-        total[largest] = numbers[:, largest].max(0)
-        return total
 
     def _relative(self, place: Place, which: int) -> float:
         numbers = self._numbers[place]
@@ -222,13 +207,7 @@ class Analysis:
 
     def _row(self, tensor: Tensor, found: list[Place]) -> OperationRow:
         worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
-        numbers = self._numbers[worst]
-        rms = math.sqrt(numbers[recorder.SQUARES] / max(1, math.prod(tensor.shape)))
         backward = tensor.is_backward or tensor in self._factors
-
-        def count(which: int) -> int | None:
-            total = sum(self._numbers[place][which] for place in found)
-            return None if math.isnan(total) else int(total)
 
         return OperationRow(
             path=tensor.module,
@@ -239,11 +218,8 @@ class Analysis:
             shape=tensor.shape,
             own=max(self.own(place) for place in found),
             accumulated=self.accumulated(worst),
-            largest_own=_fraction(numbers[recorder.LARGEST_OWN], rms),
-            largest=_fraction(numbers[recorder.LARGEST], rms),
-            infinite=count(recorder.INFINITE),
-            zeros=count(recorder.ZEROS),
-            subnormal=count(recorder.SUBNORMAL),
+            infinite=int(sum(self._numbers[place][recorder.INFINITE] for place in found)),
+            zeros=int(sum(self._numbers[place][recorder.ZEROS] for place in found)),
             cancellation=self._cancellation(worst),
             share=sum(self._mass.get(place, (0.0, 0.0))[1] for place in found),
             cast_of=self._cast_of(tensor, worst[1]),
@@ -257,9 +233,3 @@ class Analysis:
         around = [*(found for found, _ in tensor.links(index)), self._reader.get(tensor)]
         same = [x for x in around if x is not None and (x.source, x.scope) == (tensor.source, tensor.scope)]
         return same[0].primitive if same else ""
-
-
-def _fraction(error: float, rms: float) -> float | None:
-    if math.isnan(error):
-        return None
-    return 0.0 if not error else error / rms if rms else math.inf

@@ -1,6 +1,5 @@
 """Evaluation of a half program beside its float32 program, with the errors of every array."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +13,8 @@ from mixedres.numerics._compare import exact
 from mixedres.numerics._compare.exact import is_half, widened
 from mixedres.numerics._recording.recorder import SAME_ELEMENTS, Recorder
 
-# The statistics of an array: sums over its elements, and the largest of the differences.
-SQUARES, ERROR, OWN, LARGEST, LARGEST_OWN, INFINITE, ZEROS, SUBNORMAL = range(8)
+# The statistics of an array: sums of squares over its elements, and numbers of elements.
+SQUARES, ERROR, OWN, INFINITE, ZEROS = range(5)
 # Arrays up to this size are measured together: thousands of small reductions would take most of the compile time.
 SMALL = 4096
 # Numbers beyond are masks, such as -1e30, like infinities.
@@ -44,11 +43,6 @@ class PairRecorder(Recorder):
 
     # These copy elements, so the errors are those of the operand.
     unmeasured = frozenset(SAME_ELEMENTS | {"slice", "pad", "split", "stop_gradient"})
-
-    def __init__(self, platform: str, *, detailed: bool) -> None:
-        """Takes whether the largest errors and the counts of large arrays are measured too."""
-        super().__init__(platform)
-        self._detailed = detailed
 
     def operation(self, eqn: Equation, arrays: list[Array]) -> list[Any]:
         """Evaluates an equation in both programs, and in float32 on the operands of the half program."""
@@ -91,7 +85,7 @@ class PairRecorder(Recorder):
     def measure(self, array: Array) -> Any:
         """Returns `_errors`, or the pair itself if it is small."""
         pair = _pair(array)
-        return pair if np.size(pair.array) <= SMALL else _errors(pair, self._detailed)
+        return pair if np.size(pair.array) <= SMALL else _errors(pair)
 
     def collect(self, numbers: list[Any]) -> jax.Array:
         """Returns all statistics; the pairs of small arrays of one shape are measured together."""
@@ -106,7 +100,7 @@ class PairRecorder(Recorder):
             varying = [jax_compat.vary_alike(*map(jnp.asarray, jax.tree.leaves(part))) for part in parts]
             _, structure = jax.tree.flatten(parts[0])
             stacked = [jnp.stack(jax_compat.vary_alike(*column)) for column in zip(*varying, strict=True)]
-            found = jax.vmap(partial(_errors, detailed=True))(jax.tree.unflatten(structure, stacked))
+            found = jax.vmap(_errors)(jax.tree.unflatten(structure, stacked))
             for position, row in zip(positions, found, strict=True):
                 result[position] = row
         return jnp.stack(jax_compat.vary_alike(*result))
@@ -120,31 +114,25 @@ def _exact(pair: Pair) -> Any:
     return widened(pair.array) if pair.exact is None else pair.exact
 
 
-@partial(jax.jit, static_argnames="detailed")
-def _errors(pair: Pair, detailed: bool) -> jax.Array:
-    """Returns the statistics of a pair, float32 (8,); NaN for those that only `detailed` measures.
+@jax.jit
+def _errors(pair: Pair) -> jax.Array:
+    """Returns the statistics of a pair, float32 (5,).
 
     Elements that are masks in float32, or not finite, are left out.
     """
     array = _real(widened(pair.array))
     wide, own = (None if x is None else _real(x) for x in (pair.exact, pair.own))
-    reference = array if wide is None else wide
-    regular = _is_regular(reference)
-    unknown = jnp.float32(0 if detailed else jnp.nan)
-    found = [_squares(jnp.where(regular, reference, 0)), jnp.float32(0), jnp.float32(0)] + [unknown] * 5
-    for sums, largest, against in ((ERROR, LARGEST, wide), (OWN, LARGEST_OWN, own)):
+    regular = _is_regular(array if wide is None else wide)
+    found = [jnp.float32(0)] * 5
+    found[SQUARES] = _squares(jnp.where(regular, array if wide is None else wide, 0))
+    for sums, against in ((ERROR, wide), (OWN, own)):
         if against is not None:
-            difference = jnp.where(_is_regular(against), jnp.abs(array - against), 0)
-            found[sums] = _squares(difference)
-            if detailed:
-                found[largest] = jnp.max(difference, initial=0)
-    if detailed and wide is not None:
-        found[INFINITE] = _count(regular & ~jnp.isfinite(array))
-    if detailed and own is not None and is_half(pair.array.dtype):
-        smallest = float(jnp.finfo(pair.array.dtype).smallest_normal)  # type: ignore[no-untyped-call]
-        found[ZEROS] = _count((array == 0) & (own != 0))
-        found[SUBNORMAL] = _count((jnp.abs(array) < smallest) & (array != 0))
-    return jnp.stack([jnp.asarray(x, jnp.float32) for x in found])
+            found[sums] = _squares(jnp.where(_is_regular(against), array - against, 0))
+    if wide is not None:
+        found[INFINITE] = _squares(regular & ~jnp.isfinite(array))
+    if own is not None and is_half(pair.array.dtype):
+        found[ZEROS] = _squares((array == 0) & (own != 0))
+    return jnp.stack(found)
 
 
 def _is_regular(array: jax.Array) -> jax.Array:
@@ -159,10 +147,6 @@ def _squares(array: jax.Array) -> jax.Array:
     """Returns the sum of squares, by a product: XLA for CPUs compiles a product faster than a reduction."""
     flat = array.reshape(-1).astype(jnp.float32)
     return jnp.dot(flat, flat, precision=lax.Precision.HIGHEST)
-
-
-def _count(mask: jax.Array) -> jax.Array:
-    return jnp.sum(mask.astype(jnp.float32))
 
 
 def rounding(dtype: DType) -> float:

@@ -52,8 +52,8 @@ class Contributor:
       own: relative l2 error of the operations and casts together.
       accumulated: relative l2 error of the operation against the float32 program.
       share: estimated fraction of the error of the results.
-      infinite: number of elements that became infinite; 0 if not measured.
-      zeros: number of elements that became zero; 0 if not measured.
+      infinite: number of elements that became infinite.
+      zeros: number of elements that became zero.
     """
 
     row: OperationRow
@@ -75,8 +75,8 @@ class Contributor:
             math.inf if own > 1e100 else own,
             shown.accumulated,
             sum(row.share for row in rows),
-            max(row.infinite or 0 for row in rows),
-            max(row.zeros or 0 for row in rows),
+            max(row.infinite for row in rows),
+            max(row.zeros for row in rows),
         )
 
 
@@ -211,11 +211,8 @@ ROW_HEAD = {
     "source": "line of the code",
     "own": "error of the operation alone, against float32 with the same operands; l2 norm relative to the array",
     "accumulated": "error against the float32 program, in the same unit",
-    "largest own": "largest error of an element by the operation alone, as a fraction of the array's root mean square",
-    "largest": "largest error of an element against the float32 program, in the same unit",
     "inf": "elements that are finite in float32 alone",
     "zero": "elements that were rounded to zero",
-    "subnormal": "elements with fewer digits, below the smallest normal number",
     "cancels": "norm of the operands over the norm of the sum or difference",
     "dtype": "in the half program",
     "shape": "on one device",
@@ -231,23 +228,22 @@ def _cells(one: Contributor) -> tuple[str, ...]:
 
 def _row_cells(row: OperationRow) -> Iterable[str]:
     shape = "x".join(map(str, row.shape))
-    errors = map(_number, (row.own, row.accumulated, row.largest_own, row.largest))
-    counts = map(_count, (row.infinite, row.zeros, row.subnormal))
     cancels = f"{row.cancellation:.3g}" if row.cancellation > 1 else ""
     about = (f"{row.name}{_backward(row)}", row.path, _short(row.source))
-    return (f"{100 * row.share:.1f} %", *about, *errors, *counts, cancels, row.dtype.name, shape)
+    numbers = (_number(row.own), _number(row.accumulated), _count(row.infinite), _count(row.zeros))
+    return (f"{100 * row.share:.1f} %", *about, *numbers, cancels, row.dtype.name, shape)
 
 
 def _backward(row: OperationRow) -> str:
     return ", backward" * (row.direction == "backward")
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else "0" if not value else f"{value:.1e}"
+def _number(value: float) -> str:
+    return "0" if not value else f"{value:.1e}"
 
 
-def _count(value: int | None) -> str:
-    return "" if not value else str(value)
+def _count(value: int) -> str:
+    return str(value) if value else ""
 
 
 def _short(source: str) -> str:

@@ -21,8 +21,6 @@ from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
 from mixedres.numerics._recording.arguments import Traced
 
-# Programs with more operations get no largest errors and no counts of large arrays, which double the compile time.
-DETAILED = 1000
 _TRIED = 3
 
 
@@ -128,8 +126,7 @@ def compare(
     half = _Half(fn, None if dtype is None else options, of, scale)
     program = Traced.of(half, args, names, _is_array)
     found = _half_dtype(program) if dtype is None else amp.half_dtype(dtype)
-    count = sum(1 for _ in jax_compat.equations(program.jaxpr))
-    recorder = PairRecorder(program.platform, detailed=count <= DETAILED)
+    recorder = PairRecorder(program.platform)
     exact, tensors, statistics = recorder.run(program.jaxpr, program.names, program.arrays, level=1)
     analysis = Analysis(statistics, list(zip(program.results, tensors, strict=True)), found)
     report = ErrorReport(
