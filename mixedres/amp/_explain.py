@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.pages import table
 from mixedres._internal.types import Array, DType, Function, Jaxpr, PyTree
-from mixedres.amp import _report_html
 from mixedres.amp._flax_modules import Call
 from mixedres.amp._graph import Graph, Node
 from mixedres.amp._rules import DEVICE_COPIES, GATHERS, SPARSE_PRODUCTS
@@ -87,8 +88,14 @@ class Report:
         )
 
     def to_html(self, path: str | pathlib.Path) -> None:
-        """Writes the report as one self-contained HTML page with filters by dtype and category."""
-        pathlib.Path(path).write_text(_report_html.render(self), encoding="utf-8")
+        """Writes the report as one self-contained HTML page with a table that can be sorted and searched."""
+        title = f"autocast of {self.function} to {self.dtype}"
+        rows = (
+            (d.primitive, d.dtype.name if d.dtype else "", d.reason, d.path, d.category, _short(d.source))
+            for d in self.decisions
+        )
+        text = table.render(title, [self.summary(), *self.notes], _HEAD, rows)
+        pathlib.Path(path).write_text(text, encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report without the jaxpr for `json.dumps`; dtypes are names."""
@@ -114,14 +121,29 @@ class Report:
         """Returns the summary, the notes and a table of all operations on floating-point numbers."""
         floats = [d for d in self.decisions if d.dtype is not None]
         head = f"autocast of {self.function} to {self.dtype}: {self.summary()}"
-        rows = [
-            (d.primitive, d.category, str(d.dtype), d.reason, d.path, _report_html.short_source(d.source))
-            for d in floats
-        ]
+        rows = [(d.primitive, d.category, str(d.dtype), d.reason, d.path, _short(d.source)) for d in floats]
         return "\n".join([head, *(f"note: {note}" for note in self.notes), "", *_table(rows)])
 
     def __str__(self) -> str:
         return self.to_text()
+
+
+# The names of the columns of the page, and what they mean.
+_HEAD = {
+    "operation": "primitive in the jaxpr",
+    "dtype": "of the arithmetic after the rewrite; empty without floating-point numbers",
+    "why": "reason of the decision",
+    "path": "surrounding calls and named scopes",
+    "category": "list of the primitive",
+    "source": "line of the code",
+}
+
+
+def _short(source: str) -> str:
+    """Returns a source line with its file relative to the working directory or the installed packages."""
+    for start in (f"{os.getcwd()}{os.sep}", "site-packages/", "dist-packages/"):
+        source = source.rpartition(start)[2]
+    return source
 
 
 def explain(

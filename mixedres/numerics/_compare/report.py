@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mixedres._internal.errors import listed
-from mixedres.numerics._compare import page
+from mixedres._internal.pages import table
 from mixedres.numerics._compare.analysis import JUMP, OperationRow
 from mixedres.numerics._compare.recorder import rounding
 
@@ -184,9 +184,9 @@ class ErrorReport:
         if self.noise:
             lines.append(f"Left out, as zero but for rounding in float32 too: {listed([*self.noise], 3)}")
         lines += [f"  try {line}" for line in self.advice]
-        table = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table)]
+        rows = [_HEAD, *(_cells(one) for one in self.contributors[:_SHOWN])]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["", *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)]
         more = len(self.rows) - min(_SHOWN, len(self.contributors))
         return "\n".join([*lines, f"({more} more operations: report.rows, report.to_html(path))"])
 
@@ -195,7 +195,7 @@ class ErrorReport:
         operations = [row for row in self.rows if row.primitive or row.own or row.accumulated]
         operations.sort(key=lambda row: (-row.share, -row.own))
         title = f"{self.function} in {self.dtype} beside float32"
-        text = page.render(title, [self.verdict, *self.advice], ROW_HEAD, map(_row_cells, operations))
+        text = table.render(title, [self.verdict, *self.advice], ROW_HEAD, map(_row_cells, operations))
         pathlib.Path(path).write_text(text, encoding="utf-8")
 
     def __str__(self) -> str:
