@@ -15,7 +15,7 @@ from mixedres._internal.files import without_nan
 from mixedres.numerics import _text
 from mixedres.numerics._exponents import SMALLEST, SMALLEST_NORMAL, TOP
 from mixedres.numerics._page import rendering
-from mixedres.numerics._rows import FLUSHING, LARGE_ERROR, LEVELS, LOST, LOW, MARGIN, TensorRow, format_power
+from mixedres.numerics._rows import FLUSHING, LEVELS, LOST, TensorRow, format_power
 
 # Recommended loss scales end at 2**24, like the dynamic one (`mixedres.precision`), and include scales below 1.
 LOG2_SCALES = range(-24, 25)
@@ -165,7 +165,12 @@ class Report:
 
     @cached_property
     def relevant(self) -> tuple[TensorRow, ...]:
-        """Returns the rows without biases below half of float16's last place in the result of their module."""
+        """Returns the rows that are not `negligible`."""
+        return tuple(row for row in self.rows if row not in self.negligible)
+
+    @cached_property
+    def negligible(self) -> frozenset[TensorRow]:
+        """Returns the biases below half of float16's last place in the result of their module."""
         tops = {row.name: row.exponents.top for row in self.rows if row.kind == "activation"}
 
         def is_small_bias(row: TensorRow) -> bool:
@@ -173,12 +178,12 @@ class Report:
             is_bias = row.kind == "parameter" and row.name.rpartition("/")[2] in BIASES
             return is_bias and top is not None and result is not None and result - top > MANTISSA_BITS
 
-        return tuple(row for row in self.rows if not is_small_bias(row))
+        return frozenset(filter(is_small_bias, self.rows))
 
     def verdict(self, row: TensorRow, log2_scale: int) -> str:
         """Returns the verdict of a row at the loss scale 2**log2_scale; 'negligible' for a problem of a small bias."""
         verdict = row.verdict(log2_scale)
-        return "negligible" if LEVELS[verdict] in ("bad", "warn") and row not in self.relevant else verdict
+        return "negligible" if LEVELS[verdict] in ("bad", "warn") and row in self.negligible else verdict
 
     def is_problem(self, row: TensorRow) -> bool:
         """Returns whether a row has a problem at the loss scale in use or at the recommended loss scale."""
@@ -266,7 +271,7 @@ class Report:
         limits = self.half_limits
         limit = limits.limited_by
         document = {
-            "format": 1,
+            "format": rendering.FORMAT,
             "title": self.title,
             "advice": self.advice,
             "notes": list(self.notes),
@@ -277,32 +282,43 @@ class Report:
             "min_sufficient_log2_scale": limits.min_sufficient_log2_scale,
             "keep_float32": list(self.keep_float32),
             "keep_float32_pattern": self.keep_float32_pattern,
+            "slider": [self._slider[0], self._slider[-1]],
             "rules": {
                 "top": TOP,
                 "smallest_normal": SMALLEST_NORMAL,
                 "smallest": SMALLEST,
-                "margin": MARGIN,
                 "lost": LOST,
                 "flushing": FLUSHING,
-                "large_error": LARGE_ERROR,
-                "low": LOW,
                 "levels": LEVELS,
             },
             "probes": [dataclasses.asdict(probe) for probe in self.probes],
             "comparison": [dataclasses.asdict(comparison) for comparison in self.comparisons],
-            "rows": [
-                row.to_json(self.recommended_log2_scale)
-                | {
-                    "verdict": self.verdict(row, self.log2_scale),
-                    "recommended_verdict": self.verdict(row, self.recommended_log2_scale),
-                    "keep": row.layer in self.keep_float32,
-                    "negligible": row not in self.relevant,
-                }
-                for row in self.rows
-            ],
+            "rows": list(map(self._row_to_json, self.rows)),
         }
         finite: dict[str, Any] = without_nan(document)
         return finite
+
+    @property
+    def _slider(self) -> range:
+        """Returns the exponents of the loss scales that the page can show, with the scale in use."""
+        return range(min(-24, self.log2_scale), max(40, self.log2_scale) + 1)
+
+    def _row_to_json(self, row: TensorRow) -> dict[str, Any]:
+        """Returns a row with its effects at every scale of the slider; one effect if the scale does not move the row.
+
+        'verdicts' has a digit for each scale, the place of the verdict in `LEVELS`. 'lost' has the fractions of the
+        mass that become zero, without the zeros at the end; the page shows less than 1e-4 as '<0.01 %'.
+        """
+        scales, verdicts = self._slider if row.is_scaled else range(1), [*LEVELS]
+        lost = [1e-5 if 0 < x < 1e-5 else x for x in map(row.lost, scales)]
+        return row.to_json(self.recommended_log2_scale) | {
+            "verdict": self.verdict(row, self.log2_scale),
+            "recommended_verdict": self.verdict(row, self.recommended_log2_scale),
+            "keep": row.layer in self.keep_float32,
+            "negligible": row in self.negligible,
+            "verdicts": "".join(str(verdicts.index(self.verdict(row, scale))) for scale in scales),
+            "lost": [1 if x == 1 else x for x in lost if x],  # more is lost at a smaller scale
+        }
 
     def to_html(self, path: str | pathlib.Path) -> None:
         """Writes the report as one self-contained HTML page with a heat map of layers by exponent."""

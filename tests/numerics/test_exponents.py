@@ -1,4 +1,6 @@
-"""The histogram of exponents against numpy's own casts."""
+"""The histogram of exponents against numpy's own casts, and the verdicts that follow from it."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixedres.numerics._exponents import BINS, SMALLEST, Exponents, exponents
+from mixedres.numerics._rows import TensorRow
 
 IMPLS = ["scatter", "compare", "auto"]
 count = jax.jit(exponents, static_argnames="impl")
@@ -151,3 +154,39 @@ def test_nothing_but_zeros():
     assert found.max_safe_log2_scale() is found.min_sufficient_log2_scale() is None
     assert found.flushed() == found.overflowing() == found.lost_mass() == found.relative_error() == 0.0
     assert Exponents.from_array(np.zeros(0, np.float32)).zeros == 0.0
+
+
+# Exponents with their counts, exponent of the loss scale, verdict; 128 is the bin of infinities, 129 of NaNs.
+VERDICTS = [
+    ({-14: 1000}, 0, "ok"),
+    ({-15: 1000}, 0, "low"),
+    ({-25: 1000}, 0, "inexact"),
+    ({-26: 1000}, 0, "LOST"),
+    ({-26: 1000}, 1, "inexact"),
+    ({-26: 1000}, 12, "ok"),
+    ({13: 1000}, 0, "ok"),
+    ({14: 1000}, 0, "headroom < 4x"),
+    ({15: 1000}, 0, "headroom < 4x"),
+    ({16: 1000}, 0, "OVERFLOW"),
+    ({0: 1000}, 13, "ok"),
+    ({0: 1000}, 14, "headroom < 4x"),
+    ({0: 1000}, 16, "OVERFLOW"),
+    # Of 1000 * 2**-25 and 2**-16 = 512 * 2**-25, shifted out by one: 1000 / 1512 of the mass.
+    ({-25: 1000, -16: 1}, -1, "LOST"),
+    # 10 of 10 + 1024 * 2 octaves of ten: 0.5 % is more than 0.1 % and less than 1 %.
+    ({-26: 10, -25: 1024}, 0, "flushing"),
+    ({-26: 10, -14: 20}, 0, "ok"),
+    ({}, 0, "all zero"),
+    ({16: 1000, 128: 1}, 0, "non-finite"),
+    ({129: 2}, 0, "non-finite"),
+]
+
+
+@pytest.mark.parametrize(("numbers", "log2_scale", "verdict"), VERDICTS)
+def test_verdicts_of_gradients(numbers, log2_scale, verdict):
+    bins = np.zeros(BINS, np.uint32)
+    for exponent, count_of in numbers.items():
+        bins[exponent + 127] = count_of
+    gradient = TensorRow("gradient", "conv", "conv", np.dtype(np.float32), (), (Exponents(bins),), 1)
+    assert gradient.verdict(log2_scale) == verdict
+    assert dataclasses.replace(gradient, kind="activation").verdict(log2_scale) == gradient.verdict(0)

@@ -5,56 +5,30 @@ const SCALED = new Set(["gradient", "weight gradient"]); // the kinds that a los
 const STEPS = 12, FAINT = 1e-5, STRONG = 0.3; // number of colors; fractions of the first and the last
 const LOWEST = -72, HIGHEST = 40; // exponents; the outermost cells include all beyond
 
-// The effect of float16 on a row at the scale 2**log2Scale; the mass is the sum of magnitudes. For a row with
-// several examinations the worst one counts.
-function judge(row, log2Scale, rules) {
-  const s = SCALED.has(row.kind) ? log2Scale : 0, whole = tally(row, s, rules);
-  const parts = row.parts && row.parts.length ? row.parts.map(part => tally(part, s, rules)) : [whole];
-  const lost = Math.max(...parts.map(part => part.lostMass)), low = Math.max(...parts.map(part => part.small));
-  const error = Math.max(...parts.map(part => part.error)), found = verdictOf();
-  return { verdict: row.negligible && isProblem(found, rules) ? "negligible" : found, lost, flushed: whole.flushed, subnormal: whole.subnormal,
-    overflowing: whole.overflowing, top: whole.top, log2Scale: s };
-
-  function verdictOf() {
-    if (row.infinite || row.nan) return "non-finite";
-    if (whole.top === null) return "all zero";
-    if (whole.top + s > rules.top) return "OVERFLOW";
-    if (lost > rules.lost) return "LOST";
-    if (whole.top + s + rules.margin > rules.top) return "headroom < 4x";
-    if (lost > rules.flushing) return "flushing";
-    if (error > rules.large_error) return "inexact";
-    return low > rules.low ? "low" : "ok";
-  }
+// The effect of float16 on a row at the scale 2**log2Scale, as the report computed it.
+function effectOf(row, log2Scale, data) {
+  const moved = SCALED.has(row.kind), i = moved ? log2Scale - data.slider[0] : 0;
+  const verdict = Object.keys(data.rules.levels)[row.verdicts[i]];
+  return { verdict, lost: row.lost[i] ?? 0, log2Scale: moved ? log2Scale : 0 };
 }
 
-// Fractions of the nonzero elements; lostMass is a fraction of the sum of magnitudes, and error the expected l2 error of
-// a cast relative to the l2 norm, as in Exponents.relative_error.
-function tally(part, s, rules) {
-  let mass = 0, lostMass = 0, number = 0, lost = 0, subnormal = 0, overflowing = 0, top = null, energy = 0, noise = 0;
-  part.counts.forEach((count, i) => {
-    if (!count) return;
-    const e = part.first + i, moved = e + s, weight = 1.5 * 2 ** e * count;
-    mass += weight;
-    number += count;
-    top = e;
-    const square = 7 / 3 * 4 ** moved, unit = 2 ** Math.max(moved - 10, rules.smallest);
-    energy += square * count;
-    noise += (moved < rules.smallest - 1 ? square : Math.min(unit ** 2 / 12, square)) * count;
-    if (moved > rules.top) overflowing += count;
-    else if (moved < rules.smallest - 1) { lost += count; lostMass += weight; }
-    else if (moved < rules.smallest_normal) subnormal += count;
+// The fractions of the nonzero elements that become zero, subnormal and infinite.
+function fractionsOf(row, log2Scale, rules) {
+  const { left, normal, right } = windowAt(log2Scale, rules), sums = { zero: 0, subnormal: 0, infinite: 0, regular: 0 };
+  row.counts.forEach((count, i) => {
+    const e = row.first + i;
+    sums[e < left ? "zero" : e < normal ? "subnormal" : e < right ? "regular" : "infinite"] += count;
   });
-  const ratio = x => number ? x / number : 0;
-  return { lostMass: number ? lostMass / mass : 0, flushed: ratio(lost), subnormal: ratio(subnormal),
-    small: ratio(subnormal + lost), overflowing: ratio(overflowing), top, error: energy ? Math.sqrt(noise / energy) : 0 };
+  const number = row.counts.reduce((sum, count) => sum + count, 0) || 1;
+  return { zero: sums.zero / number, subnormal: sums.subnormal / number, infinite: sums.infinite / number };
 }
 
 function isProblem(verdict, rules) { return ["bad", "warn"].includes(rules.levels[verdict]); }
 
 // Number of rows by verdict, in the order of severity.
-function countVerdicts(rows, log2Scale, rules) {
-  const counts = Object.fromEntries(Object.keys(rules.levels).map(verdict => [verdict, 0]));
-  for (const row of rows) counts[judge(row, log2Scale, rules).verdict] += 1;
+function countVerdicts(rows, log2Scale, data) {
+  const counts = Object.fromEntries(Object.keys(data.rules.levels).map(verdict => [verdict, 0]));
+  for (const row of rows) counts[effectOf(row, log2Scale, data).verdict] += 1;
   return counts;
 }
 
@@ -136,7 +110,7 @@ function plain(log2Scale) {
 }
 
 if (typeof module !== "undefined")
-  module.exports = { judge, isProblem, countVerdicts, windowAt, axisOf, cellsOf, colorOf, align, power, percent, plain };
+  module.exports = { effectOf, fractionsOf, isProblem, countVerdicts, windowAt, axisOf, cellsOf, colorOf, align, power, percent, plain };
 // The view: tables and controls, then the heat map.
 
 const $ = id => document.getElementById(id);
@@ -226,7 +200,8 @@ function showLegend() {
 }
 
 function showMarks(data) {
-  const place = log2Scale => `${(Math.min(Math.max(log2Scale, -24), 40) + 24) / 64 * 100}%`;
+  const [first, last] = data.slider, inside = log2Scale => Math.min(Math.max(log2Scale, first), last);
+  const place = log2Scale => `${(inside(log2Scale) - first) / (last - first) * 100}%`;
   const marks = $("marks"), { min_sufficient_log2_scale: enough, max_safe_log2_scale: largest } = data;
   if (enough !== null && largest !== null && enough <= largest)
     marks.append(make("div", { style: { left: place(enough), right: `calc(100% - ${place(largest)})` } }));
@@ -257,7 +232,7 @@ function showKinds(data) {
 function showCounts() {
   const { rows, rules } = view.data, scaled = rows.filter(row => SCALED.has(row.kind));
   const moved = scaled.filter(row => !row.keep), kept = scaled.length - moved.length;
-  const now = countVerdicts(moved, view.present, rules), then = countVerdicts(moved, view.log2Scale, rules);
+  const now = countVerdicts(moved, view.present, view.data), then = countVerdicts(moved, view.log2Scale, view.data);
   const parts = Object.keys(rules.levels).filter(verdict => now[verdict] || then[verdict]).map(verdict => {
     const level = rules.levels[verdict], change = now[verdict] === then[verdict] ? "" : `${now[verdict]} → `;
     return make("span", { className: level }, `${SIGNS[level]} ${verdict} `, change,
@@ -267,7 +242,7 @@ function showCounts() {
     make("span", { className: "soft" }, `${moved.length} gradients, now → at ${power(view.log2Scale)}:`), ...parts,
     make("span", { className: "soft" }, kept ? `${kept} to keep in float32` : ""));
   for (const label of $("kinds").children) {
-    const kind = label.firstChild.value, counts = countVerdicts(rows.filter(row => row.kind === kind), view.log2Scale, rules);
+    const kind = label.firstChild.value, counts = countVerdicts(rows.filter(row => row.kind === kind), view.log2Scale, view.data);
     const troubles = Object.keys(counts).filter(verdict => isProblem(verdict, rules)).reduce((sum, verdict) => sum + counts[verdict], 0);
     label.lastChild.textContent = troubles ? ` ! ${troubles}` : "";
     label.lastChild.className = "trouble warn";
@@ -276,7 +251,8 @@ function showCounts() {
 
 function setLog2Scale(log2Scale) {
   if (!Number.isFinite(log2Scale)) return;
-  view.log2Scale = Math.min(Math.max(Math.round(log2Scale), -24), 40);
+  const [first, last] = view.data.slider;
+  view.log2Scale = Math.min(Math.max(Math.round(log2Scale), first), last);
   $("slider").value = view.log2Scale;
   if (Number($("log2-scale").value) !== view.log2Scale || !$("log2-scale").value) $("log2-scale").value = view.log2Scale;
   $("value").textContent = `= ${plain(view.log2Scale)}`;
@@ -285,6 +261,7 @@ function setLog2Scale(log2Scale) {
 }
 
 function listen() {
+  for (const input of [$("slider"), $("log2-scale")]) [input.min, input.max] = view.data.slider;
   $("slider").addEventListener("input", event => setLog2Scale(event.target.valueAsNumber));
   $("log2-scale").addEventListener("input", event => setLog2Scale(event.target.valueAsNumber));
   $("words").addEventListener("input", event => { view.words = event.target.value.toLowerCase(); updateMaps(); });
@@ -420,7 +397,7 @@ function buildLine(line, panels, colors) {
       element.append(make("td", { colSpan: panel.columns.length + 1 }));
       return;
     }
-    const now = judge(row, view.present, view.data.rules), heat = canvasOf(row, panel, colors);
+    const now = effectOf(row, view.present, view.data), heat = canvasOf(row, panel, colors);
     const texts = panel.columns.map(([title]) => make("td", { className: title.startsWith("verdict") ? "verdict" : "" }));
     texts[0].textContent = percent(row.size ? row.zeros / row.size : 0);
     setLost(texts[1], now);
@@ -466,7 +443,7 @@ function updateMaps() {
     for (const line of map.lines) {
       let problem = false;
       for (const cell of line.cells) {
-        const then = cell.panel.scaled ? judge(cell.row, view.log2Scale, view.data.rules) : cell.now;
+        const then = cell.panel.scaled ? effectOf(cell.row, view.log2Scale, view.data) : cell.now;
         problem ||= isProblem(then.verdict, view.data.rules);
         if (cell.at !== view.log2Scale && cell.panel.scaled) setLost(cell.texts[2], then);
         cell.at = view.log2Scale;
@@ -563,10 +540,12 @@ function details({ row, now, panel }) {
   const runs = row.executions === 1 ? "" : `, ${row.executions} executions`;
   texts.push(`${row.dtype}, ${numbers(row.size)} elements${runs}; ${numbers(row.zeros)} zero, ` +
     `${numbers(row.infinite)} infinite, ${numbers(row.nan)} NaN`);
-  const results = panel.scaled ? [["now", now], ["slider", judge(row, view.log2Scale, view.data.rules)]] : [["float16", now]];
-  for (const [name, r] of results)
-    texts.push(`${name}${panel.scaled ? ` ${power(r.log2Scale)}` : ""}: ${r.verdict}; of the nonzero ${percent(r.flushed)} ` +
-      `become zero (${percent(r.lost)} of the mass), ${percent(r.subnormal)} subnormal, ${percent(r.overflowing)} overflow`);
+  const results = panel.scaled ? [["now", now], ["slider", effectOf(row, view.log2Scale, view.data)]] : [["float16", now]];
+  for (const [name, r] of results) {
+    const fractions = fractionsOf(row, r.log2Scale, view.data.rules);
+    texts.push(`${name}${panel.scaled ? ` ${power(r.log2Scale)}` : ""}: ${r.verdict}; of the nonzero ${percent(fractions.zero)} ` +
+      `become zero (${percent(r.lost)} of the mass), ${percent(fractions.subnormal)} subnormal, ${percent(fractions.infinite)} overflow`);
+  }
   return texts;
 }
 

@@ -7,7 +7,7 @@ from mixedres._internal.files import without_nan
 from mixedres._internal.pages import escaped, fill
 from mixedres._internal.types import Record
 
-FORMAT = 1
+FORMAT = 2
 
 
 def render(document: Record) -> str:
@@ -27,6 +27,11 @@ def render(document: Record) -> str:
 
 
 def _embedded(document: Record) -> str:
-    """Returns JSON for a script element, without characters that begin a tag or end a line of JavaScript."""
+    """Returns JSON for a script element, without characters that begin a tag or end a line of JavaScript.
+
+    The histograms of single examinations are left out, because the page shows their sum.
+    """
+    rows = [{key: value for key, value in row.items() if key != "parts"} for row in document["rows"]]
+    document = document | {"rows": rows}
     text = json.dumps(without_nan(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
