@@ -11,6 +11,7 @@ from mixedres.numerics._exponents import Exponents, exponents
 from mixedres.numerics._linen import tap_modules
 from mixedres.numerics._nonfinite.finding import ArrayRecord, Finding, Origin
 from mixedres.numerics._nonfinite.search import first_nonfinite
+from mixedres.numerics._recording.frames import Operation
 from mixedres.numerics._report import Comparison, Report
 from mixedres.numerics._rows import LOST, TensorRow
 from mixedres.numerics._taps import TapStatistics, tap, tapped_value_and_grad
@@ -24,6 +25,7 @@ __all__ = [
     "Exponents",
     "Finding",
     "Mend",
+    "Operation",
     "OperationRow",
     "Origin",
     "Report",

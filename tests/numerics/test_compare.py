@@ -68,7 +68,7 @@ def test_hidden_infinity_of_a_divisor_is_named():
     report = compare(fn, normal(0, (4,)), dtype=None)
     ((array, by),) = report.hidden
     assert (array.cast_of, by.primitive) == ("reduce_sum", "div") and not report.is_fine
-    assert "hidden by div at" in report.verdict and report.contributors[0].row.primitive == "reduce_sum"
+    assert "forward: div, float16[4], at" in report.verdict and report.contributors[0].row.primitive == "reduce_sum"
     assert "compute it in float32" in report.advice[0]
     text = str(first_nonfinite(fn, normal(0, (4,))))
     assert text.startswith("all results are finite, but infinities in 1 array were hidden by: div at ") and "fn" in text

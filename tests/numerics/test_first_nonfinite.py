@@ -61,7 +61,7 @@ def test_first_of_two_overflows_is_blamed():
     assert [(row.path, row.largest) for row in origin.inputs] == [("fine", 600.0)]
     assert finding.nonfinite_results == ("a", "b")
     assert (origin.devices, origin.iterations) == ((), ())
-    words = "first, forward: mul, float16[2] (largest finite magnitude 2000, of its inputs 600), at "
+    words = "first, forward: mul, float16[2], at "
     assert words in str(finding) and str(finding).endswith("; results that are not finite: a, b")
 
 

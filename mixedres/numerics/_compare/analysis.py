@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mixedres.numerics._compare import recorder
-from mixedres.numerics._recording.frames import Index, Place, Statistics, Tensor
+from mixedres.numerics._recording.frames import Index, Operation, Place, Statistics, Tensor
 from mixedres.numerics._recording.readers import factors, hidden, places
 
 # An error jumps where it is this many times as large as those of the operands, and as one rounding.
@@ -28,16 +28,12 @@ _CHOICES = {"select_n", "select_and_scatter_add", "gather", "scatter-add", "sort
 
 
 @dataclasses.dataclass(frozen=True)
-class OperationRow:
+class OperationRow(Operation):
     """Errors of one operation, over all devices; in a loop those of the worst iteration.
 
+    It has the attributes of `Operation`; the dtype is the dtype in the half program.
+
     Attributes:
-      path: modules and named scopes around the operation; an argument's name.
-      direction: 'forward' or 'backward', as in `ArrayRecord`.
-      primitive: name of the primitive; '' for an argument.
-      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      dtype: dtype in the half program.
-      shape: shape on one device.
       own: error of the operation alone: relative l2 error against float32 with the operands of the half program.
       accumulated: relative l2 error against the float32 program; infinite if infinities or NaNs are new.
       infinite: number of elements that are finite in float32 alone.
@@ -49,12 +45,6 @@ class OperationRow:
       iterations: (iterations, own, accumulated) for every iteration; empty outside loops.
     """
 
-    path: str
-    direction: str
-    primitive: str
-    source: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     own: float
     accumulated: float
     infinite: int
@@ -72,14 +62,12 @@ class OperationRow:
 
     @property
     def name(self) -> str:
-        """Returns the primitive; for a cast, the primitive that it belongs to."""
+        """Returns the primitive or 'argument'; for a cast, the primitive that it belongs to."""
         of = f" for {self.cast_of}" if self.cast_of else ""
-        return f"cast to {self.dtype}{of}" if self.primitive == "convert_element_type" else self.primitive or "argument"
+        return f"cast to {self.dtype}{of}" if self.primitive == "convert_element_type" else super().name
 
     def __str__(self) -> str:
-        where = f" at {self.source}" if self.source else ""
-        loop = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
-        return f"{self.name}{where} ({self.path or 'in no named scope'}, {self.direction}{loop})"
+        return super().__str__() + f", in iteration {', '.join(map(str, self.iteration))}" * bool(self.iteration)
 
 
 class Analysis:
@@ -207,15 +195,9 @@ class Analysis:
 
     def _row(self, tensor: Tensor, found: list[Place]) -> OperationRow:
         worst = max(found, key=lambda place: (self.accumulated(place), self.own(place)))
-        backward = tensor.is_backward or tensor in self._factors
-
+        about = vars(tensor.operation) | ({"direction": "backward"} if tensor in self._factors else {})
         return OperationRow(
-            path=tensor.module,
-            direction="backward" if backward else "forward",
-            primitive=tensor.primitive,
-            source=tensor.source,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
+            **about,
             own=max(self.own(place) for place in found),
             accumulated=self.accumulated(worst),
             infinite=int(sum(self._numbers[place][recorder.INFINITE] for place in found)),

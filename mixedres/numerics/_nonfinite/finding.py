@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mixedres._internal.errors import listed
-from mixedres.numerics._recording.frames import Place, Statistics, Tensor, outside
+from mixedres.numerics._recording.frames import Operation, Place, Statistics, Tensor, outside
 from mixedres.numerics._recording.readers import factors, hidden
 
 # The status of an array in its statistics; 0 is neither.
@@ -20,34 +19,19 @@ _WRITES = {"select_n", "concatenate", "pad", "scatter", "dynamic_update_slice"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayRecord:
+class ArrayRecord(Operation):
     """One array of the program, over all devices and iterations.
 
+    It has the attributes of `Operation`. The direction is `FACTOR` for a factor of the derivative of the operation on
+    the line, such as 0.5 / sqrt(x) for sqrt(x).
+
     Attributes:
-      path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
-      direction: 'forward', 'backward' in the transpose of a function, or `FACTOR` for a factor of the derivative of the
-        operation on the line, such as 0.5 / sqrt(x) for sqrt(x).
-      primitive: operation that computed the array; '' for an argument.
-      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
-      dtype: dtype of the array.
-      shape: shape on one device.
       finite: whether every element is finite.
       largest: largest finite magnitude.
     """
 
-    path: str
-    direction: str
-    primitive: str
-    source: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     finite: bool
     largest: float
-
-    def __str__(self) -> str:
-        what = self.primitive or "argument"
-        shape = ",".join(map(str, self.shape))
-        return f"{self.path or '(no module)'}, {self.direction}: {what}, {self.dtype}[{shape}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +60,7 @@ class Origin:
     def __str__(self) -> str:
         inputs = " and ".join(f"{row.largest:.6g}" for row in self.inputs)
         of_inputs = f", of its inputs {inputs}" if inputs else ""
-        source = f", at {self.array.source}" if self.array.source else ""
-        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs}){source}"
+        return f"{self.array} (largest finite magnitude {self.array.largest:.6g}{of_inputs})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,16 +170,9 @@ class Search:
 
     def _row(self, tensor: Tensor, numbers: np.ndarray) -> ArrayRecord:
         argument = tensor if tensor.name or tensor.primitive else next(outside(tensor), tensor)
-        direction = "backward" if argument.is_backward else "forward"
-        if argument in self._factors:
-            direction = FACTOR
+        about = vars(argument.operation) | ({"direction": FACTOR} if argument in self._factors else {})
         return ArrayRecord(
-            path=argument.module,
-            direction=direction,
-            primitive=argument.primitive,
-            source=argument.source,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
+            **about | {"dtype": tensor.dtype, "shape": tensor.shape},
             finite=bool((numbers[:, 0] == FINITE).all()),
             largest=float(numbers[:, 1].max()),
         )

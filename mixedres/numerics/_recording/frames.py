@@ -45,6 +45,37 @@ class Frame:
         return [frame for frame in self.chain() if frame.kind == "scan"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of the program, over all devices and iterations.
+
+    Attributes:
+      path: modules and named scopes around the operation, such as 'ResNet/block_layer1_1/conv1'; an argument's name.
+      direction: 'forward', or 'backward' in the transpose of a function.
+      primitive: name of the primitive; '' for an argument.
+      source: 'file:line (function)' of the code of the operation; '' if unknown to JAX.
+      dtype: dtype of the result.
+      shape: shape of the result on one device.
+    """
+
+    path: str
+    direction: str
+    primitive: str
+    source: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Returns the primitive, or 'argument'."""
+        return self.primitive or "argument"
+
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        source = f", at {self.source}" if self.source else ""
+        return f"{self.path or '(no module)'}, {self.direction}: {self.name}, {self.dtype}[{shape}]{source}"
+
+
 Place = tuple["Tensor", Index]
 Links = Callable[[Index], list[Place]]
 
@@ -76,14 +107,10 @@ class Tensor:
     name: str = ""
 
     @property
-    def module(self) -> str:
-        """Returns the modules and named scopes around the operation; the name of an argument."""
-        return self.name or module_path(self.scope)
-
-    @property
-    def is_backward(self) -> bool:
-        """Returns whether the operation is in the transpose of a function."""
-        return "transpose(" in self.scope
+    def operation(self) -> Operation:
+        """Returns the operation that computed the array."""
+        path, direction = self.name or module_path(self.scope), "backward" if "transpose(" in self.scope else "forward"
+        return Operation(path, direction, self.primitive, self.source, self.dtype, self.shape)
 
     def order(self, index: Index) -> tuple[int, ...]:
         """Returns a key that sorts arrays and iterations by the time of evaluation."""
