@@ -173,7 +173,7 @@ def predicted(run: pathlib.Path, scale: float) -> dict[str, Any]:
     lost = [row.lost(log2_scale) for row in report.scaled]
     return {
         "log2_scale": log2_scale,
-        "min_sufficient_log2_scale": report.min_sufficient_log2_scale,
+        "min_sufficient_log2_scale": report.limits.min_sufficient_log2_scale,
         "recommended_log2_scale": report.recommended_log2_scale,
         "median_lost": statistics.median(lost),
         "most_lost": max(lost),

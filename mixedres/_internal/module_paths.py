@@ -1,7 +1,18 @@
-"""Regular expressions that name modules by their paths: `keep_float32`."""
+"""Paths of modules, and regular expressions that name modules by their paths: `keep_float32`."""
 
 import functools
 import re
+from collections.abc import Iterable
+
+
+def modules(scopes: Iterable[str]) -> tuple[str, ...]:
+    """Returns named scopes without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
+    found: list[str] = []
+    for name in scopes:
+        owner, dot, _ = name.partition(".")
+        if not (dot and found and found[-1] == owner):
+            found.append(name)
+    return tuple(found)
 
 
 @functools.lru_cache(4096)

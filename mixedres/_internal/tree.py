@@ -1,11 +1,14 @@
-"""Leaves of a pytree by their paths."""
+"""Leaves of a pytree: their paths, and what kind of array each is."""
 
 import hashlib
 import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+HALF = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 
 
 def leaf_path(path: Any) -> str:
@@ -42,3 +45,13 @@ def fingerprint(variables: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array))
     return digest.hexdigest()
+
+
+def is_half(x: Any) -> bool:
+    """Returns whether an array, or the aval of an array, is float16 or bfloat16."""
+    return getattr(x, "dtype", None) in HALF
+
+
+def is_inexact(x: Any) -> bool:
+    """Returns whether an array, the aval of an array or a number has a floating-point or complex dtype."""
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))

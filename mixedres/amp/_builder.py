@@ -11,10 +11,11 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import HALF, is_inexact
 from mixedres._internal.types import Aval, Equation, Jaxpr
 from mixedres.amp._coloring import color
-from mixedres.amp._evaluation.custom_vjp import differentiated, is_inexact, variable
-from mixedres.amp._graph import HALF, Graph, Node, Path, Scope, Value, folded, known, unfit
+from mixedres.amp._evaluation.custom_vjp import differentiated, variable
+from mixedres.amp._graph import Graph, Node, Path, Scope, Value, folded, known, unfit
 from mixedres.amp._keep import Keep
 from mixedres.amp._rules import DENY_SUMS, STRUCTURE, Lists
 from mixedres.amp._widen import widen

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
-from mixedres._internal.types import Array, Aval, Equation
+from mixedres._internal.module_paths import modules
+from mixedres._internal.tree import is_half
+from mixedres._internal.types import Array, Equation
 from mixedres.amp._rules import DEVICE_COPIES, GATHERS, Lists
 
 
@@ -44,24 +46,11 @@ class Scope:
     @property
     def modules(self) -> tuple[str, ...]:
         """Returns `names` without the scopes of flax methods: ('norm1',) for ('norm1', 'norm1._average')."""
-        found: list[str] = []
-        for name in self.names:
-            owner, dot, _ = name.partition(".")
-            if not (dot and found and found[-1] == owner):
-                found.append(name)
-        return tuple(found)
+        return modules(self.names)
 
 
 def _joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
-
-
-HALF = (jnp.float16, jnp.bfloat16)
-
-
-def is_half(aval: Aval) -> bool:
-    """Returns whether `aval` is float16 or bfloat16."""
-    return getattr(aval, "dtype", None) in HALF
 
 
 # Larger constants are data, in which small numbers occur and matter little.

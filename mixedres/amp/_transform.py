@@ -234,14 +234,14 @@ def _warn_of_products(graph: Graph) -> None:
 
 
 # Source lines of the loops that were warned of: each line is warned of once in a process.
-_told: set[str] = set()
+_warned_lines: set[str] = set()
 
 
 def _warn_of_loops(graph: Graph) -> None:
     for eqn in graph.unsteady_loops():
         place = jax_compat.source_line(eqn)
-        if place not in _told:
-            _told.add(place)
+        if place not in _warned_lines:
+            _warned_lines.add(place)
             warnings.warn(unsteady(eqn, graph.dtype), PrecisionWarning, stacklevel=3)
 
 

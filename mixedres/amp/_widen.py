@@ -2,7 +2,8 @@
 
 import jax.numpy as jnp
 
-from mixedres.amp._graph import HALF, Graph, Node, Value, reach
+from mixedres._internal.tree import HALF
+from mixedres.amp._graph import Graph, Node, Value, reach
 from mixedres.amp._rules import COLLECTIVE_SUMS
 
 

@@ -208,7 +208,7 @@ def overrides(report: Report, config: ConfigDict) -> list[str]:
     elif kept != config.precision.keep_float32:
         flags.append(shlex.quote(f"--config.precision.keep_float32={kept}"))
     # No tensor limits the scale, or the scale in use is the recommended one.
-    keeps_scale = report.limited_by is None or report.keeps_scale
+    keeps_scale = report.limits.limited_by is None or report.keeps_scale
     if report.dtype == "bfloat16" or (keeps_scale and name == config.precision.name):
         return [" ".join(flags)] if flags else []
     scale = f"{report.recommended_scale:.12g}"

@@ -88,28 +88,13 @@ class Report:
 
     @cached_property
     def limits(self) -> Limits:
-        """Limits of all gradients."""
+        """Returns the limits of all gradients."""
         return _limits(self.scaled)
 
     @cached_property
     def half_limits(self) -> Limits:
-        """Limits of the gradients that become float16: those outside the layers of `keep_float32`."""
+        """Returns the limits of the gradients that become float16: those outside the layers of `keep_float32`."""
         return _limits([row for row in self.scaled if row.layer not in self.keep_float32])
-
-    @property
-    def limited_by(self) -> TensorRow | None:
-        """Returns the gradient that overflows first; None if all are zero."""
-        return self.limits.limited_by
-
-    @property
-    def max_safe_log2_scale(self) -> int | None:
-        """Returns the exponent of the largest loss scale at which every gradient is finite; None if all are zero."""
-        return self.limits.max_safe_log2_scale
-
-    @property
-    def min_sufficient_log2_scale(self) -> int | None:
-        """Returns the exponent of the smallest loss scale that keeps 99.9 % of the mass of every gradient, or None."""
-        return self.limits.min_sufficient_log2_scale
 
     @cached_property
     def recommended_log2_scale(self) -> int:
@@ -132,16 +117,6 @@ class Report:
 
         present = [self.log2_scale] if self.log2_scale in LOG2_SCALES and self.log2_scale else []
         return min([*present, *reversed(LOG2_SCALES)], key=damage)
-
-    @property
-    def max_safe_scale(self) -> float | None:
-        """Returns 2**max_safe_log2_scale."""
-        return _power(self.max_safe_log2_scale)
-
-    @property
-    def min_sufficient_scale(self) -> float | None:
-        """Returns 2**min_sufficient_log2_scale."""
-        return _power(self.min_sufficient_log2_scale)
 
     @property
     def recommended_scale(self) -> float:
@@ -259,7 +234,8 @@ class Report:
 
     def at_step(self, step: int) -> Report:
         """Returns this report with its limits as the probe of `step`, to be added to reports of other steps."""
-        probe = Probe(step, self.max_safe_log2_scale, self.min_sufficient_log2_scale, self.recommended_log2_scale)
+        enough, largest, _ = self.limits
+        probe = Probe(step, largest, enough, self.recommended_log2_scale)
         return dataclasses.replace(self, probes=(probe,))
 
     def to_text(self, *, problems_only: bool = False) -> str:
@@ -335,10 +311,6 @@ def _limits(rows: Sequence[TensorRow]) -> Limits:
     first = max(alive, key=lambda row: row.exponents.top or 0)
     enough = max(log2_scale for row in alive if (log2_scale := row.min_sufficient_log2_scale) is not None)
     return Limits(enough, first.exponents.max_safe_log2_scale(), first)
-
-
-def _power(log2_scale: int | None) -> float | None:
-    return None if log2_scale is None else math.ldexp(1.0, log2_scale)
 
 
 def _enumerated(names: tuple[str, ...]) -> str:

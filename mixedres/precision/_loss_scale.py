@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
+from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import Array, DType
 
 T = TypeVar("T")
@@ -45,11 +46,6 @@ def _array(dtype: DType, value: Array) -> Any:
 
 def _zero() -> jax.Array:
     return jnp.asarray(np.zeros((), np.int32))
-
-
-def is_inexact(x: Array) -> bool:
-    """Returns whether `x` has a floating-point or complex dtype."""
-    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
 def _widen(x: Array) -> Any:
@@ -285,7 +281,7 @@ class DynamicLossScale(_Scaled, jmp.DynamicLossScale):
 LossScale = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 
-def known_to_flax() -> None:
+def register_with_flax() -> None:
     """Registers the loss scales with `flax.serialization`, if flax has been imported: they are saved as dicts."""
     serialization: Any = sys.modules.get("flax.serialization")
     if serialization is None:

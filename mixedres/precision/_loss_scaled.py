@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import DType, Function, Params, PyTree
 from mixedres.amp import ListsLike, autocast, half_dtype
 from mixedres.precision._gradients import LossScaledState, ScaledGradients, scaled, scaled_gradients_in
-from mixedres.precision._loss_scale import LossScale, NoOpLossScale, divide, is_inexact, known_to_flax, make_loss_scale
+from mixedres.precision._loss_scale import LossScale, NoOpLossScale, divide, make_loss_scale, register_with_flax
 
 
 def loss_scaled(
@@ -62,7 +63,7 @@ def loss_scaled(
     inner = optax.with_extra_args_support(tx)
 
     def init(params: Params) -> LossScaledState:
-        known_to_flax()
+        register_with_flax()
         # A copy: a step that donates its state would otherwise delete the caller's loss scale.
         return LossScaledState(
             inner_state=inner.init(params),

@@ -95,7 +95,7 @@ SCALE = "--config.precision.loss_scale=1024"
 def report(dtype="float16", kept="", log2_scale=10, keeps_scale=False):
     """A stand-in for what `overrides` reads."""
     about = {"dtype": dtype, "keep_float32_pattern": kept, "recommended_scale": 2.0**log2_scale}
-    return types.SimpleNamespace(**about, rows=[], limited_by=1, keeps_scale=keeps_scale)
+    return types.SimpleNamespace(**about, rows=[], limits=types.SimpleNamespace(limited_by=1), keeps_scale=keeps_scale)
 
 
 @pytest.mark.parametrize(

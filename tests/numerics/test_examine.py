@@ -124,8 +124,8 @@ def test_scales_against_a_search_over_all_of_them():
     gradients = [row.exponents for row in report.scaled if row.exponents.top is not None]
     safe = [s for s in range(-60, 60) if not any(e.overflowing(s) for e in gradients)]
     enough = [s for s in range(-60, 60) if all(e.lost_mass(s) < FLUSHING for e in gradients)]
-    assert report.max_safe_log2_scale == max(safe) and report.min_sufficient_log2_scale == min(enough)
-    assert report.limited_by.exponents.top == max(e.top for e in gradients)
+    assert report.limits.max_safe_log2_scale == max(safe) and report.limits.min_sufficient_log2_scale == min(enough)
+    assert report.limits.limited_by.exponents.top == max(e.top for e in gradients)
     rest = [row for row in report.scaled if row.module not in report.keep_float32 and row.exponents.top is not None]
     bad = {s: sum(r.is_near_overflow(s) + (r.exponents.lost_mass(s) > FLUSHING) for r in rest) for s in range(-24, 25)}
     assert report.recommended_log2_scale == max(s for s, count in bad.items() if count == min(bad.values()))
@@ -155,8 +155,12 @@ def test_of_several_examinations_the_worst_counts():
 
     reports = [examine(fn, {"k": PARAMS["b"]}, 2.0**power) for power in (4, -32)]
     both = reports[0].at_step(0) + reports[1].at_step(1000)
-    assert both.min_sufficient_log2_scale == reports[1].min_sufficient_log2_scale > reports[0].min_sufficient_log2_scale
-    assert both.max_safe_log2_scale == reports[0].max_safe_log2_scale
+    assert (
+        both.limits.min_sufficient_log2_scale
+        == reports[1].limits.min_sufficient_log2_scale
+        > reports[0].limits.min_sufficient_log2_scale
+    )
+    assert both.limits.max_safe_log2_scale == reports[0].limits.max_safe_log2_scale
     assert by_name(reports[0])["gradient", "k"].verdict(0) == "ok"
     assert by_name(both)["gradient", "k"].verdict(0) == by_name(reports[1])["gradient", "k"].verdict(0) == "LOST"
     assert [len(row["parts"]) for row in both.to_json()["rows"]] == [2] * len(both.rows)
@@ -179,7 +183,7 @@ def test_report_recommends_no_scale_if_none_fits(power):
 
 def test_zero_gradients_need_no_scale():
     report = examine(lambda p, x: (numerics.tap(x @ p["b"], "b") * 0.0).sum(), PARAMS, X, scale=64)
-    assert report.recommended_log2_scale == 6 and report.max_safe_scale is None and report.min_sufficient_scale is None
+    assert report.recommended_log2_scale == 6 and report.limits == (None, None, None)
     assert report.advice.endswith("All gradients are zero, so the scale that they need is unknown.")
 
 
@@ -218,7 +222,7 @@ def test_reports_add_up_and_become_text_json_and_a_page(tmp_path):
     second = examine(loss, PARAMS, 4 * X, scale=8).at_step(100)
     both = first + second
     assert [probe.step for probe in both.probes] == [0, 100] and both.title == "two steps"
-    assert both.max_safe_log2_scale == min(first.max_safe_log2_scale, second.max_safe_log2_scale)
+    assert both.limits.max_safe_log2_scale == min(first.limits.max_safe_log2_scale, second.limits.max_safe_log2_scale)
     assert by_name(both)["activation", "a"].exponents.size == 2 * 32
     lines = both.to_text().splitlines()
     assert max(map(len, lines)) <= 100 and any("100" in line and "recommended" not in line for line in lines)

@@ -18,8 +18,8 @@ def test_real_gradients_stay_finite_up_to_the_largest_safe_scale(name):
     """Within a factor of 2."""
     case, report = cases.examined(name)
     finite = cases.is_finite(case)
-    assert finite(report.max_safe_log2_scale - 1) and not finite(report.max_safe_log2_scale + 2)
-    assert report.recommended_log2_scale <= report.max_safe_log2_scale or report.keep_float32
+    assert finite(report.limits.max_safe_log2_scale - 1) and not finite(report.limits.max_safe_log2_scale + 2)
+    assert report.recommended_log2_scale <= report.limits.max_safe_log2_scale or report.keep_float32
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
@@ -56,6 +56,6 @@ def test_recommended_scale_saves_small_gradients():
     case, report = cases.examined("ResNet, tiny loss")
     by_verdict = [row.verdict(0) for row in report.scaled if row.exponents.top is not None]
     assert by_verdict.count("LOST") > 0.5 * len(by_verdict)
-    assert not report.keep_float32 and report.min_sufficient_log2_scale > 0
+    assert not report.keep_float32 and report.limits.min_sufficient_log2_scale > 0
     # A cast costs about 0.02 %; of the worst gradient little is left without a scale.
     assert cases.worst_error(case, 0) > 0.5 and cases.worst_error(case, report.recommended_log2_scale) < 0.15

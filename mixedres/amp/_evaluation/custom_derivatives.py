@@ -15,8 +15,9 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from jax.tree_util import Partial
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import Array, Equation, Function, Jaxpr, PyTree
-from mixedres.amp._evaluation.custom_vjp import differentiated, float0, is_inexact, variable
+from mixedres.amp._evaluation.custom_vjp import differentiated, float0, variable
 from mixedres.amp._evaluation.values import as_dtype, in_dtype, is_f32
 from mixedres.amp._graph import unfit
 from mixedres.amp._rules import Lists

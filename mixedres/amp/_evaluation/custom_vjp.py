@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import is_inexact
 from mixedres._internal.types import Array, Equation, PyTree
 
 
@@ -40,11 +40,6 @@ def differentiated(eqn: Equation, varies: Sequence[bool]) -> tuple[Callable[...,
         return pullback([jax_compat.zero_cotangent(aval) if c is None else c for aval, c in given])
 
     return forward, backward
-
-
-def is_inexact(array: Array) -> bool:
-    """Returns whether an array, or its aval, has floating-point or complex numbers."""
-    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def float0(array: Array) -> np.ndarray:

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, Equation, Function, Jaxpr
 from mixedres.amp._evaluation import control_flow, custom_derivatives
 from mixedres.amp._evaluation.equation import call, kinds
 from mixedres.amp._evaluation.values import Cell, Widened, as_computed, as_float32, cast, cells, is_f32
 from mixedres.amp._evaluation.widening import evaluate_widened
-from mixedres.amp._graph import Graph, Path, is_half
+from mixedres.amp._graph import Graph, Path
 
 
 def run(graph: Graph, rewrite: Function, args: Sequence[Array]) -> list[Any]:

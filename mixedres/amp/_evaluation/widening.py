@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import HALF, is_half, is_inexact
 from mixedres._internal.types import Array, Equation, Jaxpr
 from mixedres.amp._evaluation.custom_derivatives import derivative, with_float0
-from mixedres.amp._evaluation.custom_vjp import is_inexact
 from mixedres.amp._evaluation.values import as_dtype, in_dtype
-from mixedres.amp._graph import HALF, is_half
 
 
 def evaluate_widened(eqn: Equation, arrays: Sequence[Array]) -> list[Any]:

@@ -9,28 +9,23 @@ import numpy as np
 from jax import lax
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import HALF, is_half
 from mixedres._internal.types import Array, DType, Equation, Function, Jaxpr
 from mixedres.numerics._recording.recorder import INLINED
 
-HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
 _DEFAULTS = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
-
-
-def is_half(dtype: DType) -> bool:
-    """Returns whether a dtype is float16 or bfloat16."""
-    return dtype in HALVES
 
 
 def rounds(eqn: Equation) -> bool:
     """Returns whether an equation, or an equation in its bodies, has half operands or results."""
     inside = (inner for body in jax_compat.bodies(eqn) for inner in jax_compat.equations(body))
     atoms = (atom for one in (eqn, *inside) for atom in (*one.invars, *one.outvars))
-    return any(is_half(getattr(atom.aval, "dtype", None)) for atom in atoms)
+    return any(is_half(atom.aval) for atom in atoms)
 
 
 def widened(array: Array) -> Any:
     """Returns a half array in float32, and any other array as it is."""
-    if not is_half(jnp.result_type(array)):
+    if not is_half(array):
         return array
     if isinstance(array, jax.Array):
         return lax.convert_element_type(array, jnp.float32)
@@ -81,7 +76,7 @@ def evaluate(eqn: Equation, args: Sequence[Array], platform: str) -> list[Any]:
 
 
 def _wide(dtype: DType) -> np.dtype:
-    return np.dtype(np.float32) if is_half(dtype) else dtype
+    return np.dtype(np.float32) if dtype in HALF else dtype
 
 
 def _while(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function]) -> list[Any]:
@@ -111,7 +106,7 @@ def _scan(eqn: Equation, args: Sequence[Array], of: Callable[[Jaxpr], Function])
 
 def _changed(value: Any, of: Callable[[Jaxpr], Function]) -> Any:
     """Returns a parameter of an equation with float32 in place of half; `of`: from a body to its float32 function."""
-    if isinstance(value, np.dtype | type) and value in HALVES:
+    if isinstance(value, np.dtype | type) and value in HALF:
         return np.dtype(np.float32)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_changed(part, of) for part in value))

@@ -8,9 +8,10 @@ import numpy as np
 from jax import lax
 
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import is_half
 from mixedres._internal.types import Array, DType, Equation
 from mixedres.numerics._compare import exact
-from mixedres.numerics._compare.exact import is_half, widened
+from mixedres.numerics._compare.exact import widened
 from mixedres.numerics._recording.recorder import SAME_ELEMENTS, Recorder
 
 # The statistics of an array: sums of squares over its elements, and numbers of elements.
@@ -130,7 +131,7 @@ def _errors(pair: Pair) -> jax.Array:
             found[sums] = _squares(jnp.where(_is_regular(against), array - against, 0))
     if wide is not None:
         found[INFINITE] = _squares(regular & ~jnp.isfinite(array))
-    if own is not None and is_half(pair.array.dtype):
+    if own is not None and is_half(pair.array):
         found[ZEROS] = _squares((array == 0) & (own != 0))
     return jnp.stack(found)
 

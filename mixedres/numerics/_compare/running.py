@@ -14,9 +14,10 @@ import numpy as np
 
 from mixedres import amp
 from mixedres._internal import jax_compat
+from mixedres._internal.tree import HALF, is_half, is_inexact
 from mixedres._internal.types import Array, DType, Function, PyTree
 from mixedres.numerics._compare.analysis import Analysis
-from mixedres.numerics._compare.exact import HALVES, is_half, widened
+from mixedres.numerics._compare.exact import widened
 from mixedres.numerics._compare.recorder import PairRecorder
 from mixedres.numerics._compare.report import ErrorReport, Mend
 from mixedres.numerics._recording.arguments import Traced
@@ -49,7 +50,7 @@ class _Half:
         if self.of == "value":
             return fn(*args)
         leaves, structure = jax.tree.flatten(args[0])
-        varied = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        varied = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and is_inexact(leaf)]
 
         def loss(arrays: Sequence[Array]) -> Any:
             full = list(leaves)
@@ -139,7 +140,7 @@ def compare(
         analysis.hidden,
         (),
         dtype is not None,
-        any(_is_inexact(x) and not np.isfinite(np.asarray(widened(x))).all() for x in exact),
+        any(is_inexact(x) and not np.isfinite(np.asarray(widened(x))).all() for x in exact),
     )
     if report.is_fine or dtype is None:
         return report
@@ -153,19 +154,15 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
-def _is_inexact(x: Array) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
-
-
 def _half_dtype(program: Traced) -> np.dtype[Any]:
     """Returns the half dtype in which a program computes; float16 if it computes in none or in both."""
     dtypes = {
         np.dtype(atom.aval.dtype)
         for eqn in jax_compat.equations(program.jaxpr)
         for atom in eqn.outvars
-        if is_half(getattr(atom.aval, "dtype", None))
+        if is_half(atom.aval)
     }
-    return dtypes.pop() if len(dtypes) == 1 else HALVES[0]
+    return dtypes.pop() if len(dtypes) == 1 else HALF[0]
 
 
 def _mends(report: ErrorReport, half: _Half, args: Sequence[PyTree], exact: Mapping[int, Any]) -> tuple[Mend, ...]:
@@ -218,7 +215,7 @@ def _results(half: _Half, args: Sequence[PyTree]) -> list[Any]:
 
 def _error(found: Any, exact: Any) -> float:
     """Returns the relative l2 error of a result."""
-    if not jnp.issubdtype(jnp.result_type(exact), jnp.inexact):
+    if not is_inexact(exact):
         return 0.0
     wide = np.asarray(exact, np.complex128 if jnp.iscomplexobj(exact) else np.float64)
     difference = np.where(np.isfinite(wide), np.asarray(widened(found)) - wide, 0)

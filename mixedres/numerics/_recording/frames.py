@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mixedres._internal.module_paths import modules
+
 Path = tuple[int, ...]
 Index = tuple[int, ...]
 
@@ -143,12 +145,7 @@ def module_path(scope: str) -> str:
     plain, count = scope, 1
     while count:
         plain, count = re.subn(r"\w+\(([^()]*)\)", r"\1", plain)
-    parts: list[str] = []
-    for part in filter(None, plain.split("/")):
-        owner, dot, _ = part.partition(".")  # a method of a flax module
-        if not (dot and parts and parts[-1] == owner):
-            parts.append(part)
-    return "/".join(parts)
+    return "/".join(modules(filter(None, plain.split("/"))))
 
 
 def outside(tensor: Tensor, index: Index | None = None) -> Iterator[Tensor]:

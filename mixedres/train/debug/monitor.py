@@ -110,8 +110,8 @@ def scalars(report: Report) -> dict[str, float | None]:
     the fraction of the tensor's mass that float16 loses at the present loss scale.
     """
     values: dict[str, float | None] = {
-        "largest_safe_log2": report.max_safe_log2_scale,
-        "enough_log2": report.min_sufficient_log2_scale,
+        "largest_safe_log2": report.limits.max_safe_log2_scale,
+        "enough_log2": report.limits.min_sufficient_log2_scale,
         "recommended_log2": report.recommended_log2_scale,
     }
     for row in report.rows:
