@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
 
 import hypothesis
@@ -17,6 +18,10 @@ hypothesis.settings.load_profile("mixedres")
 # A shell's `&`, nohup and some CI runners start pytest with SIGINT ignored, and every child of it inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Many containers set it. Each process would rewrite the assertions of all files anew, which takes 12 CPU seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+gc.set_threshold(200_000, 20, 100)  # what imports make stays
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time of the tests goes into LLVM's optimizations of programs that run for milliseconds.
 os.environ["XLA_FLAGS"] = (
@@ -34,6 +39,9 @@ def pytest_configure(config):
     import jax  # reads the environment once
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
+    # The environment is too late where the conftest of a subfolder has imported JAX already.
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _compilation_cache(config):
@@ -70,7 +78,6 @@ def _is_plain(value):
 
 def pytest_collection_finish():
     """Collects garbage more rarely: what the imports made stays, and tests leave little."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 

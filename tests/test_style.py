@@ -1,18 +1,21 @@
 """What a reader meets in every file of mixedres/: docstrings that begin with a verb, arguments with types."""
 
 import ast
+from functools import cache
 
 from tests.test_layers import FILES
 
-FUNCTIONS = [
-    node for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
-]
-DOCSTRINGS = {node.name: text for node in FUNCTIONS if (text := ast.get_docstring(node))}
+
+@cache
+def functions():
+    nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text())))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef)]
 
 
 def test_docstrings_of_functions_begin_with_a_verb():
     """In the third person: Returns, Reads, Raises."""
-    first = {name: text.split()[0].rstrip(".,:") for name, text in DOCSTRINGS.items()}
+    docstrings = {node.name: text for node in functions() if (text := ast.get_docstring(node))}
+    first = {name: text.split()[0].rstrip(".,:") for name, text in docstrings.items()}
     others = {name: word for name, word in first.items() if not word.endswith("s") or word in ("This", "As", "Those")}
     assert len(others) <= 0.02 * len(first), others
     assert not {"What", "Of", "Whether", "Those"} & set(first.values())
@@ -20,7 +23,7 @@ def test_docstrings_of_functions_begin_with_a_verb():
 
 def test_few_arguments_are_typed_as_any():
     annotations = [
-        argument.annotation for node in FUNCTIONS for argument in ast.walk(node.args) if isinstance(argument, ast.arg)
+        argument.annotation for node in functions() for argument in ast.walk(node.args) if isinstance(argument, ast.arg)
     ]
     given = [annotation for annotation in annotations if annotation is not None]
     count = sum(any(isinstance(x, ast.Name) and x.id == "Any" for x in ast.walk(one)) for one in given)
