@@ -1,8 +1,7 @@
 """Hostile files of every format that a command reads: each must be accepted or refused in one line.
 
-Small intact files are made (`corpus`) and mutated (`formats`): their bytes (`blind`), or the parts of the format with
-lengths and checksums that are right again. What a command calls on such a file (`data_targets`, `run_targets`) reads
-each mutant in a process of its own (`campaign`). A traceback, a second line, a control character, a printed warning, a
-signal, more than 10 s or more than 2 GB of address space (beyond the imports if they include JAX) is a failure
-(`judge`). A mutant is a function of the seed, the format, its number and, for files of a run, the run.
+Small intact files are made (`formats`) and mutated (`mutations`): their bytes, or the parts of the format with lengths
+and checksums that are right again. A command reads each mutant in this process. A traceback, a second line, a control
+character, a printed warning, a file written elsewhere, more than 10 s or more than 2 GB of address space is a failure
+(`judge`). A mutant is a function of the seed, the format, its number and the intact files.
 """

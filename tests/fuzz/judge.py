@@ -2,62 +2,122 @@
 
 import contextlib
 import io
+import logging
 import os
+import pathlib
 import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
 import traceback
 import warnings
-from typing import NamedTuple
+from unittest import mock
 
-from mixedres._internal.cli import command_line
+from mixedres._internal.cli import command_line, process
 
+MEMORY = 2 * 2**30  # bytes of address space that a mutant may take
+LONGEST_LINE = 3000
 # Characters that move a terminal's cursor or end a line, except the newline.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-# No person reads a line of more characters.
-LONGEST_LINE = 3000
+_written = None  # the paths that Python changes, while a command runs
 
 
-class Verdict(NamedTuple):
-    """The end of a command: 'accepted', 'refused' with its line, or 'failed' with what went wrong."""
-
-    outcome: str
-    text: str = ""
+class TooLongError(BaseException):
+    """A command takes too long; no command turns this into a line."""
 
 
-def judge(command):
-    """Calls what a command does as `mixedres._internal.cli.command_line.run` would, and returns the `Verdict`.
+def judge(command, place, seconds=10):
+    """Returns "accepted" or the one line with which a command refuses; raises AssertionError for anything else.
 
-    The command fails if an exception is not turned into a line, if the line is more than one or has control
-    characters, if something is printed that a terminal cannot show, if a warning would be printed, or if a library
-    writes on standard error past Python.
+    `command` takes `place`, the folder of a mutant, below which alone it may write.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2))
-    written = os.fstat(2).st_size
-    try:
-        with (
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            warnings.catch_warnings(record=True) as caught,
-        ):
-            status = command_line.run("fuzz", lambda _: command(), ())
-    except BaseException:  # whatever it is, a user would see a traceback
-        return Verdict("failed", traceback.format_exc())
-    if caught:
-        first = caught[0]
-        where = f"{first.filename}:{first.lineno}"
-        return Verdict("failed", f"{where}: {first.category.__name__}: {first.message}")
-    if noise := os.pread(2, 2000, written).decode(errors="backslashreplace"):
-        return Verdict("failed", f"a library wrote on stderr: {noise}")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limits(seconds), _stderr() as noise:
+        try:
+            with warnings.catch_warnings(record=True) as caught, _as_a_process(), _writes() as written:
+                status = command_line.run("fuzz", lambda _: command(place), ())
+        except BaseException:  # whatever it is, a user would see a traceback
+            raise AssertionError(traceback.format_exc()) from None
+    assert not caught, f"{caught[0].filename}:{caught[0].lineno}: {caught[0].category.__name__}: {caught[0].message}"
+    assert not noise, f"a library wrote on stderr: {noise}"
+    allowed = (str(place), os.devnull, os.environ["JAX_COMPILATION_CACHE_DIR"], tempfile.gettempdir())
+    elsewhere = [p for p in written if not os.path.realpath(p).startswith(allowed) and "__pycache__" not in p]
+    assert not elsewhere, f"written elsewhere: {elsewhere}"
     printed, line = (stream.buffer.getvalue().decode("utf-8") for stream in (out, err))
-    for stream, text in (("stdout", printed), ("stderr", line)):
-        if found := _CONTROL.search(text):
-            shown = text[max(0, found.start() - 200) : found.end() + 50]
-            return Verdict("failed", f"{stream} has a control character: {shown!r}")
-        if text and max(map(len, text.split("\n"))) > LONGEST_LINE:
-            return Verdict("failed", f"{stream} has a line of {len(text)} characters: {text[:300]!r}")
-    if status == 0:
-        return Verdict("accepted") if not line else Verdict("failed", f"printed {line!r}")
-    if line.count("\n") != 1 or not line.startswith("fuzz: "):
-        return Verdict("failed", f"not one line: {line!r}")
-    if line.startswith("fuzz: stdout: "):
-        return Verdict("failed", f"an error of a file is taken for one of the output: {line}")
-    return Verdict("refused", line)
+    for text in (printed, line):
+        assert not _CONTROL.search(text), f"control character: {text[:2000]!r}"
+        assert max(map(len, text.split("\n"))) <= LONGEST_LINE, f"a line of {len(text)} characters: {text[:300]!r}"
+    assert status or not line, f"printed {line!r}"
+    refusal = status and line.count("\n") == 1 and line.startswith("fuzz: ") and not line.startswith("fuzz: stdout: ")
+    assert not status or refusal, f"not one line about the file: {line!r}"
+    return line or "accepted"
+
+
+@contextlib.contextmanager
+def _limits(seconds):
+    """Interrupts what takes too long, and lets what takes too much memory fail."""
+
+    def interrupt(*_):
+        raise TooLongError
+
+    size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextlib.contextmanager
+def _stderr():
+    """Yields a list that gets, at the end, what was written on the file descriptor 2 past Python."""
+    noise, kept = [], os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield noise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            noise += [text.decode(errors="backslashreplace") for text in [os.pread(file.fileno(), 2000, 0)] if text]
+
+
+@contextlib.contextmanager
+def _as_a_process():
+    """Filters warnings and log records as a command does, not as pytest."""
+    warnings.resetwarnings()
+    for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", ignored)
+    with (
+        mock.patch.object(logging.root, "handlers", []),
+        mock.patch.object(sys, "unraisablehook", sys.unraisablehook),
+        mock.patch.object(threading, "excepthook", threading.excepthook),
+    ):
+        process.drop_noise()
+        yield
+
+
+@contextlib.contextmanager
+def _writes():
+    """Yields a list of the paths that Python opens for writing, makes, moves or removes meanwhile."""
+    global _written
+    if _written is None:
+        sys.addaudithook(_record)
+    _written = found = []
+    try:
+        yield found
+    finally:
+        _written = []
+
+
+def _record(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        _written.append(arguments[0])
+    elif event in ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "shutil.rmtree"):
+        _written.append(os.fspath(arguments[0]))

@@ -1,42 +1,36 @@
 """Fuzzing: mutations are what they say, the judge sees every kind of failure, and no mutant makes a command fail."""
 
-import functools
 import json
 import os
+import shutil
+import time
+import warnings
 
+import jax
 import numpy as np
-import psutil
 import pytest
 import safetensors.numpy
 
 from mixedres._internal import files
+from mixedres._internal.cli import console
+from mixedres._internal.errors import ConfigError
 from tests.data import made
-from tests.fuzz import blind, campaign, commands, containers, contents, corpus, hostile_json
-from tests.fuzz.formats import CONTAINERS, FORMATS, Format
+from tests.fuzz import formats, mutations
+from tests.fuzz.judge import judge
+from tests.fuzz.mutations import PARTS
 
 DATA = bytes(range(256)) * 3
-WORKDIR = Format("workdir", "run/*", commands.mutant, "tests.fuzz.commands:targets")
+KINDS = (*PARTS, "data", "config", "checkpoint")
+RUN_KINDS = ("metrics", "data", "config", "checkpoint", "workdir")
 
 
 def mutants(mutation, *arguments, count=200):
     """Returns mutants, which are the same at every call."""
     found, again = (
-        [mutation(blind.generator(0, "test", number), *arguments) for number in range(count)] for _ in range(2)
+        [mutation(mutations.generator(0, "test", number), *arguments) for number in range(count)] for _ in range(2)
     )
     assert found == again
     return found
-
-
-@pytest.mark.parametrize("kind", blind.MUTATIONS)
-def test_mutation_of_bytes_changes_the_data(kind):
-    mutation = functools.partial(blind.once, kind=kind)
-    assert sum(mutant != DATA for mutant in mutants(mutation, DATA, b"other" * 20)) > 100
-    assert all(isinstance(mutation(np.random.default_rng(0), data, b""), bytes) for data in (b"", b"x"))
-
-
-def test_mutants_depend_on_seed_format_and_number():
-    keys = [(0, "png", 0), (1, "png", 0), (0, "jpeg", 0), (0, "png", 1)]
-    assert len({blind.generator(*key).bytes(8) for key in keys}) == 4
 
 
 def is_read(read, data):
@@ -47,115 +41,134 @@ def is_read(read, data):
         return False
 
 
-def test_hostile_json_is_mostly_json():
-    found = mutants(hostile_json.mutated, json.dumps({"a": {"b": [1, 2.5, "c"]}, "d": None}).encode())
-    assert sum(is_read(json.loads, text) for text in found) > 120 and len(set(found)) > 120
-    assert any(b'"a": ' in text and text.count(b'"a"') > 1 for text in found)  # a doubled key
+def test_mutations_change_data_of_any_size():
+    assert sum(mutant != DATA for mutant in mutants(mutations.blind, DATA, b"other" * 20)) > 150
+    assert all(isinstance(mutant, bytes) for data in (b"", b"x") for mutant in mutants(mutations.blind, data))
+    found = mutants(mutations.json_text, json.dumps({"a": {"b": [1, 2.5, "c"]}, "d": None}).encode())
+    assert sum(is_read(json.loads, text) for text in found) > 100 and len(set(found)) > 120
 
 
 @pytest.fixture(scope="module")
-def intact_files():
+def intact_parts():
     """Returns an intact file of each format that consists of parts; other libraries write those with sums."""
     records = [made.models_record(**example) for example in made.examples(3)]
-    arrays = {"a": np.ones((4, 4), np.float32), "b": np.ones(6, np.float16)}
     return {
         "png": made.encoded(made.photo(20, 30), "PNG"),
         "jpeg": made.encoded(made.photo(20, 30), "JPEG"),
-        "safetensors": safetensors.numpy.save(arrays, {"mixedres": "{}"}),
+        "safetensors": safetensors.numpy.save({"a": np.ones((4, 4), np.float32), "b": np.ones(6, np.float16)}),
         "tfrecord": b"".join(map(made.framed, records)),
-        "array_record": containers.join_array_record(records),
+        "array_record": PARTS["array_record"].join(records),
         "metrics": b'{"step": 1}\n{"step": 2}\n{"step": 3}',
-        "cifar": corpus.cifar(),
+        "cifar": formats._cifar(),
     }
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_mutants_keep_lengths_and_sums(name, intact_files):
-    intact, split, join = intact_files[name], CONTAINERS[name].split, CONTAINERS[name].join
-    assert len(split(intact)) > 2 and split(join(split(intact))) == split(intact)
-    assert join(split(intact)) == intact or name in ("safetensors", "cifar")  # other spaces, another compression
-    found = mutants(CONTAINERS[name].mutated, intact, intact)
+@pytest.mark.parametrize("name", PARTS)
+def test_mutants_keep_lengths_and_sums(name, intact_parts):
+    intact, (split, join, _) = intact_parts[name], PARTS[name]
+    assert split(join(split(intact))) == split(intact)
+    found = mutants(PARTS[name], intact, intact)
     assert sum(is_read(lambda data: join(split(data)) == data, mutant) for mutant in set(found)) > 60
-    if name == "safetensors":
-        assert sum(is_read(safetensors.numpy.load, mutant) for mutant in found) > 20
 
 
-def test_some_mutants_of_checkpoints_have_right_checksums(tmp_path):
-    intact = {contents.STEP + name: content for name, content in {"_METADATA": b'{"a": 1}', "d/x": DATA}.items()}
-    intact[contents.CHECKSUMS] = contents.checksums(intact)
-    found = mutants(contents.checkpoint, intact, count=100)
-    repaired = [changes for changes in found if len(changes) > 1 and contents.CHECKSUMS in changes]
-    assert len(repaired) > 2
-    for changes in ({}, repaired[0]):
-        campaign.write(tmp_path, intact | changes)
-        assert files.checksums_hold(tmp_path / contents.STEP)
+def test_repaired_checksums_hold(tmp_path):
+    intact = {formats.STEP + name: content for name, content in {"_METADATA": b'{"a": 1}', "d/x": DATA}.items()}
+    for changes in ({}, {f"{formats.STEP}d/x": DATA[1:]}):
+        made.write_files(tmp_path, intact | changes | formats._summed(intact, changes))
+        assert files.checksums_hold(tmp_path / formats.STEP)
 
 
-@pytest.mark.parametrize(
-    "defect, outcome, says",
-    [
-        ("refuse", "refused", "fuzz: it is no such file; name another\n"),
-        ("break line", "refused", r"fuzz: two\nlines"),
-        ("hog", "refused", "memory"),
-        ("fail", "failed", "KeyError"),
-        ("obey terminal", "failed", "control character"),
-        ("warn", "failed", "UserWarning"),
-        ("complain", "failed", "libplanted"),
-        ("hang", "failed", "Timeout"),
-        ("crash", "failed", "Segmentation fault"),
-    ],
-)
-def test_planted_defects_are_found(defect, outcome, says, tmp_path):
-    campaign.write(tmp_path / "corpus", {"file": b"\0", "defect": defect.encode()})
-    chosen = Format("", "file", lambda rng, files: {"file": rng.bytes(1)}, "tests.fuzz.planted:targets")
-    seconds = 0.5 if defect == "hang" else 10
-    verdicts = campaign.fuzz("planted", chosen, tmp_path / "corpus", range(4), tmp_path / "kept", seconds=seconds)
-    assert [verdict.outcome for verdict in verdicts.values()] == ["accepted", outcome, "accepted", outcome]
-    assert says in verdicts[1].text and says in verdicts[3].text
-    numbers = (1, 3) if outcome == "failed" else ()
-    bytes_of = {number: blind.generator(0, "planted", number).bytes(1) for number in numbers}
-    kept = {path.parent.name: path.read_bytes() for path in tmp_path.glob("kept/*/file")}
-    assert kept == {f"planted-0-{number}": content for number, content in bytes_of.items()}
-    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+def fail(error):
+    raise error
+
+
+PLANTED = {
+    "accepted": lambda place: (place / "x").write_text("x"),
+    "fuzz: name another\n": lambda place: fail(ConfigError("name another")),
+    r"fuzz: two\nlines": lambda place: fail(ConfigError("two\nlines")),
+    "memory": lambda place: bytearray(2**40),
+    "KeyError": lambda place: fail(KeyError("planted")),
+    "control character": lambda place: print("\x1b[31mred"),
+    "UserWarning": lambda place: warnings.warn("planted", UserWarning, stacklevel=1),
+    "libplanted": lambda place: os.write(2, b"libplanted: warning\n"),
+    "TooLongError": lambda place: time.sleep(60),
+    "written elsewhere": lambda place: os.mkdir(place.parent / "elsewhere"),
+}
+
+
+@pytest.mark.parametrize("words", PLANTED)
+def test_judge_names_each_planted_defect(words, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "in"))
+    (tmp_path / "in").mkdir()
+    try:
+        found = judge(PLANTED[words], tmp_path / "in", seconds=0.5)
+    except AssertionError as error:
+        assert list(PLANTED).index(words) > 3
+        found = str(error)
+    else:
+        assert list(PLANTED).index(words) <= 3
+    assert words in found
 
 
 @pytest.fixture(scope="module")
-def intact(tmp_path_factory):
+def corpus(tmp_path_factory):
     place = tmp_path_factory.mktemp("fuzz") / "corpus"
-    corpus.make(place)
+    formats.make(place)
     return place
 
 
-def check(intact, kept, name, count):
-    """Fuzzes a format; the environment variables FUZZ_SEED and FUZZ_FIRST choose other mutants."""
-    seed, first = int(os.environ.get("FUZZ_SEED", "0")), int(os.environ.get("FUZZ_FIRST", "0"))
-    chosen, seconds = FORMATS.get(name, WORKDIR), 10.0 if name in FORMATS else 120.0
-    verdicts = campaign.fuzz(name, chosen, intact, range(first, first + count), kept, seed=seed, seconds=seconds)
-    outcomes = [verdict.outcome for verdict in verdicts.values()]
-    assert "failed" not in outcomes, "\n".join(
-        f"{verdict.text}\nkept in {kept}/{name}-{seed}-{number}; try again with FUZZ_SEED={seed} FUZZ_FIRST={number} "
-        f"FUZZ_MUTANTS=1 pytest -m nightly 'tests/fuzz/test_fuzz.py::test_many_mutants[{name}]'"
-        for number, verdict in verdicts.items()
-        if verdict.outcome == "failed"
+@pytest.fixture
+def read(corpus, tmp_path, monkeypatch):
+    """Returns a function that judges mutants of a format; FUZZ_SEED, FUZZ_FIRST and FUZZ_MUTANTS choose others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)  # no index of a mutant stays behind
+    complain = console.complain  # a note on the standard error output is no error
+    monkeypatch.setattr(
+        console, "complain", lambda line: (console.say if line.startswith("note: ") else complain)(line)
     )
-    assert "accepted" in outcomes or count == 1
+    targets = formats.targets(corpus)
+    seed, first = int(os.environ.get("FUZZ_SEED", "0")), int(os.environ.get("FUZZ_FIRST", "0"))
+
+    def judge_mutants(kind, count):
+        folder, place = corpus / ("run" if kind in RUN_KINDS else kind), tmp_path / kind
+        intact = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+        def read(target, changes):
+            shutil.rmtree(place, ignore_errors=True)
+            made.write_files(place, {name: text for name, text in (intact | changes).items() if text is not None})
+            return judge(target, place, seconds=120 if kind == "workdir" else 10) == "accepted"
+
+        assert all(read(target, {}) for target in targets[kind])
+        accepted = 0
+        for number in range(first, first + count):
+            changes = formats.mutant(mutations.generator(seed, kind, number), kind, intact)
+            for target in targets[kind]:
+                try:
+                    accepted += read(target, changes)
+                except AssertionError as error:
+                    again = f"FUZZ_SEED={seed} FUZZ_FIRST={number} FUZZ_MUTANTS=1"
+                    raise AssertionError(f"{again} pytest -m nightly tests/fuzz -k {kind}\n{error}") from None
+            if kind == "workdir":
+                jax.clear_caches()  # the programs of a thousand mutants would fill the memory
+        assert accepted or count == 1
+
+    return judge_mutants
 
 
+# Coroutines and threads of Orbax complain after a restoration has failed.
+quiet = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@quiet
 @pytest.mark.slow
-def test_mutants_are_accepted_or_refused_in_one_line(intact, tmp_path):
-    """Fuzzes all formats in one test, for one corpus."""
-    for name in FORMATS:
-        check(intact, tmp_path, name, 200)
+def test_mutants_are_accepted_or_refused_in_one_line(read):
+    """All formats in one test, for one corpus."""
+    for kind in KINDS:
+        read(kind, 50 if kind in ("data", "checkpoint") else 200)  # they read a whole checkpoint
 
 
+@quiet
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", FORMATS)
-def test_many_mutants(name, intact, tmp_path):
-    check(intact, tmp_path, name, int(os.environ.get("FUZZ_MUTANTS", "2000")))
-
-
-@pytest.mark.nightly
-def test_commands_accept_or_refuse_runs_with_one_changed_field(tmp_path):
-    """Whole commands, which write nothing outside of what they are told to write."""
-    commands.make(tmp_path / "corpus")
-    check(tmp_path / "corpus", tmp_path / "kept", "workdir", int(os.environ.get("FUZZ_MUTANTS", "2000")))
+@pytest.mark.parametrize("kind", [*KINDS, "workdir"])
+def test_many_mutants(kind, read):
+    """Of runs, whole commands, which write nothing outside of what they are told to write."""
+    read(kind, int(os.environ.get("FUZZ_MUTANTS", "2000")))
