@@ -1,137 +1,70 @@
-"""Wrong commands, all in one directory: status 2, one line that says what to do, no traceback, nothing written.
+"""Wrong commands (mistakes.txt): status 2, one line that says what to do, no traceback, nothing written."""
 
-The directory has some images, a finished run, and what a case damages in it.
-"""
-
-import dataclasses
 import json
+import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
 
 import jax
 import pytest
 
-from mixedres import main
+from experiments import aot, benchmark, sweep
+from experiments.lib import runs
+from mixedres import main, replay
+from mixedres.doctor import __main__ as doctor
+from mixedres.export import __main__ as export
+from mixedres.predict import __main__ as predict
 from tests import ROOT
 from tests.data import made
 from tests.train import run_cases
 
-DIGITS, CLUTTERED, IMAGENET, FOLDER, CIFAR10, TFDS = (
-    f"--config={ROOT}/configs/{name}.py" for name in ("digits", "cluttered", "imagenet", "folder", "cifar10", "tfds")
-)
-FP16 = f"{DIGITS}:fp16"
-SHORT = ("--config.steps=2", "--config.model.name=cifar_resnet8", "--config.num_devices=1")
-RUN = (FP16, *SHORT)
+MODULES = {"main": main, "replay": replay, "doctor": doctor, "export": export, "predict": predict}
+MODULES |= {"aot": aot, "benchmark": benchmark, "sweep": sweep}
+SHORT = ".steps=2 .model.name=cifar_resnet8 .num_devices=1"
+WORDS = {
+    "FP16": "--config=digits:fp16",
+    "REWRITE": "--config=digits:fp16_rewrite",
+    "RUN": f"--config=digits:fp16 {SHORT}",
+    "CLUTTERED": "--config=cluttered:fp16",
+    "FOLDER": f"--config=folder:fp16 .data.image_size=32 {SHORT}",
+    "SWEEP": f"--sweep={ROOT}/experiments/sweeps/precision.py --out=out",
+    "PICTURE": "images/dog/1.png",
+    "--workdir=LONG": f"--workdir={'x' * 300}",
+}
+ROWS = [
+    line.split(" => ") for line in (ROOT / "tests" / "mistakes.txt").read_text().splitlines() if line and line[0] != "#"
+]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A wrong command: what is wrong, its arguments, words that the line must have, and what it damages before."""
-
-    what: str
-    arguments: tuple
-    says: tuple
-    spoil: Callable = lambda directory: None
+def arguments_of(text):
+    words = " ".join(WORDS.get(word, word) for word in text.split()).split()
+    return [f"--config{word}" if word[0] == "." else word for word in words]
 
 
-def write(name, text):
-    return lambda directory: (directory / name).write_text(text)
-
-
-def damage_checkpoints(directory):
-    (directory / "run" / "summary.json").unlink()
-    for path in (directory / "run" / "checkpoints").rglob("*"):
+def damage_checkpoints(here):
+    (here / "run" / "summary.json").unlink()
+    for path in (here / "run" / "checkpoints").rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def other_model(directory):
+def other_model(here):
     """A config.json that fits the command, beside checkpoints of a smaller network."""
-    (directory / "run" / "summary.json").unlink()
-    config = json.loads((directory / "run" / "config.json").read_text())
-    (directory / "run" / "config.json").write_text(json.dumps(config | {"model.name": "cifar_resnet14"}))
+    (here / "run" / "summary.json").unlink()
+    config = json.loads((here / "run" / "config.json").read_text())
+    (here / "run" / "config.json").write_text(json.dumps(config | {"model.name": "cifar_resnet14"}))
 
 
-def remove_images(directory):
-    shutil.rmtree(directory / "images" / "cat")
-    (directory / "images" / "cat").mkdir()
-
-
-COMMAND_LINES = (
-    Case("nothing at all", (), ("--config is missing", "configs/digits.py:fp16")),
-    Case("no such file", ("--config=configs/nothing.py",), ("cannot be read", "configs/digits.py:fp16")),
-    Case("the file without --config", ("configs/digits.py:fp16",), ("--config",)),
-    Case("a preset that is none", (f"{DIGITS}:fp15",), ("'fp15'", "fp16_static, fp16_rewrite, bf16_rewrite")),
-    Case("an option after the colon that is none", (f"{DIGITS}:fp16,modle=resnet18",), ("'modle'", "model.name")),
-    Case("a flag that is none", (FP16, "--workdri=x"), ("--workdri", "--help")),
-    Case("a word that is no flag", (FP16, "train"), ("'train'", "--help")),
-    Case("an empty workdir", (FP16, "--workdir="), ("--workdir=", "name a directory")),
-    Case("a mode that is none", (FP16, "--mode=test"), ("--mode", "'test'", "'train', 'eval'")),
-    Case("--clean of what is evaluated", (*RUN, "--mode=eval", "--clean"), ("--clean", "--mode=eval")),
-    Case("a key that is none", (FP16, "--config.batchsize=8"), ("'batchsize'", "batch_size")),
-    Case("a difficulty beyond all", (f"{CLUTTERED}:fp16", "--config.data.difficulty=3"), ("data.difficulty", "[0, 2]")),
-    Case("too few pixels for clutter", (f"{CLUTTERED}:fp16,data.image_size=8",), ("image_size", "from 16 to 64")),
-    Case("a section for a key", (FP16, "--config.model=resnet18"), ("'model'", "model.name")),
-    Case("a text for a number", (FP16, "--config.batch_size=many"), ("batch_size is 'many'", "int")),
-    Case("a fraction for a whole number", (FP16, "--config.batch_size=8.5"), ("batch_size", "int")),
-)
-CONFIGS = (
-    Case("no examples in a batch", (*RUN, "--config.batch_size=0"), ("batch_size is 0", "> 0")),
-    Case("more examples than there are", (*RUN, "--config.batch_size=4096"), ("4096", "1437")),
-    Case("a batch that devices do not divide", (*RUN, "--config.microbatches=7"), ("multiple of 7", "35")),
-    Case("more devices than there are", (*RUN, "--config.num_devices=64"), ("num_devices is 64", "8")),
-    Case("a rate below zero", (*RUN, "--config.optimizer.learning_rate=-1"), ("learning_rate", "-1")),
-    Case("a rate that is no number", (*RUN, "--config.optimizer.learning_rate=nan"), ("learning_rate", "nan")),
-    Case("an optimizer that is none", (*RUN, "--config.optimizer.name=adam"), ("'adam'", "sgd or lars or adamw")),
-    Case("a network that is none", (*RUN, "--config.model.name=resnet19"), ("'resnet19'", "18, 34, 50, 101, 152, 200")),
-    Case("a version that is none", (*RUN, "--config.model.version=3"), ("1, 2", "'3'")),
-    Case("a schedule that is none", (*RUN, "--config.schedule.name=step"), ("'step'", "constant or cosine")),
-    Case("a duration that is none", (*RUN, "--config.eval_every=weekly"), ("eval_every", "'weekly'", "'500 steps'")),
-    Case("a loss scale of 0", (*RUN, "--config.precision.loss_scale=0"), ("loss scale 0", "'none', 'dynamic'", "> 0")),
-    Case("a policy that is none", (*RUN, "--config.precision.policy=half"), ("p=f16", "params=float32")),
-    Case("half-precision parameters", (*RUN, "--config.precision.policy=half,half,half"), ("policy",)),
-    Case("a primitive that is none", (*RUN, "--config.autocast.allow=convolve"), ("convolve",)),
-    Case("fused norms of no kind", (*RUN, "--config.model.fused=pallas"), ("pallas", "auto or true or false")),
-    Case("fused norms in a rewritten graph", (f"{FP16}_rewrite", "--config.model.fused=true"), ("graph rewrite",)),
-    Case("a cache where there is a file", (*RUN, "--config.compilation_cache=notes.txt"), ("notes.txt", "none")),
-    Case("smoothing above one", (*RUN, "--config.label_smoothing=1.5"), ("label_smoothing", "1.5")),
-    Case("keeping no checkpoint", (*RUN, "--config.keep_checkpoints=0"), ("keep_checkpoints", "0")),
-)
-WORKDIRS = (
-    Case("a workdir that is a file", (*RUN, "--workdir=notes.txt"), ("notes.txt", "not a directory")),
-    Case("a workdir below a file", (*RUN, "--workdir=notes.txt/run"), ("not a directory",)),
-    Case("a workdir of somebody else", (*RUN, "--workdir=images"), ("no run of mixedres", "new directory")),
-    Case("a run of another config", (*RUN, "--workdir=run", "--config.seed=7"), ("seed: 0 there, 7 now", "--clean")),
-    Case("a run that shall be shorter", (*RUN, "--workdir=run", "--config.steps=1"), ("steps: 2 there, 1 now",)),
-    Case("evaluating what is not there", (*RUN, "--workdir=none", "--mode=eval"), ("no run", "train")),
-    Case("no checkpoint that is whole", (*RUN, "--workdir=run"), ("is whole", "--clean"), damage_checkpoints),
-    Case(
-        "a checkpoint of another model",
-        (*RUN, "--workdir=run", "--config.model.name=cifar_resnet14"),
-        ("another model", "missing there"),
-        other_model,
-    ),
-    Case("a summary that is damaged", (*RUN, "--workdir=run"), ("summary.json",), write("run/summary.json", "{")),
-)
-FOLDERS = (FOLDER, "--config.data.image_size=32", "--config.model.name=cifar_resnet8", "--config.num_devices=1")
-DATA = (
-    Case("data that are none", (*RUN, "--config.data.name=mnist"), ("'mnist'", "digits, synthetic")),
-    Case("a folder without a name", FOLDERS, ("--config.data.dir=DIR",)),
-    Case("a folder that is not there", (*FOLDERS, "--config.data.dir=nowhere"), ("nowhere", "train/CLASS/*.jpg")),
-    Case("a folder without images", (*FOLDERS, "--config.data.dir=empty"), ("empty",)),
-    Case("a class without images", (*FOLDERS, "--config.data.dir=images"), ("cat",), remove_images),
-    Case("a file for a folder", (*FOLDERS, "--config.data.dir=notes.txt"), ("notes.txt",)),
-    Case("ImageNet that is not there", (f"{IMAGENET}:fp16", "--config.data.dir=empty"), ("imagenet2012", "tfds build")),
-    Case(
-        "CIFAR-10 that is not there",
-        (f"{CIFAR10}:fp16", "--config.data.dir=empty"),
-        ("/empty: no cifar-10-binary.tar.gz, no cifar-10-python.tar.gz", "/~kriz/cifar.html", "data.dir=DIR"),
-    ),
-    Case("an unprepared TFDS set", (TFDS, "--config.data.dir=empty"), ("empty/oxford_flowers102", "tfds build")),
-    Case("a TFDS set that is not there", (TFDS, "--config.data.name=tfds:cats", "--config.data.dir=empty"), ("cats",)),
-)
-CASES = COMMAND_LINES + CONFIGS + WORKDIRS + DATA
+DAMAGES = {
+    "checkpoints": damage_checkpoints,
+    "other model": other_model,
+    "summary": lambda here: (here / "run" / "summary.json").write_text("{"),
+    "images": lambda here: [path.unlink() for path in (here / "images" / "cat").iterdir()],
+    "exits": lambda here: (here / "mine.py").write_text("import sys\nsys.exit(0)\n"),
+    "pipe": lambda here: os.mkfifo(here / "mine.py"),
+    "no tensorflow": lambda here: None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +73,7 @@ def finished(tmp_path_factory):
     run = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
         run_cases.shrink(patch)
-        assert main.main(["mixedres", *RUN, f"--workdir={run}"]) == 0
+        assert main.main(["mixedres", *arguments_of(WORDS["RUN"]), f"--workdir={run}"]) == 0
         yield run
 
 
@@ -150,9 +83,14 @@ def directory(finished, tmp_path, monkeypatch):
     here = tmp_path / "here"
     (here / "empty").mkdir(parents=True)
     (here / "notes.txt").write_text("mine\n")
+    (here / "there.html").write_text("mine\n")
     shutil.copytree(finished, here / "run")
+    (here / "begun" / "checkpoints").mkdir(parents=True)
+    shutil.copy(finished / "config.json", here / "begun")
     made.write_noise(here / "images", 40, 40, "PNG", count=6)
     monkeypatch.chdir(here)
+    monkeypatch.setattr(runs, "RESULTS", here / "results")
+    monkeypatch.setenv("PATH", str(here))  # no sbatch
     # As in a process of its own: no config file has been loaded, and JAX has no compilation cache.
     monkeypatch.delitem(sys.modules, "config_config", raising=False)
     cache = jax.config.jax_compilation_cache_dir
@@ -162,20 +100,62 @@ def directory(finished, tmp_path, monkeypatch):
 
 
 def snapshot(directory):
-    """Every file below `directory`, and an entry for every directory."""
-    return {path: path.read_bytes() if path.is_file() else b"" for path in directory.rglob("*")}
+    """Every file below `directory`, and an entry for every directory, but for the bytecode of a config file."""
+    found = (path for path in directory.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.read_bytes() if path.is_file() else b"" for path in found}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
-def test_wrong_command_is_one_line_and_writes_nothing(case, directory, capsys):
-    case.spoil(directory)
+def check(name, arguments, words, directory, capsys):
+    """Runs a wrong command in the directory."""
     before = snapshot(directory)
-    status = main.main(["mixedres", *case.arguments])
+    program = [] if name in ("aot", "benchmark", "sweep") else [f"mixedres {name}"]
+    assert MODULES[name].main([*program, *arguments]) == 2
     out, err = capsys.readouterr()
-    assert status == 2 and len(err.strip().splitlines()) == 1 and "Traceback" not in out + err, err
-    assert all(word in err for word in case.says), err
+    assert err.count("\n") == 1 and "Traceback" not in out + err, err
+    assert all(word in err for word in words), err
     assert snapshot(directory) == before
 
 
-def test_cases_are_many_and_distinct():
-    assert len({case.what for case in CASES}) == len(CASES) == 55
+@pytest.mark.parametrize(("command", "words"), ROWS, ids=[command for command, _ in ROWS])
+def test_wrong_command_is_one_line_and_writes_nothing(command, words, directory, monkeypatch, capsys):
+    damage, _, command = command.rpartition(": ")
+    if damage:
+        DAMAGES[damage](directory)
+    if damage == "no tensorflow":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    name, _, arguments = command.partition(" ")
+    check(name, arguments_of(arguments), words.split(" | "), directory, capsys)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("c = base.defaults(); c.batch_size = 8; return c", "epochs and steps are both missing; --config.epochs=90"),
+        ("c = base.defaults(); c.epochs = 1; return c", "batch_size both missing"),
+        ("c = base.defaults(); c.unlock(); c.colour = 'red'; return c", "'colour' unknown"),
+        ("c = base.defaults(); c.sede = 1; return c", "sede"),
+        ("c = base.defaults(); c.seed = 'one'; return c", "seed"),
+        ("c = base.defaults(); del c.seed; return c", "config.seed is missing"),
+        ("return (", "mine.py, line 3"),
+        ("return {'seed': 1}", "get_config must return a ConfigDict"),
+        ("from ml_collections import ConfigDict; return ConfigDict()", "is missing mixedres.config.defaults()"),
+        ("return bse.defaults()", "mine.py line 3: NameError bse"),
+        ("import nowhere", "mine.py nowhere"),
+        ("raise ValueError('no such thing')", "mine.py ValueError: no such thing"),
+        ("pass\nget_config = 3", "mine.py TypeError"),
+        ("pass\ndel get_config", "mine.py get_config"),
+    ],
+)
+def test_mistake_in_a_config_file_is_one_line(body, words, directory, capsys):
+    text = f"from mixedres import config as base\ndef get_config(argument='fp32'):\n  {body}"
+    (directory / "mine.py").write_text(text)
+    check("main", ["--config=mine.py"], words.split(), directory, capsys)
+
+
+def test_process_exits_with_2_and_without_a_traceback(tmp_path):
+    command = [sys.executable, "-m", "mixedres.main", "--config=digits:fp17"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

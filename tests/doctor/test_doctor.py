@@ -122,34 +122,6 @@ def test_doctor_takes_overrides_of_the_config(preset, found, lines):
         parse_flags([*TINY, *shlex.split(line)])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--config is missing; try --config=configs/digits.py:fp16, or --workdir=RUN for a run"),
-        (["--workdir=nowhere"], "--workdir=nowhere holds no run whose config can be read"),
-        ([*TINY, "--workdir=nowhere"], "--workdir=nowhere is not there; leave it out to examine a fresh network"),
-        ([*TINY, "--workdir=."], "has no checkpoint; train first, or leave it out to examine a fresh network"),
-        ([*TINY, "--workdir=x", "--init"], "not allowed with argument"),
-        ([*TINY, "--steps=0,x"], "--steps=0,x must be numbers of training steps, such as 0,100,1000"),
-        ([*TINY, "--steps="], "must be numbers of training steps"),
-        ([*TINY, "--compare=fp8"], "--compare: precision 'fp8' is unknown; use one of fp32, tf32, bf16,"),
-        ([*TINY, "--out=page.txt"], "--out=page.txt must end in .html"),
-        ([*TINY, "--out=no/page.html"], "there is no directory"),
-        ([*TINY, "--workdir="], "--workdir= is empty; name the directory of a run"),
-        ([*TINY, "--quick"], "'--quick' is unknown; --help lists what there is"),
-        (["--workdir=x", "--config.batch_size=8"], "holds no run whose config can be read"),
-        ([*TINY, "--config.precision.keep_float32=haed"], "keep_float32=haed matches no module"),
-        ([*TINY, "--config.batch_size=1024"], "config.batch_size is 1024"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    given = [argument.replace("=configs/", f"={ROOT}/configs/") for argument in arguments]
-    monkeypatch.chdir(tmp_path)
-    status, _, errors = said(capsys, *given)
-    assert status == 2 and message in errors and errors.count("\n") == 1, errors
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["page.html", "page.json"])
 def test_nothing_but_an_earlier_report_is_overwritten(name, tmp_path, capsys):
     (tmp_path / name).write_text("{}")

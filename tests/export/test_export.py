@@ -266,32 +266,6 @@ def _network(place, precision):
     return classifier.read_classifier(parser.parse_args([f"--from={place / 'run'}", *given]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--to=full"], "is not empty; name another folder"),
-        (["--to=file"], "is a file; name a folder"),
-        (["--to=file/below"], "cannot be written"),
-        ([], "the following arguments are required: --to"),
-        (["--to=to", "--precision=fp16_rewrite"], "--precision=fp16_rewrite is not exported; use fp32 or bf16 or fp16"),
-        (["--to=to", "--from=none"], "none does not exist"),
-        (["--to=to", "--saved_model"], "pip install -e '.[tf]'"),
-    ],
-)
-def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "precious").write_text("")
-    (tmp_path / "file").write_text("")
-    before = sorted(tmp_path.rglob("*"))
-    source = [] if any(argument.startswith("--from") for argument in arguments) else [f"--from={place / 'run'}"]
-    assert export.main(["export", *source, *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert words in errors and errors.count("\n") == 1
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize("step", ["mixedres.export.files._write_reader", "os.rename"])  # within, and the last one
 def test_failed_write_leaves_nothing(step, place, tmp_path, monkeypatch, capsys):
     def full(*_, **__):

@@ -184,45 +184,6 @@ def test_weights_without_metadata_note_the_assumptions(place, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "no image is given"),
-        (["nothing.jpg"], "nothing.jpg does not exist"),
-        (["*.jpg"], "*.jpg matches no file"),
-        (["empty"], "empty holds no image (.bmp, "),
-        (["{picture}", "--topk=0"], "--topk=0 must be at least 1"),
-        (["{picture}", "--batch_size=-1"], "--batch_size=-1 must be at least 1"),
-        (["{picture}", "--out=sheet.gif"], "must end in .html"),
-        (["{picture}", "--out=none/sheet.html"], "cannot be written"),
-        (["{picture}", "--out=there.html"], "exists, and predict did not write it; name another"),
-        (["{picture}", "--precision=fp8"], "invalid choice: 'fp8'"),
-        (["{picture}", "--image_size=0"], "--image_size=0 must be from 1 to 8192"),
-        (["{picture}", "--labels=labels.txt"], "1 class names for a network of 3 classes"),
-        (["{picture}", "--labels=none.txt"], "--labels=none.txt cannot be read"),
-        (["{picture}", "--from=none"], "none does not exist"),
-        (["{picture}", "--from=empty"], "empty holds neither model.safetensors nor"),
-        (["{picture}", "--from=begun"], "begun has no checkpoint yet; train first"),
-        (["{picture}", "--from=~nobody-of-this-name/run"], "~nobody-of-this-name/run: there is no user"),
-        (["{picture}", "--nonsense"], "unrecognized arguments: --nonsense"),
-    ],
-)
-def test_mistakes_are_one_line_and_leave_nothing(arguments, words, place, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "there.html").write_bytes(b"precious")
-    (tmp_path / "labels.txt").write_text("one")
-    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    shutil.copy(place / "run" / "config.json", tmp_path / "begun")
-    before = sorted(tmp_path.rglob("*"))
-    picture = predict.find_images(str(place / "images" / "val"))[0]
-    given = [argument.format(picture=picture) for argument in arguments]
-    source = [] if any(argument.startswith("--from") for argument in given) else [f"--from={place / 'run'}"]
-    status, lines, errors = said(capsys, *source, *given)
-    assert (status, lines) == (2, []) and words in errors and errors.count("\n") == 1, errors
-    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "there.html").read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize(
     ("shape", "fits"), [((8, 8, 1), True), ((8, 8, 3), True), ((8, 8, 2), False), ((8, 9, 3), False)]
 )
 def test_input_shapes_that_no_image_fits_are_known(shape, fits):

@@ -85,28 +85,6 @@ def test_kill_in_the_first_checkpoint_restarts_from_the_weights(backbone, tmp_pa
     assert workdir.read_summary(directory)["fingerprint"] == first
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ({"init_from": "nowhere.safetensors"}, "nowhere.safetensors does not exist"),
-        ({"init_from": ""}, "config.init_from is ''; it must be a name, and not empty"),
-        (
-            {"init_from": "{backbone}", "model__name": "cifar_resnet14"},
-            "is cifar_resnet8 of 10 classes",
-        ),
-        ({"init_from": "{backbone}", "model__version": "2"}, "not the network of this config"),
-        ({"trainable": "/hat/"}, "config.trainable=/hat/ matches no parameter"),
-        ({"trainable": "("}, "config.trainable"),
-    ],
-)
-def test_mistakes_are_one_line_and_write_nothing(overrides, words, backbone, tmp_path):
-    given = {key: str(value).format(backbone=backbone) for key, value in overrides.items()}
-    with pytest.raises(ConfigError) as error:
-        train.fit(tiny("fp32", **given), tmp_path / "run")
-    assert words in str(error.value) and "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_weights_of_version_1_are_refused_for_1_5(tmp_path):
     """They have the same shapes, and a run's config tells them apart."""
     file = checkpoints.WeightsFile(tmp_path, {}, "transformers", version="1")

@@ -136,27 +136,3 @@ def test_data_in_memory_is_augmented():
     changed, _ = batches(2, name="digits", augment="trivial", erasing=1.0)
     assert (changed != plain).any((2, 3, 4)).mean() > 0.9
     np.testing.assert_array_equal(changed, batches(2, name="digits", augment="trivial", erasing=1.0)[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        (
-            "synthetic",
-            {"augment": "trivial"},
-            "augment and erasing do not go with synthetic; they are for digits",
-        ),
-        ("cluttered_digits", {"erasing": 0.1}, "set data.augment=none and data.erasing=0"),
-        ("digits", {"augment": "rand"}, "augment is 'rand'; it must be none or trivial"),
-        ("digits", {"erasing": 1.5}, "erasing must be in [0, 1], got 1.5"),
-        (
-            "folder",
-            {"augment": "trivial", "preprocessing": "official"},
-            "set data.preprocessing=official_fast",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(name, options, words):
-    with pytest.raises(ValueError) as error:
-        data.load(name, image_size=16, batch_size=4, num_classes=10, train_examples=8, dir=".", **options)
-    assert words in str(error.value) and "\n" not in str(error.value)

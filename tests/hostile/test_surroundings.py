@@ -1,0 +1,40 @@
+"""Platforms, addresses, warnings and pixels that are not as a command expects them."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mixedres.data.images import decoding
+from mixedres.train.distributed.startup import is_here
+from tests.hostile.commands import assert_one_line, run
+
+
+@pytest.mark.slow
+def test_missing_platform_is_one_line(place):
+    env = {"JAX_PLATFORMS": "cuda"}
+    assert_one_line(run("mixedres.main", "--config=digits:fp32", f"--workdir={place}/run", env=env), 2, "JAX_PLATFORMS")
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_commands_run_with_warnings_as_errors(place):
+    options = (
+        "--config=digits:fp32,model=cifar_resnet8,steps=2",
+        "--config.data.image_size=8",
+        f"--workdir={place}/run",
+    )
+    assert run("mixedres.main", *options, env={"PYTHONWARNINGS": "error"}).status == 0
+
+
+def test_process_0_listens_on_its_own_address(place):
+    assert is_here("127.0.0.1:7831") and is_here("localhost:7831") and is_here("[::1]:7831")
+    assert not is_here("192.0.2.1:7831")  # an address for documentation (RFC 5737)
+
+
+def test_image_of_floating_point_numbers_is_refused(place):
+    file = io.BytesIO()
+    Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(file, "TIFF")
+    with pytest.raises(ValueError, match="floating-point numbers"):
+        decoding.decode_image(file.getvalue(), decoding.read_header(file.getvalue()))
