@@ -52,10 +52,21 @@ def arrays(shape, dtype):
     return [rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes]
 
 
+CASES = [(shape, "pytorch") for shape in PRODUCTS + WINDOWS + PIECES]
+CASES += [(shape, "tensorflow") for shape in PRODUCTS + WINDOWS + PIECES if shape[6] > 1]
+
+
 @cache
-def in_float64(shape, padding):
-    """The program of the reference in float64, which the dtypes share."""
-    return jax.jit(with_gradients(shape, None, padding))
+def all_results(platform, dtype, computed=None):
+    """Results and gradients of all cases, of one program; `computed`: the dtype of the arithmetic."""
+    given = [[x.astype(computed or dtype) for x in arrays(shape, dtype)] for shape, _ in CASES]
+    functions = [with_gradients(shape, platform, padding) for shape, padding in CASES]
+    program = jax.jit(
+        lambda given: [function(*arguments) for function, arguments in zip(functions, given, strict=True)]
+    )
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(computed == "float64"):
+        patch.setattr(operations, "_PIECE", 1100)
+        return program(given)
 
 
 def counts(shape, platform="cpu", dtype=jnp.float32):
@@ -65,19 +76,11 @@ def counts(shape, platform="cpu", dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("shape", "padding"),
-    [(shape, "pytorch") for shape in PRODUCTS + WINDOWS + PIECES]
-    + [(shape, "tensorflow") for shape in PRODUCTS + WINDOWS + PIECES if shape[6] > 1],
-    ids=str,
-)
-def test_cpu_form_is_as_close_to_float64_as_a_convolution(shape, padding, dtype, small_pieces):
-    given = arrays(shape, dtype)
-    with jax.enable_x64(True):
-        exact = in_float64(shape, padding)(*(x.astype(np.float64) for x in given))
-    own, plain = (jax.jit(with_gradients(shape, platform, padding))(*given) for platform in ("cpu", None))
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{shape}-{padding}" for shape, padding in CASES])
+def test_cpu_form_is_as_close_to_float64_as_a_convolution(case, dtype):
+    own, plain = (all_results(platform, dtype)[case] for platform in ("cpu", None))
     unit = float(jnp.finfo(dtype).eps)
-    for ours, theirs, expected in zip(own, plain, exact, strict=True):
+    for ours, theirs, expected in zip(own, plain, all_results(None, dtype, "float64")[case], strict=True):
         assert ours.dtype == dtype and ours.shape == expected.shape
         assert networks.relative(ours, expected) <= max(1.01 * networks.relative(theirs, expected), 4e-7, unit / 2)
 
@@ -145,23 +148,22 @@ def test_further_derivatives_of_the_cpu_form(shape, small_pieces):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 8), (7, 7)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("padding", names.PADDINGS)
-def test_cpu_pool_has_the_same_maxima_and_ties(size, dtype, padding):
+def test_cpu_pool_has_the_same_maxima_and_ties(dtype, padding):
     rng = np.random.default_rng(0)
-    x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
-    bad = x.copy()
-    bad[0, 0, 0, 0] = np.nan
     pools = [on(platform, lambda x: max_pool(x, padding)) for platform in ("cpu", None)]
-    g = rng.integers(1, 9, jax.eval_shape(pools[0], x).shape).astype(dtype)  # sums are exact
+    given = []
+    for size in ((1, 1), (2, 3), (5, 8), (7, 7)):
+        x = rng.integers(-2, 3, (2, *size, 3)).astype(dtype)  # many are equal
+        bad = x.copy()
+        bad[0, 0, 0, 0] = np.nan
+        given.append((x, bad, rng.integers(1, 9, jax.eval_shape(pools[0], x).shape).astype(dtype)))  # sums are exact
 
-    @jax.jit
-    def both(x, bad, g):
-        (own, own_gradient), (plain, plain_gradient) = (jax.vjp(pool, x) for pool in pools)
-        return (own, own_gradient(g), pools[0](bad)), (plain, plain_gradient(g), pools[1](bad))
+    def results(pool):
+        return [(*(vjp := jax.vjp(pool, x))[:1], vjp[1](g), pool(bad)) for x, bad, g in given]
 
-    jax.tree.map(np.testing.assert_array_equal, *both(x, bad, g))
+    jax.tree.map(np.testing.assert_array_equal, *jax.jit(lambda: [results(pool) for pool in pools])())
     jaxpr = jax.make_jaxpr(on("cpu", jax.grad(lambda x: max_pool(x, padding).sum())))(x)
     assert not [e for e in jax_compat.equations(jaxpr) if "scatter" in e.primitive.name or "window" in e.primitive.name]
 
